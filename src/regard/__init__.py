@@ -1,0 +1,111 @@
+"""Sequence models that show where they look.
+
+Three doors: a layer (`regard.Attention`), a translator (`regard.Translator`), a command (`regard`).
+Names are imported on first use, so that `import regard` stays quick.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regard.alignment import Alignment
+    from regard.attention import Attended, Attention
+    from regard.charts import Chart, heatmap
+    from regard.config import Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
+    from regard.errors import (
+        ConfigError,
+        DataError,
+        ExtraError,
+        FolderError,
+        RegardError,
+        ShapeError,
+    )
+    from regard.evaluation import Report, evaluate
+    from regard.scores import (
+        Additive,
+        Bilinear,
+        Concat,
+        Cosine,
+        Dot,
+        InnerProduct,
+        ScaledDot,
+        make_score,
+    )
+    from regard.training import train
+    from regard.translator import Translation, Translator
+
+_HOMES: dict[str, str] = {
+    "Additive": "scores",
+    "Alignment": "alignment",
+    "Attended": "attention",
+    "Attention": "attention",
+    "Bilinear": "scores",
+    "Chart": "charts",
+    "Concat": "scores",
+    "Config": "config",
+    "ConfigError": "errors",
+    "Cosine": "scores",
+    "DataConfig": "config",
+    "DataError": "errors",
+    "Dot": "scores",
+    "ExtraError": "errors",
+    "FolderError": "errors",
+    "InnerProduct": "scores",
+    "ModelConfig": "config",
+    "RegardError": "errors",
+    "Report": "evaluation",
+    "ScaledDot": "scores",
+    "ShapeError": "errors",
+    "TextConfig": "config",
+    "TrainingConfig": "config",
+    "Translation": "translator",
+    "Translator": "translator",
+    "evaluate": "evaluation",
+    "heatmap": "charts",
+    "make_score": "scores",
+    "train": "training",
+}
+
+__all__ = [
+    "Additive",
+    "Alignment",
+    "Attended",
+    "Attention",
+    "Bilinear",
+    "Chart",
+    "Concat",
+    "Config",
+    "ConfigError",
+    "Cosine",
+    "DataConfig",
+    "DataError",
+    "Dot",
+    "ExtraError",
+    "FolderError",
+    "InnerProduct",
+    "ModelConfig",
+    "RegardError",
+    "Report",
+    "ScaledDot",
+    "ShapeError",
+    "TextConfig",
+    "TrainingConfig",
+    "Translation",
+    "Translator",
+    "evaluate",
+    "heatmap",
+    "make_score",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"regard.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
