@@ -1,0 +1,164 @@
+"""Which word comes from which: links read off attention weights, gold links, and their agreement.
+
+A link is a pair (source, target) of positions counted from 0, over whitespace words or symbols. Its
+written form is Pharaoh's, `0-0 1-2`, one line per pair of texts.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from regard.errors import DataError, ShapeError
+from regard.files import read_lines
+
+Link = tuple[int, int]
+
+_LINK = re.compile(r"([0-9]{1,9})([-?])([0-9]{1,9})")
+
+
+class Alignment(list[Link]):
+    """The links of one pair of texts: distinct (source, target), sorted; str() is Pharaoh's line."""
+
+    def __init__(self, links: Iterable[Link] = ()):
+        super().__init__(sorted({(int(source), int(target)) for source, target in links}))
+
+    def __str__(self) -> str:
+        return " ".join(f"{source}-{target}" for source, target in self)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Gold:
+    """The links that people drew for one pair: `sure` ones, and `possible` ones, sure among them."""
+
+    sure: frozenset[Link]
+    possible: frozenset[Link] = frozenset()
+
+    def __post_init__(self):
+        object.__setattr__(self, "possible", self.possible | self.sure)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AlignmentScores:
+    """Precision, recall and alignment error rate of a corpus, each from 0 to 1."""
+
+    precision: float
+    recall: float
+    aer: float
+
+
+def from_weights(
+    weights: Float[np.ndarray, "L T"],
+    source_words: Sequence[int | None],
+    target_words: Sequence[int | None],
+) -> Alignment:
+    """Link each target word to the source word that its tokens attend to most.
+
+    With `alpha[t, i]` the weight of source token `i` when target token `t` is written, target word
+    `w` gives source word `u` the weight
+
+        the mean over the tokens t of w of the sum over the tokens i of u of alpha[t, i]
+
+    and is linked to the `u` with most of it (ties: the leftmost). A target word stays unlinked
+    where the tokens that belong to no word, such as the end symbol, together hold more than any
+    word, or where it attends to nothing.
+
+    Args:
+        weights: attention, a row per target token (L), a column per source token (T).
+        source_words: for each source token, the index of its word; None where it has no word.
+        target_words: the same for each target token.
+
+    Raises:
+        ShapeError: `weights` is not (len(target_words), len(source_words)).
+    """
+    if weights.shape != (len(target_words), len(source_words)):
+        raise ShapeError(
+            f"weights need a row per target token and a column per source token, "
+            f"({len(target_words)}, {len(source_words)}), found {weights.shape}"
+        )
+    shares = _membership(target_words).T @ weights @ _membership(source_words)
+    links: list[Link] = []
+    for target, share in enumerate(shares[:-1]):
+        source = int(share.argmax())
+        if source < len(share) - 1 and share[source] > 0:
+            links.append((source, target))
+    return Alignment(links)
+
+
+def parse_links(line: str, where: str) -> Gold:
+    """Read one line of links counted from 0: `i-j` is sure, `i?j` is possible.
+
+    A line without links is a pair in which nothing is linked. `where` stands in the error for the
+    file and line.
+
+    Raises:
+        DataError: something on the line is not a link.
+    """
+    links: dict[str, set[Link]] = {"-": set(), "?": set()}
+    for word in line.split():
+        match = _LINK.fullmatch(word)
+        if match is None:
+            raise DataError(
+                f"{where}: expected links such as 0-0 (sure) or 1?2 (possible), source before "
+                f"target and counted from 0, found {word!r}; correct that line"
+            )
+        source, kind, target = match.groups()
+        links[kind].add((int(source), int(target)))
+    return Gold(frozenset(links["-"]), frozenset(links["?"]))
+
+
+def read_gold(path: str | Path) -> list[Gold]:
+    """Read a file of gold links, a line per pair, gzipped or not.
+
+    Raises:
+        DataError: the file cannot be read, or a line is not as `parse_links` expects.
+    """
+    return [
+        parse_links(line, f"{path}, line {number}")
+        for number, line in enumerate(read_lines(path), start=1)
+    ]
+
+
+def score(predicted: Sequence[Iterable[Link]], gold: Sequence[Gold]) -> AlignmentScores:
+    """Agreement of predicted links A with the sure S and possible P, counted over all pairs.
+
+        precision = |A and P| / |A|
+        recall    = |A and S| / |S|
+        aer       = 1 - (|A and S| + |A and P|) / (|A| + |S|)
+
+    Och and Ney (2003), "A Systematic Comparison of Various Statistical Alignment Models".
+    Nothing out of nothing counts as all of it: without predicted links precision is 1, without sure
+    links recall is 1, and without either the error rate is 0.
+
+    Raises:
+        DataError: there are not as many lines of gold links as of predicted ones.
+    """
+    if len(predicted) != len(gold):
+        raise DataError(
+            f"{len(predicted)} lines of predicted links but {len(gold)} of gold links; "
+            "give one line of gold links for each pair, an empty one where nothing is linked"
+        )
+    links = [frozenset(each) for each in predicted]
+    made = sum(map(len, links))
+    sure = sum(len(each.sure) for each in gold)
+    made_sure = sum(len(a & g.sure) for a, g in zip(links, gold, strict=True))
+    made_possible = sum(len(a & g.possible) for a, g in zip(links, gold, strict=True))
+    return AlignmentScores(
+        precision=_share(made_possible, made),
+        recall=_share(made_sure, sure),
+        aer=1 - _share(made_sure + made_possible, made + sure),
+    )
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 1.0
+
+
+def _membership(words: Sequence[int | None]) -> Float[np.ndarray, "tokens words"]:
+    """One row per token, 1 in the column of its word; the last column is for tokens without one."""
+    wordless = 1 + max((word for word in words if word is not None), default=-1)
+    columns = [wordless if word is None else word for word in words]
+    return np.eye(wordless + 1)[np.array(columns, dtype=np.int64)]

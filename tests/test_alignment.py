@@ -1,0 +1,200 @@
+import gzip
+import json
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.alignment import Alignment, Gold, from_weights, parse_links, read_gold, score
+from regard.errors import DataError, ShapeError
+
+links = st.frozensets(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12)
+golds = st.builds(Gold, links, links)
+
+
+def test_an_alignment_is_a_sorted_list_whose_str_is_pharaoh():
+    alignment = Alignment([(1, 2), (0, 0), (1, 2), (0, 10), (0, 9)])
+    assert alignment == [(0, 0), (0, 9), (0, 10), (1, 2)]
+    assert str(alignment) == "0-0 0-9 0-10 1-2"
+    assert str(Alignment()) == ""
+
+
+def test_links_of_numpy_integers_can_be_written_as_json():
+    alignment = Alignment(zip(np.array([1, 0]), np.array([0, 1]), strict=True))
+    assert json.dumps(alignment) == "[[0, 1], [1, 0]]"
+
+
+@settings(deadline=None)
+@given(links)
+def test_pharaoh_round_trip(pairs):
+    gold = parse_links(str(Alignment(pairs)), "here")
+    assert gold == Gold(sure=pairs, possible=pairs)
+
+
+def test_each_target_word_takes_the_source_word_with_most_weight():
+    weights = np.array([[0.1, 0.7, 0.2], [0.6, 0.3, 0.1], [0.2, 0.3, 0.5]])
+    assert str(from_weights(weights, [0, 1, 2], [0, 1, 2])) == "0-1 1-0 2-2"
+
+
+def test_ties_go_to_the_leftmost_source_word():
+    weights = np.array([[0.25, 0.25, 0.25, 0.25]])
+    assert from_weights(weights, [0, 1, 2, None], [0]) == [(0, 0)]
+    assert from_weights(weights, [None, 0, 1, 2], [0]) == [(0, 0)]
+
+
+def test_the_tokens_of_a_source_word_are_summed():
+    # no token of word 1 holds as much as word 0, the three together hold more
+    weights = np.array([[0.375, 0.25, 0.25, 0.125]])
+    assert from_weights(weights, [0, 1, 1, 1], [0]) == [(1, 0)]
+    assert from_weights(weights, [0, 1, 2, 3], [0]) == [(0, 0)]
+
+
+def test_the_tokens_of_a_target_word_are_averaged():
+    weights = np.array([[0.9, 0.1], [0.4, 0.6], [0.4, 0.6]])
+    assert from_weights(weights, [0, 1], [0, 0, 0]) == [(0, 0)]
+    assert from_weights(weights, [0, 1], [0, 1, 1]) == [(0, 0), (1, 1)]
+
+
+def test_a_word_that_attends_to_the_end_symbol_stays_unlinked():
+    weights = np.array([[0.3, 0.2, 0.5], [0.5, 0.1, 0.4]])
+    assert from_weights(weights, [0, 1, None], [0, 1]) == [(0, 1)]
+    # two tokens without a word count together
+    assert from_weights(np.array([[0.4, 0.3, 0.3]]), [0, None, None], [0]) == []
+
+
+def test_target_tokens_without_a_word_are_left_out():
+    weights = np.array([[0.9, 0.1], [0.1, 0.9], [1.0, 0.0]])
+    assert from_weights(weights, [0, 1], [None, 0, None]) == [(1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "source_words", "target_words"),
+    [
+        (np.zeros((0, 2)), [0, 1], []),
+        (np.zeros((1, 0)), [], [0]),
+        (np.ones((1, 1)), [None], [0]),
+        (np.zeros((1, 2)), [0, 1], [0]),
+        (np.full((1, 2), np.nan), [0, 1], [0]),
+    ],
+)
+def test_nothing_to_attend_to_gives_no_links(weights, source_words, target_words):
+    assert from_weights(weights, source_words, target_words) == []
+
+
+@settings(deadline=None)
+@given(st.permutations(range(6)))
+def test_one_hot_weights_give_their_permutation(order):
+    weights = np.eye(6, dtype=np.float32)[order]
+    expected = Alignment(zip(order, range(6), strict=True))
+    assert from_weights(weights, range(6), range(6)) == expected
+
+
+def test_weights_of_another_shape_are_refused():
+    message = "a column per source token, (1, 3), found (1, 2)"
+    with pytest.raises(ShapeError, match=re.escape(message)):
+        from_weights(np.ones((1, 2)), [0, 1, 2], [0])
+
+
+def test_sure_links_are_possible_too():
+    gold = parse_links("  0-0 2?1\t1-1 ", "here")
+    assert gold.sure == {(0, 0), (1, 1)}
+    assert gold.possible == {(0, 0), (1, 1), (2, 1)}
+    assert parse_links("", "here") == Gold(frozenset())
+
+
+@pytest.mark.parametrize("word", ["1", "1-", "-1-2", "1:2", "1-2-3", "a-b", "1–2", "٣-١", "1p2"])
+def test_a_malformed_link_names_its_place_and_what_was_expected(word):
+    with pytest.raises(DataError) as caught:
+        parse_links(f"0-0 {word}", "test.align, line 7")
+    assert str(caught.value) == (
+        "test.align, line 7: expected links such as 0-0 (sure) or 1?2 (possible), source before "
+        f"target and counted from 0, found {word!r}; correct that line"
+    )
+
+
+@pytest.mark.parametrize(("name", "pack"), [("g.align", bytes), ("g.align.gz", gzip.compress)])
+def test_gold_files_are_read_gzipped_or_not(tmp_path, name, pack):
+    path = tmp_path / name
+    path.write_bytes(pack(b"0-0 1?1\n\n2-0\r\n"))
+    assert read_gold(path) == [
+        Gold(frozenset({(0, 0)}), frozenset({(1, 1)})),
+        Gold(frozenset()),
+        Gold(frozenset({(2, 0)})),
+    ]
+
+
+def test_a_malformed_gold_file_names_file_and_line(tmp_path):
+    path = tmp_path / "gold.align"
+    path.write_text("0-0\n0-0 1/1\n")
+    with pytest.raises(DataError, match=re.escape(f"{path}, line 2: expected links")):
+        read_gold(path)
+
+
+def test_scores_worked_by_hand():
+    # A has 4 links, 3 of them possible and 2 sure; S has 3: 1 - (2 + 3) / (4 + 3)
+    predicted = [Alignment([(0, 0), (1, 1)]), Alignment([(0, 1), (2, 2)])]
+    gold = [parse_links("0-0 1?1 2-2", "1"), parse_links("0-1", "2")]
+    scores = score(predicted, gold)
+    assert scores.precision == pytest.approx(3 / 4)
+    assert scores.recall == pytest.approx(2 / 3)
+    assert scores.aer == pytest.approx(2 / 7)
+
+
+def test_links_are_counted_over_the_corpus_pair_by_pair():
+    # the same link in another pair is no hit, and pairs weigh by their links
+    gold = [parse_links("0-0", "1"), parse_links("0-0 1-1 2-2", "2")]
+    scores = score([Alignment(), Alignment([(0, 0), (1, 1), (2, 2)])], gold)
+    assert (scores.precision, scores.recall) == (1, pytest.approx(3 / 4))
+    assert scores.aer == pytest.approx(1 - 6 / 7)
+
+
+@settings(deadline=None)
+@given(st.lists(golds, max_size=5))
+def test_predicting_the_sure_links_is_perfect(gold):
+    scores = score([Alignment(each.sure) for each in gold], gold)
+    assert (scores.precision, scores.recall, scores.aer) == (1, 1, 0)
+
+
+@settings(deadline=None)
+@given(st.lists(golds, max_size=5))
+def test_predicting_all_possible_links_makes_no_error_either(gold):
+    assert score([Alignment(each.possible) for each in gold], gold).aer == 0
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(links, golds), min_size=1, max_size=5), st.randoms())
+def test_scores_lie_between_0_and_1_in_any_order_of_pairs(pairs, random):
+    def scored(pairs):
+        return score([Alignment(made) for made, _ in pairs], [gold for _, gold in pairs])
+
+    scores = scored(pairs)
+    assert all(0 <= value <= 1 for value in (scores.precision, scores.recall, scores.aer))
+    assert scores == scored(random.sample(pairs, len(pairs)))
+
+
+@settings(deadline=None)
+@given(links)
+def test_with_all_links_sure_aer_is_one_minus_f1(gold_links):
+    predicted = Alignment([(0, 0), (1, 1), (2, 3)])
+    scores = score([predicted], [Gold(gold_links)])
+    both = scores.precision + scores.recall
+    f1 = 2 * scores.precision * scores.recall / both if both else 0
+    if gold_links:
+        assert scores.aer == pytest.approx(1 - f1)
+
+
+def test_nothing_out_of_nothing():
+    nothing = score([Alignment()], [Gold(frozenset())])
+    assert (nothing.precision, nothing.recall, nothing.aer) == (1, 1, 0)
+    missed = score([Alignment()], [parse_links("0-0", "here")])
+    assert (missed.precision, missed.recall, missed.aer) == (1, 0, 1)
+    invented = score([Alignment([(0, 0)])], [Gold(frozenset())])
+    assert (invented.precision, invented.recall, invented.aer) == (0, 1, 1)
+
+
+def test_unequal_numbers_of_lines_are_refused():
+    message = "2 lines of predicted links but 1 of gold links; give one line"
+    with pytest.raises(DataError, match=message):
+        score([Alignment(), Alignment()], [Gold(frozenset())])

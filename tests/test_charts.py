@@ -1,0 +1,302 @@
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from regard import charts
+from regard.charts import MissingGlyphWarning, heatmap, terminal_heatmap
+from regard.errors import ConfigError, DataError, ShapeError
+
+SOURCE = ["el", "gato", "negro", "no", "duerme"]
+TARGET = ["the", "black", "cat", "sleeps"]
+WEIGHTS = np.array(
+    [
+        [0.90, 0.10, 0.00, 0.00, 0.00],
+        [0.02, 0.30, 0.68, 0.00, 0.00],
+        [0.00, 0.60, 0.40, 0.00, 0.00],
+        [0.00, 0.00, 0.00, 0.20, 0.80],
+    ]
+)
+NEVER_DRAWN = "\u0378"  # not assigned: no font has it
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def even(source, target):
+    return np.full((len(target), len(source)), 1 / max(1, len(source)))
+
+
+def picture(chart):
+    return ET.fromstring(chart.to_svg())
+
+
+def cells(svg):
+    return [e for e in svg.iter(f"{SVG}path") if e.get("aria-roledescription") == "rect mark"]
+
+
+def axis_labels(svg):
+    """The labels of both axes, in the order drawn: source, then target."""
+    groups = [g for g in svg.iter(f"{SVG}g") if "role-axis-label" in g.get("class", "")]
+    return [["".join(t.itertext()) for t in group.iter(f"{SVG}text")] for group in groups]
+
+
+class Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.scripts, self.title, self.open = [], [], "", ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.open = tag
+
+    def handle_endtag(self, tag):
+        self.open = ""
+
+    def handle_data(self, data):
+        if self.open == "script":
+            self.scripts.append(data)
+        if self.open == "title":
+            self.title += data
+
+    @property
+    def spec(self):
+        call = self.scripts[-1]
+        return json.JSONDecoder().raw_decode(call, call.index("{"))[0]
+
+
+def values(spec, name):
+    return next(p["value"] for p in spec["params"] if p["name"] == name)
+
+
+def test_one_cell_per_weight_darker_for_more():
+    svg = picture(heatmap(WEIGHTS, SOURCE, TARGET))
+    drawn = {cell.get("aria-label"): cell.get("fill") for cell in cells(svg)}
+    assert len(drawn) == WEIGHTS.size
+    light = sum(int(n) for n in drawn["the looks at no: 0.000"][4:-1].split(","))
+    dark = sum(int(n) for n in drawn["the looks at el: 0.900"][4:-1].split(","))
+    assert dark < light / 2
+
+
+def test_labels_name_columns_then_rows():
+    assert axis_labels(picture(heatmap(WEIGHTS, SOURCE, TARGET))) == [SOURCE, TARGET]
+
+
+def test_the_same_weight_has_the_same_colour_in_every_map():
+    one = cells(picture(heatmap(np.array([[0.2, 0.8]]), ["a", "b"], ["c"])))[0]
+    other = cells(picture(heatmap(np.array([[0.2, 0.0]]), ["a", "b"], ["c"])))[0]
+    assert one.get("fill") == other.get("fill")
+
+
+def test_repeated_tokens_keep_their_columns_and_rows():
+    source, target = ["the", "cat", "the", "the"], ["le", "le"]
+    svg = picture(heatmap(even(source, target), source, target))
+    assert len(cells(svg)) == 8
+    assert axis_labels(svg) == [source, target]
+
+
+def test_more_than_ten_columns_stay_in_order():
+    source = [f"w{i}" for i in range(23)]
+    assert axis_labels(picture(heatmap(even(source, ["x"]), source, ["x"])))[0] == source
+
+
+def test_long_labels_are_cut_on_the_axis_and_whole_elsewhere():
+    word = "Donaudampfschifffahrtsgesellschaftskapitän"
+    svg = picture(heatmap(np.ones((1, 1)), [word], ["x"]))
+    label = axis_labels(svg)[0][0]
+    assert label.endswith("…")
+    assert word.startswith(label[:-1])
+    assert word in cells(svg)[0].get("aria-label")
+
+
+def test_all_labels_are_drawn_at_two_hundred_tokens():
+    source, target = [f"s{i}" for i in range(200)], ["x", "y"]
+    assert axis_labels(picture(heatmap(even(source, target), source, target))) == [source, target]
+
+
+def test_a_blank_is_visible():
+    assert axis_labels(picture(heatmap(np.eye(2), ["a", " "], ["\u00a0", ""]))) == [
+        ["a", "␣"],
+        ["␣", "␣"],
+    ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.text(max_size=6), min_size=1, max_size=4), st.text(max_size=6))
+def test_any_token_makes_a_whole_picture_and_page(tokens, title):
+    chart = heatmap(even(tokens, ["x"]), tokens, ["x"], title=title)
+    assert len(cells(picture(chart))) == len(tokens)
+    assert not any(map(str.isascii, chart.missing_glyphs))
+    assert len(values(Page(chart.to_html()).spec, "source_tokens")) == len(tokens)
+    assert json.loads(chart.to_json())["source_tokens"] == tokens
+
+
+def test_html_loads_nothing():
+    page = Page(heatmap(WEIGHTS, SOURCE, TARGET, title="t").to_html())
+    assert {tag for tag, _ in page.tags} == {
+        "html", "head", "meta", "title", "style", "script", "body", "div",
+    }  # fmt: skip
+    assert not [attrs for _, attrs in page.tags if "src" in attrs or "href" in attrs]
+    assert len(page.scripts) == 2
+    assert "window.vegaEmbed" in page.scripts[0]
+    assert values(page.spec, "source_tokens") == SOURCE
+
+
+def test_html_menu_only_exports():
+    call = Page(heatmap(WEIGHTS, SOURCE, TARGET).to_html()).scripts[-1]
+    spec_end = json.JSONDecoder().raw_decode(call, call.index("{"))[1]
+    options = json.JSONDecoder().raw_decode(call, call.index("{", spec_end))[0]
+    assert options["actions"] == {
+        "export": True,
+        "source": False,
+        "compiled": False,
+        "editor": False,
+    }
+
+
+@pytest.mark.parametrize("evil", ["</script><script>alert(1)</script>", "<img onerror=x>", "<!--"])
+def test_tokens_and_title_stay_text(evil):
+    chart = heatmap(np.ones((1, 1)), [evil], [evil], title=f"</title>{evil}")
+    page = Page(chart.to_html())
+    assert len(page.scripts) == 2
+    assert "img" not in dict(page.tags)
+    assert page.title == f"</title>{evil}"
+    assert values(page.spec, "source_tokens") == [evil]
+    assert evil not in chart.to_html()
+    assert cells(picture(chart))[0].get("aria-label") == f"{evil} looks at {evil}: 1.000"
+
+
+def test_json_holds_tokens_and_weights():
+    text = heatmap(np.array([[1 / 3, 2 / 3]], np.float32), ["你", "b"], ["é"], title="t").to_json()
+    assert "你" in text
+    assert json.loads(text) == {
+        "source_tokens": ["你", "b"],
+        "target_tokens": ["é"],
+        "attention": [[0.333333, 0.666667]],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [("a.html", b"<!DOCTYPE"), ("a.PNG", b"\x89PNG"), ("a.svg", b"<svg"), ("a.json", b"{")],
+)
+def test_save_goes_by_the_suffix(tmp_path, name, start):
+    path = tmp_path / "new" / name
+    heatmap(WEIGHTS, SOURCE, TARGET).save(path)
+    assert path.read_bytes().startswith(start)
+    assert [p.name for p in path.parent.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["a.pdf", "a"])
+def test_save_refuses_other_suffixes(tmp_path, name):
+    with pytest.raises(ConfigError, match=r"\.html, \.png, \.svg or \.json.*" + name):
+        heatmap(WEIGHTS, SOURCE, TARGET).save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_png_has_two_pixels_to_a_unit():
+    chart = heatmap(WEIGHTS, SOURCE, TARGET)
+    width = int.from_bytes(chart.to_png()[16:20], "big")
+    assert abs(width - 2 * float(picture(chart).get("width"))) <= 2
+
+
+def test_a_notebook_shows_picture_and_live_map():
+    bundle = heatmap(WEIGHTS, SOURCE, TARGET)._repr_mimebundle_()
+    live = next(value for mime, value in bundle.items() if "vegalite" in mime)
+    assert bundle["image/svg+xml"].startswith("<svg")
+    assert values(live, "target_tokens") == TARGET
+
+
+def test_png_warns_of_characters_without_a_font(tmp_path):
+    chart = heatmap(np.eye(2), ["a" + NEVER_DRAWN, "é"], [NEVER_DRAWN, "b"])
+    assert chart.missing_glyphs == NEVER_DRAWN
+    with pytest.warns(MissingGlyphWarning, match=f"{NEVER_DRAWN}: .*fonts-noto-cjk.*svg"):
+        chart.save(tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_pictures_with_the_readers_fonts_do_not_warn(tmp_path):
+    chart = heatmap(np.ones((1, 1)), [NEVER_DRAWN], ["b"])
+    chart.save(tmp_path / "a.svg")
+    chart.save(tmp_path / "a.html")
+
+
+@pytest.mark.parametrize(
+    ("fonts", "missing"), [("", "中é文字"), ("é", "中文字"), ("中文字", "é"), ("中é文字", "")]
+)
+def test_missing_glyphs_follow_the_fonts(monkeypatch, fonts, missing):
+    monkeypatch.setattr(charts, "_drawing", lambda c: c.encode() if c in fonts else b"box")
+    chart = heatmap(np.ones((1, 3)), ["a中", "é", "文中"], ["b"], title="字 é")
+    assert chart.missing_glyphs == missing
+
+
+def test_a_long_list_of_missing_characters_is_cut(monkeypatch):
+    monkeypatch.setattr(charts, "_drawable", lambda _: False)
+    with pytest.warns(MissingGlyphWarning, match="draw abcdefghijklmnopqrst and 6 more: "):
+        heatmap(np.ones((1, 1)), ["abcdefghijklm"], ["nopqrstuvwxyz"]).to_png()
+
+
+def test_the_renderers_own_font_draws_latin():
+    assert heatmap(np.ones((1, 1)), ["aéñßж"], ["λ"]).missing_glyphs == ""
+
+
+@pytest.mark.parametrize("draw", [heatmap, terminal_heatmap])
+def test_errors_say_what_was_found(draw):
+    with pytest.raises(ShapeError, match=r"\(4, 5\).*got \(5, 4\)"):
+        draw(WEIGHTS.T, SOURCE, TARGET)
+    with pytest.raises(DataError, match="nothing to draw: 0 target"):
+        draw(np.zeros((0, 5)), SOURCE, [])
+    with pytest.raises(DataError, match="nothing to draw: 4 target tokens and 0 source"):
+        draw(np.zeros((4, 0)), [], TARGET)
+    with pytest.raises(DataError, match="got nan in row 0, column 1"):
+        draw(np.array([[1, np.nan]]), ["a", "b"], ["c"])
+
+
+def test_terminal_shades_follow_weights():
+    assert terminal_heatmap(WEIGHTS, SOURCE, TARGET, width=80).plain.splitlines() == [
+        "       el     gato   negro  no     duerme",
+        "   the ██████ ░░░░░░                     ",
+        " black        ▒▒▒▒▒▒ ▓▓▓▓▓▓              ",
+        "   cat        ▓▓▓▓▓▓ ▒▒▒▒▒▒              ",
+        "sleeps                      ░░░░░░ ██████",
+        "",
+        "weight  ░ 0.05  ▒ 0.25  ▓ 0.5  █ 0.75 and more",
+    ]
+
+
+def test_terminal_reads_without_colour():
+    console = Console(width=80, force_terminal=False)
+    with console.capture() as capture:
+        console.print(terminal_heatmap(WEIGHTS, SOURCE, TARGET, width=80))
+    assert "\x1b" not in capture.get()
+    assert "██████ ░░░░░░" in capture.get()
+
+
+@given(
+    st.lists(st.sampled_from(["a", "gato", "日本語", " ", "x" * 30, "e\u0301"]), min_size=1),
+    st.integers(min_value=48, max_value=120),
+)
+def test_terminal_fits_the_width_and_shows_every_column(source, width):
+    target = ["日本", "the"]
+    text = terminal_heatmap(np.ones((2, len(source))), source, target, width=width).plain
+    blocks = text.split("\n\n")[:-1]
+    runs = 0
+    for lines in map(str.splitlines, blocks):
+        assert len(lines) == 3
+        assert len({cell_len(line) for line in lines}) == 1
+        assert cell_len(lines[0]) <= width
+        runs += len(lines[2].split()) - 1
+    assert runs == len(source)
+
+
+def test_importing_is_cheap():
+    code = "import sys, regard.charts; print({'altair', 'vl_convert'} & set(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"

@@ -1,0 +1,311 @@
+import json
+import pickle
+import unicodedata
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from regard.config import TextConfig, Unit
+from regard.errors import ConfigError, DataError, FolderError
+from regard.text import END, PAD, SPECIALS, START, UNKNOWN, Encoding, Tokenizer, choose_unit
+
+UNITS = [unit for unit in get_args(Unit) if unit != "auto"]
+SUBWORDS = ["bpe", "unigram"]
+SENTENCES = [
+    "Yo lo sé.",
+    "¿Lo sé yo?",
+    "No lo sé, yo no lo sé.",
+    "¡Ya lo sé! Ya lo sabe él.",
+    "Él lo sabe todo y yo lo sé.",
+    "l'homme don't well-known",
+]
+TOKENIZERS = {
+    unit: Tokenizer.learn(SENTENCES, TextConfig(unit=unit, vocabulary_size=60)) for unit in UNITS
+}
+SPELLINGS = "<pad> <unk> <s> </s> [UNK] ▁ ‿ ▁▁ ‿‿ x‿y ‿́ ▁́ .‿ 👩‍👧❤️ कि_क \u200d"
+any_text = st.text() | st.lists(st.sampled_from("aé.,'-¿ ▁‿_<>\u0301"), max_size=12).map("".join)
+spaced_once = any_text.map(lambda text: " ".join(text.split()))
+
+
+def learn(texts: Sequence[str], **settings: Any) -> Tokenizer:
+    return Tokenizer.learn(texts, TextConfig(**settings))
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@given(text=spaced_once)
+@example(text=SPELLINGS)
+def test_tokens_join_to_the_text_they_came_from(unit: Unit, text: str) -> None:
+    tokenizer = TOKENIZERS[unit]
+    encoding = tokenizer.encode(text)
+    assert tokenizer.text(encoding.tokens) == " ".join(tokenizer.normalised(text).split())
+    assert len(encoding.ids) == len(encoding.tokens)
+    assert not {PAD, START, END} & set(encoding.ids)
+
+
+@pytest.mark.parametrize("unit", ["char", "grapheme", *SUBWORDS])
+@given(text=any_text)
+@example(text="  a  b\t c\u00a0d\r\n ")
+def test_these_units_keep_every_space(unit: Unit, text: str) -> None:
+    tokenizer = TOKENIZERS[unit]
+    assert tokenizer.text(tokenizer.encode(text).tokens) == tokenizer.normalised(text)
+
+
+@pytest.mark.parametrize("unit", ["word", *SUBWORDS])
+@given(text=any_text)
+@example(text="a\x1cb c")
+@example(text=SPELLINGS)
+def test_words_are_the_whitespace_words_of_the_text(unit: Unit, text: str) -> None:
+    tokenizer = TOKENIZERS[unit]
+    tokens = tokenizer.encode(text).tokens
+    numbers = tokenizer.words(tokens)
+    joined = tokenizer.text(tokens)
+    assert len(numbers) == len(tokens)
+    for number, word in enumerate(joined.split()):
+        part = [token for token, own in zip(tokens, numbers, strict=True) if own == number]
+        assert tokenizer.text(part).strip() == word
+    assert {number for number in numbers if number is not None} == set(range(len(joined.split())))
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@given(ids=st.lists(st.integers(0, 29)))
+def test_decode_is_the_text_of_the_tokens_without_specials(unit: Unit, ids: list[int]) -> None:
+    tokenizer = TOKENIZERS[unit]
+    ids = [id for id in ids if id < len(tokenizer)]
+    kept = [id for id in ids if id not in (PAD, START, END)]
+    assert tokenizer.decode(ids) == tokenizer.text(tokenizer.tokens(kept))
+    assert len(tokenizer.words(tokenizer.tokens(ids))) == len(ids)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_known_text_survives_the_way_through_ids(unit: Unit) -> None:
+    tokenizer = learn(SENTENCES, unit=unit)
+    for sentence, encoding in zip(SENTENCES, tokenizer.encode_batch(SENTENCES), strict=True):
+        assert not encoding.unknown
+        assert tokenizer.tokens(encoding.ids) == encoding.tokens
+        assert tokenizer.decode([START, *encoding.ids, END, PAD]) == sentence
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_text_that_spells_a_special_is_text_even_when_learned(unit: Unit) -> None:
+    tokenizer = learn([SPELLINGS] * 3, unit=unit)
+    encoding = tokenizer.encode(SPELLINGS)
+    assert min(encoding.ids) >= len(SPECIALS)
+    assert tokenizer.decode(encoding.ids) == unicodedata.normalize("NFC", SPELLINGS)
+
+
+@pytest.mark.parametrize(
+    ("unit", "text", "tokens"),
+    [
+        ("char", "कि a", ["क", "ि", " ", "a"]),
+        ("grapheme", "t͡ʃकि 👩‍👧", ["t͡", "ʃ", "कि", " ", "👩‍👧"]),
+        ("symbol", "AA  N t͡ʃ. K", ["AA", "N", "t͡ʃ.", "K"]),
+        ("word", "¿Qué? Lo sé.", ["¿‿", "Qué", "‿?", "Lo", "sé", "‿."]),
+        ("word", "lo sé .", ["lo", "sé", "."]),
+        ("word", 'I don’t: "a--b" (x).', ["I", "don’t", "‿:", '"‿', "a", "‿-", "‿-‿", "b", "‿\"", "(‿", "x", "‿)", "‿."]),
+        ("word", "l'homme well-known col·lega कि", ["l'homme", "well-known", "col·lega", "कि"]),
+        ("word", "a‿b ‿ ▁", ["a", "‿‿", "‿b", "‿", "▁"]),
+    ],
+)  # fmt: skip
+def test_how_text_is_cut(unit: Unit, text: str, tokens: list[str]) -> None:
+    assert TOKENIZERS[unit].encode(text).tokens == tokens
+
+
+@pytest.mark.parametrize("unit", SUBWORDS)
+def test_subwords_stay_within_words_and_punctuation(unit: Unit) -> None:
+    stems = ["cant", "habl", "and", "salt", "mir"]
+    texts = [f"¿{stem}amos? ¡{stem}ando, {stem}ar!" for stem in stems] * 9
+    tokenizer = learn(texts, unit=unit)
+    encoding = tokenizer.encode("¡mirar! ▁")
+    assert len(encoding.tokens) < len("▁¡mirar!▁▁")
+    assert encoding.tokens[-1] == "▁▁"
+    for symbol in tokenizer.symbols:
+        assert " " not in symbol[1:]
+        assert symbol.strip() in "¿?¡!," or not set(symbol) & set("¿?¡!,")
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_unknown_symbols_are_counted_and_still_legible(unit: Unit) -> None:
+    text = "sé ☃☃ ."
+    encoding = TOKENIZERS[unit].encode(text)
+    assert "".join(encoding.unknown).strip("▁‿ ").count("☃") == 2
+    assert encoding.ids.count(UNKNOWN) == len(encoding.unknown) >= 1
+    assert TOKENIZERS[unit].text(encoding.tokens) == text
+    assert "<unk>" in TOKENIZERS[unit].decode(encoding.ids)
+
+
+def test_words_merges_subwords_and_punctuation_but_not_symbols() -> None:
+    tokens = ["▁", "¿", "Lo", "▁s", "é", "?", "▁"]
+    assert TOKENIZERS["bpe"].text(tokens) == "¿Lo sé? "
+    assert TOKENIZERS["bpe"].words(tokens) == [0, 0, 0, 1, 1, 1, None]
+    assert TOKENIZERS["word"].words(["¿‿", "Lo", "sé", "‿?", "."]) == [0, 0, 1, 1, 2]
+    for unit in ("char", "grapheme", "symbol"):
+        assert TOKENIZERS[unit].words(["a", " ", "b"]) == [0, 1, 2]
+
+
+def test_copied_source_tokens_join_as_the_unit_joins() -> None:
+    assert TOKENIZERS["word"].text(["Ana", "‿,", "<unk>", "¿‿", "Zoë", "‿?"]) == "Ana, <unk> ¿Zoë?"
+    assert TOKENIZERS["symbol"].text(["AA", "N"]) == "AA N"
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_empty_text_has_no_tokens(unit: Unit) -> None:
+    tokenizer = TOKENIZERS[unit]
+    assert tokenizer.encode("") == Encoding([], [])
+    assert tokenizer.encode_batch([]) == []
+    assert tokenizer.decode([]) == tokenizer.text([]) == ""
+    assert tokenizer.words([]) == []
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_nothing_to_learn_from_leaves_everything_unknown(unit: Unit) -> None:
+    tokenizer = learn(["", ""], unit=unit)
+    assert tokenizer.encode("ab").unknown
+    assert Tokenizer.from_json(tokenizer.to_json()) == tokenizer
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("size", [5, 30, 8000])
+def test_learning_is_deterministic_and_keeps_the_size(unit: Unit, size: int) -> None:
+    letters = [chr(0x4E00 + n) for n in range(40)]
+    texts = SENTENCES + [a + b + " " + a for a, b in zip(letters, letters[::-1], strict=True)]
+    tokenizers = [learn(texts, unit=unit, vocabulary_size=size) for _ in range(3)]
+    assert tokenizers[0] == tokenizers[1] == tokenizers[2]
+    assert len(tokenizers[0]) <= size
+    assert len(tokenizers[0]) == len(tokenizers[0].symbols) + len(SPECIALS)
+
+
+def test_the_rarest_symbols_are_dropped_ties_in_order() -> None:
+    texts = ["c c c", "b a", "b a", "e d"]
+    assert learn(texts, unit="symbol").symbols == ("c", "a", "b", "d", "e")
+    assert learn(texts, unit="symbol", vocabulary_size=6).symbols == ("c", "a")
+    assert learn(texts, unit="word", min_frequency=2).symbols == ("c", "a", "b")
+
+
+@pytest.mark.parametrize("unit", SUBWORDS)
+def test_rare_characters_are_no_part_of_any_subword(unit: Unit) -> None:
+    tokenizer = learn(["abab ab", "abab ab", "abzab"], unit=unit, min_frequency=2)
+    assert not [symbol for symbol in tokenizer.symbols if "z" in symbol]
+    assert tokenizer.encode("abzab").unknown == ["z"]
+
+
+def test_a_vocabulary_needs_room_beside_the_specials() -> None:
+    with pytest.raises(ConfigError, match=r"vocabulary_size must be above 4, .* got 4"):
+        learn(["a"], unit="char", vocabulary_size=4)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_half_a_surrogate_pair_is_refused(unit: Unit) -> None:
+    with pytest.raises(DataError, match="half a surrogate pair at character 2"):
+        TOKENIZERS[unit].encode("a\ud83d")
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_normal_form_and_case_come_before_cutting(unit: Unit) -> None:
+    tokenizer = learn(["İstanbul", "istanbul"], unit=unit, lowercase=True, normal_form="NFKC")
+    encoding = tokenizer.encode("İSTANBUL ﬁ")
+    assert tokenizer.text(encoding.tokens) == "i̇stanbul fi"
+    assert tokenizer.decode(tokenizer.encode("İSTANBUL").ids) == "i̇stanbul"
+
+
+def test_normal_forms_of_hangul() -> None:
+    assert learn(["각"], unit="char", normal_form="NFD").encode("각").tokens == ["ᄀ", "ᅡ", "ᆨ"]
+    assert learn(["각"], unit="grapheme", normal_form="NFD").encode("각").tokens == [
+        unicodedata.normalize("NFD", "각")
+    ]
+    assert learn(["각"], unit="char").encode(unicodedata.normalize("NFD", "각")).tokens == ["각"]
+    assert learn(["é"], unit="char", normal_form="none").encode("e\u0301").tokens == ["e", "\u0301"]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_json_and_pickle_give_the_same_tokenizer(unit: Unit) -> None:
+    tokenizer = learn(SENTENCES, unit=unit, lowercase=True, normal_form="NFKC")
+    texts = [*SENTENCES, SPELLINGS, "☃ zz"]
+    expected = tokenizer.encode_batch(texts)
+    for copy in (
+        Tokenizer.from_json(tokenizer.to_json()),
+        pickle.loads(pickle.dumps(tokenizer)),
+    ):
+        assert copy == tokenizer
+        assert copy.encode_batch(texts) == expected
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"format": 2},
+        {"unit": "auto"},
+        {"unit": ["bpe"]},
+        {"unit": "unigram"},
+        {"normal_form": "NFX"},
+        {"lowercase": "no"},
+        {"symbols": None},
+        {"symbols": ["a", 1]},
+        {"symbols": ["a", "a"]},
+        {"symbols": ["a", ""]},
+        {"symbols": ["<unk>"]},
+        {"merges": [["a"]]},
+        {"merges": [["q", "q"]]},
+        {"scores": [1.0]},
+        {"unit": "unigram", "symbols": ["a"], "merges": [], "scores": [float("nan")]},
+        {"unit": "unigram", "symbols": ["a"], "merges": [], "scores": [10**400]},
+        {"more": 1},
+    ],
+)
+def test_a_changed_document_is_refused(change: dict[str, Any]) -> None:
+    document = json.loads(learn(SENTENCES, unit="bpe").to_json())
+    with pytest.raises(FolderError, match="the tokenizer cannot be read"):
+        Tokenizer.from_json(json.dumps(document | change))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '"x"', "{}", "[" * 100_000])
+def test_what_is_no_document_is_refused(text: str) -> None:
+    with pytest.raises(FolderError, match="the tokenizer cannot be read"):
+        Tokenizer.from_json(text)
+
+
+def test_a_later_format_is_named() -> None:
+    with pytest.raises(FolderError, match="format 9, this version of regard reads 1"):
+        Tokenizer.from_json('{"format": 9, "novelty": true}')
+
+
+ENGLISH = [f"The {a} {b} the {c} behind a hill." for a in ("old", "red", "sly") for b in
+           ("fox saw", "dog chased", "hen fed") for c in ("cat", "owl", "pig")]  # fmt: skip
+MONTHS = ["January", "March", "May", "September", "December"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "unit"),
+    [
+        (["AA N K AO R", "AH B EH R", "AE1 B IY0", "K"], "symbol"),
+        (["a b ɔ̃ t͡ʃ", "a b i d ʒ ɑ̃", "k͈ a"], "symbol"),
+        (["3 1 4 1 5", "2 7 1 8"], "symbol"),
+        (["12 60 7", "64 9 127"], "symbol"),
+        (["abandon", "abbey", "AARON'S", "naïve"], "char"),
+        (["我知道。", "跳进来。", "我很害羞。", "Tom 来了。"], "char"),
+        (["각하", "학교"], "char"),
+        (["किताब", "पानी"], "grapheme"),
+        (["t͡ʃa"], "grapheme"),
+        (ENGLISH, "word"),
+        (["three hundred and five", "two hundred and thirty-one"] * 20, "word"),
+        (["I'm free!", "Tom drove all night long.", "She knows nothing about it."], "bpe"),
+        (["Yo lo sé.", "¡Soy libre!", "Tomás condujo toda la noche."], "bpe"),
+        ([f"{day} mars {1900 + day * 3}" for day in range(1, 31)] * 20, "char"),
+        ([f"{month} {day}, 19{day}" for day in range(10, 29) for month in MONTHS], "char"),
+        ([f"{day} mai {day + 50}" for day in range(1, 29)], "char"),
+        (["I am.", "No, I am.", "Go on!"], "bpe"),
+        (["1999-03-12", "2004-11-30"], "char"),
+        (["12 मार्च 1999", "3 मई 2004"], "grapheme"),
+        ([], "char"),
+        (["", "  "], "char"),
+    ],
+)
+def test_the_unit_is_found_from_the_data(texts: list[str], unit: Unit) -> None:
+    assert choose_unit(texts) == unit
+    assert learn(texts, unit="auto").unit == unit
+
+
+def test_the_sample_comes_from_all_texts() -> None:
+    assert choose_unit(["AA"] * 6000 + ["AA N K"] * 24000) == "symbol"
