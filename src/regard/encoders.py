@@ -1,0 +1,110 @@
+"""Encoders: a batch of source ids in, all their states and the final one out."""
+
+from itertools import zip_longest
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.attention import padding_from_lengths
+
+CELLS = {"gru": nn.GRU, "lstm": nn.LSTM}
+"""Recurrent layers by name."""
+
+
+class Encoded(NamedTuple):
+    """What an encoder makes of a batch of sources."""
+
+    states: Tensor
+    """(B, T, Dk): one state per source symbol, 0 where the source has ended."""
+    final: Tensor
+    """(B, F): the last state of each direction, side by side."""
+    padding: Tensor
+    """(B, T), bool: True where the source has ended."""
+
+
+class RecurrentEncoder(nn.Module):
+    """GRU or LSTM over the embedded source, in one or both directions, one or more layers.
+
+    Padding never reaches a state: each direction runs over sequences laid from their own start, so
+    no packing is needed and PyTorch's fast layers serve (the backward direction reads every
+    sequence turned round within its own length).
+
+    Args:
+        vocabulary: size V of the source vocabulary.
+        embedding_dim: width of the embeddings.
+        hidden_dim: width of one direction.
+        layers: number of layers (default 1).
+        bidirectional: read in both directions (default True).
+        cell: `gru` or `lstm`.
+        dropout: share of activations dropped on embeddings, between layers and on the states.
+        output_dim: project the states once to this width; None leaves them as they are.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        embedding_dim: int,
+        hidden_dim: int,
+        layers: int = 1,
+        bidirectional: bool = True,
+        cell: str = "lstm",
+        dropout: float = 0.0,
+        output_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        directions = 2 if bidirectional else 1
+        self.embedding = nn.Embedding(vocabulary, embedding_dim)
+        nn.init.normal_(self.embedding.weight, std=embedding_dim**-0.5)
+        widths = [embedding_dim] + [hidden_dim * directions] * (layers - 1)
+        self.forwards, self.backwards = (
+            nn.ModuleList(CELLS[cell](width, hidden_dim, batch_first=True) for width in read)
+            for read in (widths, widths if bidirectional else [])
+        )
+        self.dropout = dropout
+        self.final_dim = hidden_dim * directions
+        self.output_dim = output_dim or self.final_dim
+        self.project = (
+            nn.Identity()
+            if output_dim in (None, self.final_dim)
+            else nn.Linear(self.final_dim, self.output_dim)
+        )
+
+    def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Encoded:
+        """Encode ids (B, T), of which the first `lengths` (B,) of each row are real."""
+        padding = padding_from_lengths(lengths, source.shape[1])
+        turned = turn_round(lengths, source.shape[1])
+        states = self._drop(self.embedding(source))
+        for forward, backward in zip_longest(self.forwards, self.backwards):
+            both = [forward(states)[0]]
+            if backward is not None:
+                both.append(reorder(backward(reorder(states, turned))[0], turned))
+            states = self._drop(torch.cat(both, dim=-1))
+        final = self._final(states, lengths)
+        states = self.project(states).masked_fill(padding[..., None], 0)
+        return Encoded(states, final, padding)
+
+    def _final(self, states: Tensor, lengths: Tensor) -> Tensor:
+        last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, states.shape[-1])
+        ends = states.gather(1, last)[:, 0]
+        if not self.backwards:
+            return ends
+        width = states.shape[-1] // 2
+        return torch.cat([ends[:, :width], states[:, 0, width:]], dim=-1)
+
+    def _drop(self, states: Tensor) -> Tensor:
+        return functional.dropout(states, self.dropout, self.training)
+
+
+def turn_round(lengths: Int[Tensor, " B"], width: int) -> Int[Tensor, "B T"]:
+    """Positions that read each sequence backwards within its own length; padding stays in place."""
+    positions = torch.arange(width, device=lengths.device)
+    mirrored = lengths[:, None] - 1 - positions
+    return torch.where(mirrored >= 0, mirrored, positions)
+
+
+def reorder(states: Float[Tensor, "B T D"], order: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+    """The states at the positions in `order`."""
+    return states.gather(1, order[..., None].expand_as(states))

@@ -1,0 +1,96 @@
+"""Encoder and decoder put together, built from the settings."""
+
+from typing import Any
+
+from jaxtyping import Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard import scores
+from regard.attention import Attention, Memory
+from regard.config import ModelConfig
+from regard.decoders import BahdanauDecoder, FixedContextDecoder, LuongDecoder
+from regard.encoders import RecurrentEncoder
+
+
+class Seq2Seq(nn.Module):
+    """An encoder, and a decoder that may look back at all of the encoder's states."""
+
+    def __init__(
+        self,
+        encoder: RecurrentEncoder,
+        decoder: FixedContextDecoder | LuongDecoder | BahdanauDecoder,
+        padding_id: int = 0,
+    ) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.decoder = decoder
+        self.padding_id = padding_id
+
+    def encode(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Memory:
+        """All that a decoder needs of a batch of sources, computed once."""
+        return self.decoder.remember(self.encoder(source, lengths))
+
+    def forward(
+        self,
+        source: Int[Tensor, "B T"],
+        lengths: Int[Tensor, " B"],
+        inputs: Int[Tensor, "B L"],
+        targets: Int[Tensor, "B L"],
+        label_smoothing: float = 0.0,
+    ) -> Tensor:
+        """Cross-entropy, in nats per target symbol, of `targets` given `inputs` shifted by one.
+
+        Padding (`padding_id`) in `targets` does not count.
+        """
+        unrolled = self.decoder.unroll(self.encode(source, lengths), inputs)
+        real = targets != self.padding_id
+        logits = self.decoder.predict(unrolled.states[real])
+        return functional.cross_entropy(
+            logits.float(), targets[real], label_smoothing=label_smoothing
+        )
+
+
+def build(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
+    """Build the model that the settings describe, with fresh weights."""
+    encoder = RecurrentEncoder(
+        source_vocabulary,
+        config.embedding_dim,
+        config.encoder_dim,
+        layers=config.encoder_layers,
+        bidirectional=config.bidirectional,
+        cell=config.cell,
+        dropout=config.dropout,
+        output_dim=config.decoder_dim if config.attention in scores.EQUAL_WIDTHS else None,
+    )
+    widths: dict[str, Any] = {
+        "vocabulary": target_vocabulary,
+        "embedding_dim": config.embedding_dim,
+        "hidden_dim": config.decoder_dim,
+        "final_dim": encoder.final_dim,
+        "layers": config.decoder_layers,
+        "cell": config.cell,
+        "dropout": config.dropout,
+        "tie_embeddings": config.tie_embeddings,
+    }
+    if config.attention == "none":
+        context = encoder.final_dim
+        decoder = FixedContextDecoder(**widths, context_dim=context, extra_dim=context)
+        return Seq2Seq(encoder, decoder)
+    score = scores.make_score(
+        config.attention,
+        query_dim=config.decoder_dim,
+        key_dim=encoder.output_dim,
+        hidden_dim=config.attention_dim,
+        learned_temperature=True,
+    )
+    attention = Attention(score, config.normalizer)
+    widths["context_dim"] = encoder.output_dim
+    if config.decoder == "bahdanau":
+        return Seq2Seq(encoder, BahdanauDecoder(attention, **widths))
+    return Seq2Seq(encoder, LuongDecoder(attention, config.input_feeding, **widths))
+
+
+def count_parameters(model: nn.Module) -> int:
+    """Number of trainable numbers, shared ones once."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)

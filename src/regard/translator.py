@@ -1,0 +1,263 @@
+"""A trained folder as a translator: strings in, translations with their attention out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import torch
+
+from regard import folder as folders
+from regard.alignment import Alignment, from_weights
+from regard.data import bucket, pad
+from regard.errors import ConfigError, DataError
+from regard.search import Hypothesis, beam_search, forced
+from regard.text import END, END_TOKEN, Encoding, Tokenizer
+
+if TYPE_CHECKING:
+    from regard.charts import Chart
+
+
+@dataclass(frozen=True)
+class Translation:
+    """One output, and where each of its tokens looked."""
+
+    source: str
+    """The text that was given."""
+    source_tokens: list[str]
+    """What the encoder saw, its end symbol included; unknown symbols as they were written."""
+    tokens: list[str]
+    """What was written, without the end symbol."""
+    text: str
+    """The same as a string."""
+    score: float
+    """Sum of log-probabilities (nats), the end symbol's included, over the length penalty."""
+    attention: np.ndarray | None
+    """(len(tokens), len(source_tokens)), rows sum to 1; None where the model has no attention."""
+    complete: bool = True
+    """False where the output was cut at its length limit."""
+    unknown: list[str] = field(default_factory=list)
+    """Source symbols that the model does not know."""
+    source_words: list[int | None] = field(default_factory=list, repr=False)
+    """For every source token the word it belongs to; None for the end symbol."""
+    target_words: list[int | None] = field(default_factory=list, repr=False)
+    """For every token the word it belongs to."""
+
+    def alignment(self) -> Alignment:
+        """Pairs (source word, target word), 0-based; `str()` of them is Pharaoh, `0-0 1-2`.
+
+        Words are separated by spaces (subwords merged); without them every symbol is one.
+
+        Raises:
+            ConfigError: the model has no attention.
+        """
+        return from_weights(self._weights(), self.source_words, self.target_words)
+
+    def chart(self, title: str = "") -> "Chart":
+        """The attention as a heatmap: source across, output down.
+
+        Raises:
+            ConfigError: the model has no attention.
+        """
+        from regard.charts import heatmap
+
+        return heatmap(self._weights(), self.source_tokens, self.tokens, title=title)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `regard translate --attention` writes."""
+        attention = None if self.attention is None else np.round(self.attention, 6).tolist()
+        return {
+            "source": self.source,
+            "source_tokens": self.source_tokens,
+            "tokens": self.tokens,
+            "text": self.text,
+            "score": self.score,
+            "complete": self.complete,
+            "attention": attention,
+        }
+
+    def _weights(self) -> np.ndarray:
+        if self.attention is None:
+            raise ConfigError(
+                "this model has no attention to show (model.attention none); train one with "
+                "another --model.attention"
+            )
+        return self.attention
+
+
+@dataclass(frozen=True)
+class Translator:
+    """A trained model with its tokenizers, on one device.
+
+    Make one with `Translator.load(folder)`; `regard.train` returns one too.
+    """
+
+    trained: folders.Trained
+    device: torch.device
+
+    @classmethod
+    def load(cls, folder: str | Path, device: str = "auto") -> Self:
+        """Load a model folder.
+
+        Args:
+            folder: what `regard train --out` made.
+            device: `auto` (a GPU where there is one), `cpu`, `cuda` or `mps`.
+
+        Raises:
+            FolderError: the folder is missing, damaged or of a newer format.
+            ConfigError: there is no such device here.
+        """
+        trained = folders.load(folder)
+        place = find_device(device)
+        trained.model.to(place)
+        return cls(trained, place)
+
+    @property
+    def source(self) -> Tokenizer:
+        """How sources are cut into symbols."""
+        return self.trained.source
+
+    @property
+    def target(self) -> Tokenizer:
+        """How targets are cut into symbols."""
+        return self.trained.target
+
+    def translate(
+        self,
+        texts: Sequence[str],
+        beam_size: int = 5,
+        n_best: int = 1,
+        alpha: float = 1.0,
+        batch_tokens: int = 4096,
+        advance: Callable[[int], None] | None = None,
+    ) -> Any:
+        """Translate texts; the outputs come in the order of the texts.
+
+        Args:
+            texts: sources; a blank one gives a translation with no tokens.
+            beam_size: open hypotheses per source; 1 is greedy search.
+            n_best: outputs per source; above 1 every item of the result is a list, best first.
+            alpha: exponent of the length penalty ((5 + length) / 6) ** alpha.
+            batch_tokens: source symbols computed at once, padding included.
+            advance: called with the number of texts just done.
+
+        Returns:
+            A list of translations; with `n_best` above 1 a list of lists.
+        """
+        if beam_size < 1 or n_best < 1:
+            raise ConfigError(f"beam_size and n_best must be at least 1, got {beam_size}, {n_best}")
+
+        def search(batch: "_Sources") -> list[list[Hypothesis]]:
+            memory = batch.encode(self.trained, self.device)
+            longest = self.trained.facts["longest_target"]
+            limits = torch.tensor([longest + 2 * len(ids) for ids in batch.ids]).to(self.device)
+            return beam_search(self.trained.model.decoder, memory, limits, beam_size, n_best, alpha)
+
+        found = self._over_batches(texts, batch_tokens, search, advance)
+        return found if n_best > 1 else [best[0] for best in found]
+
+    def align(
+        self,
+        texts: Sequence[str],
+        targets: Sequence[str],
+        alpha: float = 1.0,
+        batch_tokens: int = 4096,
+        advance: Callable[[int], None] | None = None,
+    ) -> list[Translation]:
+        """Where the model looks when it is made to write the given targets.
+
+        The same objects as `translate` gives: tokens, score and attention of the targets.
+
+        Raises:
+            DataError: there are not as many targets as texts.
+        """
+        if len(texts) != len(targets):
+            raise DataError(f"expected one target per text, got {len(texts)} and {len(targets)}")
+        encoded = self.target.encode_batch(targets)
+
+        def search(batch: "_Sources") -> list[list[Hypothesis]]:
+            memory = batch.encode(self.trained, self.device)
+            ids = [encoded[place].ids for place in batch.places]
+            return [[one] for one in forced(self.trained.model.decoder, memory, ids, alpha)]
+
+        found = self._over_batches(texts, batch_tokens, search, advance, encoded)
+        return [best[0] for best in found]
+
+    def _over_batches(
+        self,
+        texts: Sequence[str],
+        batch_tokens: int,
+        search: Callable[["_Sources"], list[list[Hypothesis]]],
+        advance: Callable[[int], None] | None,
+        targets: Sequence[Encoding] | None = None,
+    ) -> list[list[Translation]]:
+        encodings = self.source.encode_batch(texts)
+        results = [[_nothing(text)] for text in texts]
+        real = [place for place, text in enumerate(texts) if text.strip()]
+        sizes = [(len(encodings[place].ids) + 1, 0) for place in real]
+        for chosen in bucket(sizes, batch_tokens):
+            places = [real[index] for index in chosen]
+            batch = _Sources(places, [[*encodings[place].ids, END] for place in places])
+            for place, hypotheses in zip(places, search(batch), strict=True):
+                given = None if targets is None else targets[place]
+                results[place] = [
+                    self._translation(texts[place], encodings[place], one, given)
+                    for one in hypotheses
+                ]
+            if advance is not None:
+                advance(len(places))
+        return results
+
+    def _translation(
+        self, text: str, encoding: Encoding, found: Hypothesis, given: Encoding | None
+    ) -> Translation:
+        tokens = self.target.tokens(found.ids) if given is None else list(given.tokens)
+        width = len(encoding.tokens) + 1
+        weights = None if found.weights is None else found.weights.mean((1, 2))[:, :width]
+        return Translation(
+            source=text,
+            source_tokens=[*encoding.tokens, END_TOKEN],
+            tokens=tokens,
+            text=self.target.text(tokens),
+            score=found.score,
+            attention=weights,
+            complete=found.complete,
+            unknown=encoding.unknown,
+            source_words=[*self.source.words(encoding.tokens), None],
+            target_words=self.target.words(tokens),
+        )
+
+
+@dataclass(frozen=True)
+class _Sources:
+    places: list[int]
+    ids: list[list[int]]
+
+    def encode(self, trained: folders.Trained, device: torch.device) -> Any:
+        lengths = torch.tensor([len(ids) for ids in self.ids])
+        with torch.inference_mode():
+            return trained.model.encode(pad(self.ids).to(device), lengths.to(device))
+
+
+def _nothing(text: str) -> Translation:
+    return Translation(text, [], [], "", 0.0, np.zeros((0, 0), np.float32))
+
+
+def find_device(name: str) -> torch.device:
+    """The device of this name; `auto` takes a GPU where there is one.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    available = {
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+        "cpu": True,
+    }
+    if name == "auto":
+        name = next(kind for kind, there in available.items() if there)
+    if not available.get(name, False):
+        there = ", ".join(kind for kind, is_there in available.items() if is_there)
+        raise ConfigError(f"there is no device {name!r} here; choose auto or one of {there}")
+    return torch.device(name)

@@ -1,0 +1,190 @@
+"""Every decoder: one step equals all steps, a batch equals its items, padding never matters."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.config import ModelConfig
+from regard.models import Seq2Seq, build
+from regard.scores import NAMES
+
+V = 11
+
+ATTENDING = [
+    *[{"decoder": "luong", "attention": name} for name in NAMES],
+    *[{"decoder": "bahdanau", "attention": name} for name in NAMES],
+    {"decoder": "luong", "attention": "additive", "input_feeding": True},
+    {"decoder": "luong", "attention": "dot", "input_feeding": True, "tie_embeddings": True},
+    {"decoder": "luong", "attention": "additive", "normalizer": "none"},
+]
+DECODERS = [{"attention": "none"}, *ATTENDING]
+
+
+def _model(settings: dict[str, object], cell: str = "gru", layers: int = 2) -> Seq2Seq:
+    torch.manual_seed(3)
+    config = ModelConfig(
+        cell=cell,
+        embedding_dim=5,
+        encoder_dim=6,
+        decoder_dim=7,
+        attention_dim=4,
+        encoder_layers=layers,
+        decoder_layers=layers,
+        dropout=0.3,
+        **settings,
+    )
+    return build(config, V, V).eval()
+
+
+def _sources() -> tuple[Tensor, Tensor]:
+    source = torch.tensor([[4, 5, 6, 3, 0, 0], [7, 3, 0, 0, 0, 0], [8, 9, 10, 4, 5, 3]])
+    return source, torch.tensor([4, 2, 6])
+
+
+def _targets() -> Tensor:
+    return torch.tensor([[2, 4, 5, 6], [2, 7, 8, 0], [2, 9, 10, 4]])
+
+
+def _name(settings: dict[str, object]) -> str:
+    return "-".join(str(value) for value in settings.values())
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("settings", DECODERS, ids=_name)
+def test_one_step_equals_all_steps(settings: dict[str, object], cell: str) -> None:
+    model = _model(settings, cell)
+    memory = model.encode(*_sources())
+    unrolled = model.decoder.unroll(memory, _targets(), need_weights=True)
+    expected = torch.log_softmax(model.decoder.predict(unrolled.states), -1)
+    state = model.decoder.start(memory)
+    for t, tokens in enumerate(_targets().unbind(1)):
+        step = model.decoder.step(tokens, state)
+        state = step.state
+        torch.testing.assert_close(step.log_probs, expected[:, t], atol=2e-6, rtol=1e-5)
+        if settings["attention"] == "none":
+            assert step.weights is None
+            assert unrolled.weights is None
+        else:
+            torch.testing.assert_close(step.weights, unrolled.weights[:, t], atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("settings", DECODERS, ids=_name)
+def test_beams_of_one_source_share_its_memory(settings: dict[str, object]) -> None:
+    model = _model(settings, "lstm")
+    source, lengths = _sources()
+    memory = model.encode(source, lengths)
+    rows = torch.arange(3).repeat_interleave(2)
+    state = model.decoder.start(memory).select(rows)
+    tokens = torch.tensor([4, 5, 6, 7, 8, 9])
+    got = model.decoder.step(tokens, state)
+    for row, token in enumerate(tokens):
+        alone = model.encode(source[row // 2][None], lengths[row // 2][None])
+        want = model.decoder.step(token[None], model.decoder.start(alone))
+        torch.testing.assert_close(got.log_probs[row], want.log_probs[0], atol=2e-6, rtol=1e-5)
+
+
+def test_selecting_rows_and_sources() -> None:
+    model = _model({"attention": "additive", "input_feeding": True}, "lstm")
+    memory = model.encode(*_sources())
+    tokens = torch.tensor([4, 5, 6])
+    state = model.decoder.step(tokens, model.decoder.start(memory)).state
+    whole = model.decoder.step(tokens, state)
+    kept = state.select(torch.tensor([2, 0]), torch.tensor([2, 0]))
+    part = model.decoder.step(tokens[[2, 0]], kept)
+    torch.testing.assert_close(part.log_probs, whole.log_probs[[2, 0]], atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(part.weights, whole.weights[[2, 0]], atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_batch_equals_its_items_and_padding_never_matters(cell: str, bidirectional: bool) -> None:
+    model = _model({"attention": "additive", "bidirectional": bidirectional}, cell)
+    source, lengths = _sources()
+    whole = model.encoder(source, lengths)
+    junk = source.masked_fill(source == 0, 9)
+    torch.testing.assert_close(model.encoder(junk, lengths), whole)
+    for row, length in enumerate(lengths):
+        alone = model.encoder(source[row : row + 1, :length], length[None])
+        torch.testing.assert_close(alone.states[0], whole.states[row, :length], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(alone.final[0], whole.final[row], atol=1e-6, rtol=1e-5)
+        assert (whole.states[row, length:] == 0).all()
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_the_encoder_equals_packed_sequences(cell: str) -> None:
+    """PyTorch's own bidirectional layer over packed sequences is the reference."""
+    model = _model({"attention": "additive"}, cell, layers=1)
+    encoder = model.encoder
+    rnn = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM}[cell](5, 6, batch_first=True, bidirectional=True)
+    for name, value in encoder.forwards[0].named_parameters():
+        getattr(rnn, name).data.copy_(value.data)
+    for name, value in encoder.backwards[0].named_parameters():
+        getattr(rnn, f"{name}_reverse").data.copy_(value.data)
+    source, lengths = _sources()
+    packed = torch.nn.utils.rnn.pack_padded_sequence(
+        encoder.embedding(source), lengths, batch_first=True, enforce_sorted=False
+    )
+    want, _ = torch.nn.utils.rnn.pad_packed_sequence(rnn(packed)[0], batch_first=True)
+    torch.testing.assert_close(encoder(source, lengths).states, want, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cell", ["gru", "lstm"])
+def test_a_step_of_our_cell_equals_pytorchs_layer(cell: str) -> None:
+    model = _model({"attention": "additive"}, cell)
+    inner = model.decoder.cells[1]
+    inputs, count = torch.randn(3, 4, 7), 2 if cell == "lstm" else 1
+    hidden = [torch.randn(3, 7) for _ in range(count)]
+    whole = inner.run(inputs, hidden)
+    for t in range(4):
+        hidden = list(inner.step(inner.project(inputs[:, t]), None, hidden))
+        torch.testing.assert_close(hidden[0], whole[:, t], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("settings", DECODERS, ids=_name)
+def test_padding_in_sources_and_targets_never_moves_the_loss(settings: dict[str, object]) -> None:
+    model = _model(settings)
+    source, lengths = _sources()
+    inputs, targets = _targets(), torch.tensor([[4, 5, 6, 3], [7, 8, 3, 0], [9, 10, 4, 3]])
+    whole = model(source, lengths, inputs, targets)
+    counts = (targets != 0).sum(1)
+    parts = [
+        model(source[[row], :length], lengths[[row]], inputs[[row], :count], targets[[row], :count])
+        for row, (length, count) in enumerate(zip(lengths, counts, strict=True))
+    ]
+    mean = (torch.stack(parts) * counts).sum() / counts.sum()
+    torch.testing.assert_close(whole, mean, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("settings", DECODERS, ids=_name)
+def test_every_parameter_learns(settings: dict[str, object]) -> None:
+    model = _model(settings).train()
+    loss = model(*_sources(), _targets(), _targets(), label_smoothing=0.1)
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_keys_are_projected_once_per_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _model({"attention": "additive"})
+    score = model.decoder.attention.score
+    calls = []
+    project = score.project_key
+    monkeypatch.setattr(score, "project_key", lambda key: calls.append(1) or project(key))
+    memory = model.encode(*_sources())
+    state = model.decoder.start(memory)
+    for tokens in _targets().unbind(1):
+        state = model.decoder.step(tokens, state).state
+    model.decoder.unroll(memory, _targets())
+    assert len(calls) == 1
+
+
+def test_states_are_projected_where_a_score_needs_one_width() -> None:
+    for name, width in (("dot", 7), ("cosine", 7), ("additive", 12), ("bilinear", 12)):
+        assert _model({"attention": name}).encode(*_sources()).states.shape[-1] == width
+
+
+def test_cosine_learns_its_temperature() -> None:
+    model = _model({"attention": "cosine"})
+    assert model.decoder.attention.score.log_temperature.requires_grad

@@ -1,0 +1,192 @@
+"""Search against brute force, and the attention it carries against forced targets."""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from regard.attention import Memory
+from regard.config import ModelConfig
+from regard.decoders import Step
+from regard.models import Seq2Seq, build
+from regard.search import beam_search, forced, length_penalty
+from regard.text import END, PAD, START
+
+V = 7
+
+
+def _model(**settings: object) -> Seq2Seq:
+    torch.manual_seed(5)
+    config = ModelConfig(
+        embedding_dim=6, encoder_dim=6, decoder_dim=6, attention_dim=6, dropout=0.0, **settings
+    )
+    model = build(config, V, V).eval()
+    for parameter in model.parameters():  # sharper, so that hypotheses differ in score
+        parameter.data.mul_(2.5)
+    return model
+
+
+def _memory(model: Seq2Seq) -> Memory:
+    source = torch.tensor([[4, 5, 6, 3], [6, 3, 0, 0], [5, 5, 3, 0]])
+    with torch.inference_mode():
+        return model.encode(source, torch.tensor([4, 2, 3]))
+
+
+def _limits(*values: int) -> Tensor:
+    return torch.tensor(values)
+
+
+def _all_outputs(model: Seq2Seq, memory: Memory, item: int, limit: int, alpha: float):  # noqa: ANN202
+    """Every output of up to `limit` symbols with its score, best first."""
+    symbols = [1, 4, 5, 6]
+    outputs = [
+        list(ids) for n in range(limit + 1) for ids in itertools.product(symbols, repeat=n)
+    ]
+    one = memory.select(torch.tensor([item] * len(outputs)))
+    found = forced(model.decoder, one, outputs, alpha)
+    return sorted(found, key=lambda hypothesis: -hypothesis.score)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("decoder", ["luong", "bahdanau"])
+def test_a_wide_beam_finds_what_brute_force_finds(decoder: str, alpha: float) -> None:
+    model = _model(decoder=decoder)
+    memory = _memory(model)
+    found = beam_search(model.decoder, memory, _limits(4, 4, 4), beam_size=200, n_best=10, alpha=alpha)
+    for item in range(3):
+        best = _all_outputs(model, memory, item, 4, alpha)[:10]
+        assert [one.ids for one in found[item]] == [one.ids for one in best]
+        np.testing.assert_allclose(
+            [one.score for one in found[item]], [one.score for one in best], atol=1e-5
+        )
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 5])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"attention": "additive"},
+        {"attention": "dot", "input_feeding": True},
+        {"attention": "cosine", "decoder": "bahdanau", "cell": "gru"},
+        {"attention": "concat", "decoder_layers": 2},
+    ],
+    ids=str,
+)
+def test_attention_of_a_search_equals_forced_attention(
+    settings: dict[str, object], beam_size: int
+) -> None:
+    model = _model(**settings)
+    memory = _memory(model)
+    found = beam_search(
+        model.decoder, memory, _limits(9, 9, 9), beam_size=beam_size, n_best=beam_size
+    )
+    for item, hypotheses in enumerate(found):
+        one = memory.select(torch.tensor([item] * len(hypotheses)))
+        again = forced(model.decoder, one, [hypothesis.ids for hypothesis in hypotheses])
+        for hypothesis, want in zip(hypotheses, again, strict=True):
+            assert hypothesis.weights.shape == (len(hypothesis.ids), 1, 1, 4)
+            np.testing.assert_allclose(hypothesis.weights, want.weights, atol=2e-6)
+            assert hypothesis.score == pytest.approx(want.score, abs=1e-5)
+
+
+def test_attention_none_has_no_weights() -> None:
+    model = _model(attention="none")
+    found = beam_search(model.decoder, _memory(model), _limits(5, 5, 5), beam_size=3, n_best=2)
+    assert all(one.weights is None for best in found for one in best)
+
+
+def test_greedy_takes_the_likeliest_symbol_of_every_step() -> None:
+    model = _model(attention="additive")
+    memory = _memory(model)
+    found = beam_search(model.decoder, memory, _limits(6, 6, 6), beam_size=1)
+    for item, (hypothesis,) in enumerate(found):
+        state = model.decoder.start(memory.select(torch.tensor([item])))
+        ids, token = [], torch.tensor([START])
+        while len(ids) <= 6:
+            with torch.inference_mode():
+                step = model.decoder.step(token, state)
+            state, log_probs = step.state, step.log_probs[0].clone()
+            log_probs[[PAD, START]] = -torch.inf
+            token = log_probs.argmax()[None]
+            if token == END:
+                break
+            ids.append(int(token))
+        assert hypothesis.ids == ids[:6]
+
+
+def test_hypotheses_come_best_first_and_differ() -> None:
+    model = _model()
+    for best in beam_search(model.decoder, _memory(model), _limits(8, 8, 8), 6, n_best=6):
+        scores = [one.score for one in best]
+        assert scores == sorted(scores, reverse=True)
+        assert len({tuple(one.ids) for one in best}) == len(best) == 6
+
+
+def test_a_source_found_alone_is_found_the_same_in_a_batch() -> None:
+    model = _model()
+    memory = _memory(model)
+    together = beam_search(model.decoder, memory, _limits(3, 9, 6), 4, n_best=2)
+    for item, limit in enumerate((3, 9, 6)):
+        alone = beam_search(
+            model.decoder, memory.select(torch.tensor([item])), _limits(limit), 4, n_best=2
+        )[0]
+        for left, right in zip(alone, together[item], strict=True):
+            assert left.ids == right.ids
+            assert left.score == pytest.approx(right.score, abs=1e-6)
+            assert left.complete == right.complete
+
+
+def test_no_sources_no_outputs() -> None:
+    model = _model()
+    memory = _memory(model).select(torch.tensor([], dtype=torch.long))
+    assert beam_search(model.decoder, memory, _limits().long(), 3) == []
+
+
+def test_length_penalty_is_that_of_wu_et_al() -> None:
+    assert float(length_penalty(1, 1.0)) == pytest.approx(1.0)
+    assert float(length_penalty(7, 0.5)) == pytest.approx(2**0.5)
+    assert float(length_penalty(50, 0.0)) == 1.0
+
+
+@dataclass
+class _CountingState:
+    memory: Memory
+    length: Tensor
+
+    def select(self, rows: Tensor, items: Tensor | None = None) -> "_CountingState":
+        memory = self.memory if items is None else self.memory.select(items)
+        return _CountingState(memory, self.length[rows])
+
+
+class _Endless:
+    """A decoder that never wants to end: search must stop it at the limit and say so."""
+
+    def start(self, memory: Memory) -> _CountingState:
+        return _CountingState(memory, torch.zeros(len(memory.states)))
+
+    def step(self, token: Tensor, state: _CountingState) -> Step:
+        log_probs = torch.full((len(token), V), -50.0)
+        log_probs[:, 5] = -0.1
+        return Step(log_probs, _CountingState(state.memory, state.length + 1), None)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_outputs_cut_at_their_limit_say_so(beam_size: int) -> None:
+    memory = _memory(_model())
+    found = beam_search(_Endless(), memory, _limits(2, 4, 0), beam_size)  # type: ignore[arg-type]
+    assert [best[0].ids for best in found] == [[5, 5], [5, 5, 5, 5], []]
+    assert not any(best[0].complete for best in found)
+
+
+def test_special_symbols_are_never_written() -> None:
+    class Silly(_Endless):
+        def step(self, token: Tensor, state: _CountingState) -> Step:
+            step = super().step(token, state)
+            step.log_probs[:, [PAD, START]] = 0.0
+            return step
+
+    found = beam_search(Silly(), _memory(_model()), _limits(3, 3, 3), 2)  # type: ignore[arg-type]
+    assert all(not {PAD, START} & set(best[0].ids) for best in found)

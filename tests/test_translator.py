@@ -1,0 +1,146 @@
+"""The translator: order, attention, alignments, forced targets, unknown symbols, devices."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard import folder
+from regard.config import Config, ModelConfig, TextConfig
+from regard.models import build
+from regard.text import Tokenizer
+
+SOURCES = ["a b c", "c", "b a", "", "a a a b", "  ", "c b"]
+
+
+def _translator(source: str = "symbol", target: str = "symbol", **model: object) -> regard.Translator:
+    torch.manual_seed(1)
+    sides = [TextConfig(unit=unit) for unit in (source, target)]  # type: ignore[arg-type]
+    config = Config(
+        source=sides[0],
+        target=sides[1],
+        model=ModelConfig(
+            embedding_dim=8, encoder_dim=8, decoder_dim=8, attention_dim=8, dropout=0.0, **model
+        ),
+    )
+    tokenizers = [Tokenizer.learn(["a b c", "c b a", "abc cab bac"], side) for side in sides]
+    built = build(config.model, *map(len, tokenizers)).eval()
+    for parameter in built.parameters():
+        parameter.data.mul_(3)
+    trained = folder.Trained(config, built, *tokenizers, {"longest_target": 5})
+    return regard.Translator(trained, torch.device("cpu"))
+
+
+def test_a_list_in_a_list_out_in_order() -> None:
+    translator = _translator()
+    together = translator.translate(SOURCES)
+    assert [one.source for one in together] == SOURCES
+    for text, one in zip(SOURCES, together, strict=True):
+        (alone,) = translator.translate([text])
+        assert one.text == alone.text
+        assert one.score == pytest.approx(alone.score, abs=1e-5)
+    assert translator.translate([]) == []
+
+
+def test_batch_size_does_not_matter() -> None:
+    translator = _translator()
+    small = translator.translate(SOURCES, batch_tokens=1)
+    large = translator.translate(SOURCES, batch_tokens=10_000)
+    assert [one.text for one in small] == [one.text for one in large]
+    for left, right in zip(small, large, strict=True):
+        np.testing.assert_allclose(left.attention, right.attention, atol=1e-6)
+
+
+def test_attention_has_a_row_per_token_that_sums_to_1() -> None:
+    for beam_size in (1, 5):
+        for one in _translator().translate(["a b c", "c"], beam_size):
+            assert one.source_tokens[-1] == "</s>"
+            assert one.attention.shape == (len(one.tokens), len(one.source_tokens))
+            np.testing.assert_allclose(one.attention.sum(1), 1, atol=1e-5)
+            assert one.text == " ".join(one.tokens)
+
+
+def test_blank_texts_give_no_tokens() -> None:
+    blank = _translator().translate([" "])[0]
+    assert (blank.tokens, blank.text, blank.source_tokens) == ([], "", [])
+    assert blank.attention.shape == (0, 0)
+    assert str(blank.alignment()) == ""
+
+
+def test_n_best_gives_lists_best_first() -> None:
+    found = _translator().translate(["a b", "c"], beam_size=2, n_best=4)
+    assert [len(best) for best in found] == [4, 4]
+    for best in found:
+        scores = [one.score for one in best]
+        assert scores == sorted(scores, reverse=True)
+        assert all(one.attention.shape[0] == len(one.tokens) for one in best)
+    with pytest.raises(regard.ConfigError, match="at least 1"):
+        _translator().translate(["a"], n_best=0)
+
+
+def test_align_gives_what_a_search_gave() -> None:
+    translator = _translator()
+    found = translator.translate(["a b c", "c", "a a b"], 4)
+    again = translator.align([one.source for one in found], [one.text for one in found])
+    for left, right in zip(found, again, strict=True):
+        if not left.complete:
+            continue
+        assert left.tokens == right.tokens
+        assert left.score == pytest.approx(right.score, abs=1e-5)
+        np.testing.assert_allclose(left.attention, right.attention, atol=1e-5)
+        assert left.alignment() == right.alignment()
+    with pytest.raises(regard.DataError, match="one target per text, got 1 and 2"):
+        translator.align(["a"], ["b", "c"])
+
+
+def test_align_keeps_unknown_target_symbols_visible() -> None:
+    one = _translator().align(["a b"], ["c x a"])[0]
+    assert one.tokens == ["c", "x", "a"]
+    assert one.text == "c x a"
+    assert one.attention.shape == (3, 3)
+
+
+def test_unknown_source_symbols_are_kept_and_listed() -> None:
+    one = _translator().translate(["a ñ b ñ"])[0]
+    assert one.source_tokens == ["a", "ñ", "b", "ñ", "</s>"]
+    assert one.unknown == ["ñ", "ñ"]
+
+
+def test_text_that_spells_a_special_token_stays_text() -> None:
+    one = _translator().translate(["a </s> <pad>"])[0]
+    assert one.source_tokens == ["a", "</s>", "<pad>", "</s>"]
+    assert one.unknown == ["</s>", "<pad>"]
+
+
+def test_alignments_count_whitespace_words() -> None:
+    one = _translator(source="char", target="symbol").align(["ab"], ["c a"])[0]
+    assert one.source_words == [0, 1, None]
+    assert {target for _, target in one.alignment()} <= {0, 1}
+    subwords = _translator(source="bpe", target="bpe").align(["abc xyz"], ["cab bac"])[0]
+    assert {index for index in subwords.source_words if index is not None} == {0, 1}
+    assert {index for index in subwords.target_words if index is not None} == {0, 1}
+
+
+def test_a_model_without_attention_translates_and_says_it_has_none() -> None:
+    one = _translator(attention="none").translate(["a b"])[0]
+    assert one.attention is None
+    for call in (one.alignment, one.chart):
+        with pytest.raises(regard.ConfigError, match="no attention to show"):
+            call()
+
+
+def test_charts_show_the_tokens_of_both_sides() -> None:
+    one = _translator().align(["a a b"], ["c c"])[0]
+    assert one.chart().to_json().count('"c"') == 2
+    assert dataclasses.asdict(one)["tokens"] == ["c", "c"]
+    assert one.to_dict()["source_tokens"] == ["a", "a", "b", "</s>"]
+
+
+def test_an_unknown_device_is_refused() -> None:
+    from regard.translator import find_device
+
+    assert find_device("cpu") == torch.device("cpu")
+    with pytest.raises(regard.ConfigError, match=r"no device 'tpu' here; choose auto or one of .*cpu"):
+        find_device("tpu")
