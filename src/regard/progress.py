@@ -1,0 +1,99 @@
+"""Long work, watched: a live bar on a terminal, plain lines elsewhere; always on standard error."""
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+
+class Progress:
+    """Show how far a piece of work is, its rate and the time that remains.
+
+    On a terminal one line is redrawn by rich; elsewhere a plain line appears every `every` seconds.
+
+    Args:
+        label: what is being done.
+        total: how many units there are; None where nobody knows.
+        unit: name of the unit, in the plural.
+        every: seconds between two plain lines.
+    """
+
+    def __init__(self, label: str, total: int | None, unit: str, every: float = 10.0) -> None:
+        self.label, self.total, self.unit, self.every = label, total, unit, every
+        self.done = 0
+        self.note = ""
+        self._started = self._said = time.monotonic()
+        self._bar = None
+        self._remaining: float | None = None
+
+    def __enter__(self) -> Self:
+        if sys.stderr.isatty():
+            self._bar = _bar()
+            self._task = self._bar.add_task(self.label, total=self.total, note="", left="")
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, count: int = 1, note: str = "", remaining: float | None = None) -> None:
+        """Count `count` more units done.
+
+        Args:
+            count: units done since the last call.
+            note: what else to show, such as a loss.
+            remaining: seconds left, where the caller knows better than the rate does.
+        """
+        self.done += count
+        self.note, self._remaining = note, remaining
+        if self._bar is not None:
+            self._bar.update(self._task, completed=self.done, note=note, left=self._left())
+        elif time.monotonic() - self._said >= self.every:
+            self._said = time.monotonic()
+            print(self._line(), file=sys.stderr, flush=True)  # noqa: T201
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+    def _line(self) -> str:
+        elapsed = time.monotonic() - self._started
+        total = "" if self.total is None else f"/{self.total:,}"
+        rate = self.done / elapsed if elapsed else 0.0
+        parts = [f"{self.label}: {self.done:,}{total} {self.unit}", f"{rate:,.1f} {self.unit}/s"]
+        return ", ".join([*parts, *filter(None, (self._left(), self.note))])
+
+    def _left(self) -> str:
+        seconds = self._remaining
+        if seconds is None:
+            elapsed = time.monotonic() - self._started
+            if not self.total or not self.done:
+                return ""
+            seconds = elapsed / self.done * (self.total - self.done)
+        minutes, seconds = divmod(round(max(0.0, seconds)), 60)
+        return f"{minutes}:{seconds:02d} left"
+
+
+def _bar():
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    return Bar(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.fields[note]}"),
+        console=Console(stderr=True),
+        transient=True,
+    )

@@ -1,0 +1,105 @@
+"""The house: who may import whom, what is public, and what importing costs."""
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import regard
+
+SRC = Path(regard.__file__).parent
+
+RANKS = {
+    "errors": 0,
+    "config": 1, "files": 1, "progress": 1,
+    "kernels": 2, "text": 2, "metrics": 2, "alignment": 2, "charts": 2,
+    "scores": 3, "data": 3, "sets": 3,
+    "attention": 4, "corpus": 4, "schedule": 4,
+    "encoders": 5,
+    "decoders": 6,
+    "models": 7,
+    "folder": 8,
+    "search": 9,
+    "translator": 10,
+    "evaluation": 11, "card": 11,
+    "checkpoints": 12,
+    "training": 13,
+    "demo": 14,
+    "cli": 16,
+}  # fmt: skip
+
+
+def _modules() -> list[Path]:
+    return sorted(path for path in SRC.rglob("*.py") if path != SRC / "__init__.py")
+
+
+def _room(path: Path) -> str:
+    return path.relative_to(SRC).parts[0].removesuffix(".py")
+
+
+def _imports(path: Path) -> set[str]:
+    """The rooms that a file imports from, inside functions too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            pytest.fail(f"{path.name} imports relatively; write regard.…")
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module == "regard":
+            names = [f"regard.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("regard.")}
+    return found
+
+
+@pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(SRC)))
+def test_imports_go_downwards(path: Path) -> None:
+    room = _room(path)
+    for other in _imports(path) - {room}:
+        assert RANKS[other] < RANKS[room], f"{room} ({RANKS[room]}) imports {other} ({RANKS[other]})"
+
+
+def test_the_import_check_sees_imports() -> None:
+    assert _imports(SRC / "training.py") >= {"folder", "models", "text"}
+    assert "charts" in _imports(SRC / "translator.py")  # inside a function
+
+
+def test_every_room_has_a_rank_and_every_rank_a_room() -> None:
+    assert {_room(path) for path in _modules()} == set(RANKS)
+
+
+def test_public_names_are_listed_in_order_and_exist() -> None:
+    assert regard.__all__ == sorted(regard.__all__, key=lambda name: (name.islower(), name))
+    for name in regard.__all__:
+        assert getattr(regard, name).__doc__
+    with pytest.raises(AttributeError, match="atention"):
+        _ = regard.atention  # type: ignore[attr-defined]
+
+
+def test_public_names_are_documented_where_they_live() -> None:
+    for name in regard.__all__:
+        thing = getattr(regard, name)
+        module = importlib.import_module(thing.__module__)
+        assert getattr(module, name) is thing
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import regard", "torch altair vl_convert fastapi triton tokenizers accelerate"),
+        ("import regard; regard.Attention", "altair vl_convert fastapi triton tokenizers accelerate"),
+        ("import regard; regard.Translator", "altair vl_convert fastapi triton accelerate sacrebleu"),
+        ("from regard.cli.main import main; main(['--help'])", "torch numpy jsonargparse"),
+        ("import regard.cli.train", "torch numpy"),
+    ],
+)
+def test_importing_stays_cheap(statement: str, absent: str) -> None:
+    code = f"import sys; {statement}; print([n for n in {absent.split()} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip().splitlines()[-1] == "[]"
