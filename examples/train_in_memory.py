@@ -1,0 +1,40 @@
+"""Train on pairs in memory, translate, and look at the alignment.
+
+    python examples/train_in_memory.py [UPDATES]
+"""
+
+import random
+import sys
+import tempfile
+
+import regard
+
+
+def turned_round(count: int, seed: int) -> list[tuple[str, str]]:
+    """Letters and the same letters backwards."""
+    rng = random.Random(seed)
+    rows = [[rng.choice("abcdefgh") for _ in range(rng.randint(3, 6))] for _ in range(count)]
+    return [(" ".join(row), " ".join(reversed(row))) for row in rows]
+
+
+def main(updates: int = 600) -> None:
+    """Learn to turn sequences round: the alignment runs from corner to corner."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = regard.Config(
+            out=f"{folder}/model",
+            model=regard.ModelConfig(
+                attention="additive", embedding_dim=32, encoder_dim=32, decoder_dim=32
+            ),
+            training=regard.TrainingConfig(
+                max_updates=updates, batch_tokens=1000, validate_every=200, learning_rate=5e-3
+            ),
+        )
+        translator = regard.train(config, turned_round(4000, seed=1), turned_round(100, seed=2))
+        translation = translator.translate(["a b c d"])[0]
+    print(translation.source, "->", translation.text, f"(score {translation.score:.3f})")
+    print("alignment", translation.alignment())
+    print(translation.attention.round(2) if translation.attention is not None else "")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
