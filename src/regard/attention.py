@@ -241,7 +241,7 @@ def _dot_attention(
         mask = mask.to(queries.dtype) if mask.is_floating_point() else mask
     return functional.scaled_dot_product_attention(
         queries[:, None], keys[:, None], values.to(keys.dtype)[:, None], mask, dropout, scale=1.0
-    )[:, 0]
+    )[:, 0].to(values.dtype)
 
 
 def padding_from_lengths(lengths: Int[Tensor, " B"], width: int) -> Bool[Tensor, "B T"]:
@@ -264,10 +264,10 @@ def _padding(
         return key_padding_mask
     if key_lengths is None:
         return None
-    if key_lengths.shape != (batch,) or key_lengths.is_floating_point():
+    dtype = key_lengths.dtype
+    if key_lengths.shape != (batch,) or dtype == torch.bool or dtype.is_floating_point:
         raise ShapeError(
-            f"expected key_lengths of int (B,) = {(batch,)}, got {key_lengths.dtype} "
-            f"{shape(key_lengths)}"
+            f"expected key_lengths of int (B,) = {(batch,)}, got {dtype} {shape(key_lengths)}"
         )
     return padding_from_lengths(key_lengths, width)
 

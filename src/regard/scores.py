@@ -311,7 +311,7 @@ def shape(tensor: Tensor) -> str:
 
 
 def check_pair(query: Tensor, key: Tensor) -> None:
-    """Raise a ShapeError unless query and key are (B, L, Dq) and (B, T, Dk) of one dtype."""
+    """Raise a ShapeError unless query and key are (B, L, Dq) and (B, T, Dk) with one B."""
     if query.dim() != 3 or key.dim() != 3 or query.shape[0] != key.shape[0]:
         raise ShapeError(
             "expected query (B, L, Dq) and key (B, T, Dk) with one B, got query "

@@ -1,16 +1,17 @@
-"""Attention in plain PyTorch with bounded memory: any device, any dtype, any derivative.
+"""Attention in plain PyTorch with bounded memory: any device, any dtype, derivatives of any order.
 
 The pairwise tensor of the additive scores, B x L x T x D numbers, is never held whole: blocks of it
-are made, used and, in the backward pass, made again (`torch.utils.checkpoint`). Half-precision
-inputs are computed in float32 and rounded once.
+are made, used and, in the backward pass, made again. (A backward pass that is itself differentiated
+keeps its blocks.) Half-precision inputs are computed in float32 and rounded once.
 """
 
+import itertools
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 WORKSPACE = 64 * 2**20
 """Default bound, in bytes, on what one call holds beyond inputs, outputs and their gradients."""
@@ -43,6 +44,7 @@ def average(
     bias: Float[Tensor, "#B L T"] | None = None,
     normalizer: str = "softmax",
     dropout: float = 0.0,
+    generator: torch.Generator | None = None,
 ) -> tuple[Float[Tensor, "B L Dv"], Float[Tensor, "B L T"]]:
     """The second and third move for given scores: the context and the weights (before dropout)."""
     dtype = values.dtype
@@ -51,7 +53,7 @@ def average(
         if bias is not None:
             scores = scores + bias
         weights = normalize(scores, masked, normalizer)
-        dropped = torch.nn.functional.dropout(weights, dropout, training=dropout > 0)
+        dropped = _dropped(weights, dropout, generator)
         return torch.bmm(dropped, wide(values).to(dropped.dtype)).to(dtype), weights.to(dtype)
 
 
@@ -65,11 +67,7 @@ def additive_scores(
     dtype = a.dtype
     with torch.autocast(a.device.type, enabled=False):
         a, b, v = wide(a), wide(b), wide(v)
-
-        def block(items: slice, steps: slice) -> Tensor:
-            return _row_scores(a[items, steps], b[items], v, workspace)
-
-        return _in_blocks(block, a, b, workspace).to(dtype)
+        return _scores(a[:, :, None], b[:, None], v[None, None, None], workspace).to(dtype)
 
 
 def additive_attention(
@@ -97,75 +95,17 @@ def additive_attention(
         workspace: bound in bytes.
     """
     dtype = values.dtype
+
+    def block(generator: torch.Generator | None, *parts: Any) -> Tensor:
+        a, b, v, values, masked, bias = parts
+        scores = _scores(a, b, v, workspace)
+        return average(scores, values[:, 0], masked, bias, normalizer, dropout, generator)[0]
+
     with torch.autocast(a.device.type, enabled=False):
         a, b, v, values = wide(a), wide(b), wide(v), wide(values)
-
-        def block(items: slice, steps: slice) -> Tensor:
-            scores = _row_scores(a[items, steps], b[items], v, workspace)
-            hidden = None if masked is None else _part(masked, items, steps)
-            added = None if bias is None else _part(bias, items, steps)
-            return average(scores, values[items], hidden, added, normalizer, dropout)[0]
-
-        return _in_blocks(block, a, b, workspace, random=dropout > 0).to(dtype)
-
-
-def _row_scores(a: Tensor, b: Tensor, v: Tensor, workspace: int) -> Tensor:
-    """Scores of one block of rows; its keys are split too where a single row exceeds the bound."""
-
-    def block(key: Tensor) -> Tensor:
-        return (a[:, :, None] + key[:, None]).tanh_() @ v
-
-    width = max(1, _pairs(a, workspace) // max(1, a.shape[0] * a.shape[1]))
-    if width >= b.shape[1]:
-        return block(b)
-    return torch.cat([_remade(block, key) for key in b.split(width, dim=1)], dim=-1)
-
-
-def _in_blocks(
-    compute: Callable[[slice, slice], Tensor],
-    a: Tensor,
-    b: Tensor,
-    workspace: int,
-    random: bool = False,
-) -> Tensor:
-    """Put together `compute(items, steps)` over blocks that the workspace holds.
-
-    Where several blocks are needed, each is made again in the backward pass instead of being kept.
-    """
-    batch, length, _ = a.shape
-    rows = max(1, _pairs(a, workspace) // max(1, b.shape[1]))
-    if rows >= batch * length:
-        return compute(slice(None), slice(None))
-    step = min(length, rows)
-    count = max(1, rows // step)
-    return torch.cat(
-        [
-            torch.cat(
-                [
-                    _remade(
-                        compute,
-                        slice(item, item + count),
-                        slice(start, start + step),
-                        random=random,
-                    )
-                    for start in range(0, length, step)
-                ],
-                dim=1,
-            )
-            for item in range(0, batch, count)
-        ]
-    )
-
-
-def _pairs(a: Tensor, workspace: int) -> int:
-    """How many (query, key) pairs the workspace holds."""
-    return max(1, workspace // (_COPIES * a.element_size() * max(1, a.shape[-1])))
-
-
-def _remade(function: Callable[..., Tensor], *inputs: object, random: bool = False) -> Tensor:
-    if not torch.is_grad_enabled():
-        return function(*inputs)
-    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=random)
+        rows = _pairs(a, workspace) // max(1, b.shape[1])
+        inputs = a[:, :, None], b[:, None], v[None, None, None], values[:, None], masked, bias
+        return _in_blocks(block, a.shape[:2], rows, *inputs, random=dropout > 0).to(dtype)
 
 
 def wide(tensor: Tensor) -> Tensor:
@@ -173,7 +113,117 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
-def _part(tensor: Tensor, items: slice, steps: slice) -> Tensor:
-    """The block of a (B or 1, L or 1, T) tensor."""
-    tensor = tensor[items] if tensor.shape[0] > 1 else tensor
-    return tensor[:, steps] if tensor.shape[1] > 1 else tensor
+def _scores(a: Tensor, b: Tensor, v: Tensor, workspace: int) -> Tensor:
+    """Scores of queries (B, L, 1, D) with keys (B, 1, T, D), cut along all three axes."""
+
+    def block(_: torch.Generator | None, a: Tensor, b: Tensor, v: Tensor) -> Tensor:
+        return (a + b).tanh_() @ v[0, 0, 0]
+
+    return _in_blocks(block, (*a.shape[:2], b.shape[2]), _pairs(a, workspace), a, b, v)
+
+
+def _dropped(weights: Tensor, share: float, generator: torch.Generator | None) -> Tensor:
+    if share == 0:
+        return weights
+    kept = torch.empty_like(weights).bernoulli_(1 - share, generator=generator)
+    return weights * kept.div_(1 - share)
+
+
+def _pairs(a: Tensor, workspace: int) -> int:
+    """How many (query, key) pairs the workspace holds."""
+    return max(1, workspace // (_COPIES * a.element_size() * max(1, a.shape[-1])))
+
+
+Place = tuple[slice, ...]
+
+
+def _places(sizes: tuple[int, ...], room: int) -> list[Place]:
+    """Blocks of at most `room` elements (and at least one) that cover `sizes`, last axes longest."""
+    axes: list[list[slice]] = []
+    for size in reversed(sizes):
+        step = max(1, min(size, room))
+        axes.insert(0, [slice(start, start + step) for start in range(0, size, step)])
+        room //= max(1, size)
+    return list(itertools.product(*axes))
+
+
+def _part(tensor: Any, place: Place) -> Any:
+    """The block of a tensor (or of None) whose axes have the full size, or 1 and serve every block."""
+    if tensor is None:
+        return None
+    cuts = zip(place, tensor.shape, strict=False)
+    return tensor[tuple(slice(None) if size == 1 else cut for cut, size in cuts)]
+
+
+def _in_blocks(
+    compute: Callable[..., Tensor],
+    sizes: tuple[int, ...],
+    room: int,
+    *inputs: Tensor | None,
+    random: bool = False,
+) -> Tensor:
+    """Put together `compute(generator, *parts)` over blocks of at most `room` elements of `sizes`.
+
+    `sizes` are the first axes of the output and, where they are not 1, of every input.
+    """
+    places = _places(sizes, room)
+    if len(places) <= 1:
+        return compute(None, *inputs)
+    seed = int(torch.randint(2**62, ())) if random else None
+    return _Remade.apply(compute, sizes, places, seed, *inputs)  # pyright: ignore
+
+
+class _Remade(torch.autograd.Function):
+    """All blocks as one node of the graph: made without a graph, and again for the gradients.
+
+    One node, one output and one gradient per input, all allocated once: whatever small thing stays
+    between two blocks keeps the memory of the first from serving the second.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        compute: Callable[..., Tensor],
+        sizes: tuple[int, ...],
+        places: list[Place],
+        seed: int | None,
+        *inputs: Tensor | None,
+    ) -> Tensor:
+        ctx.compute, ctx.places, ctx.seed = compute, places, seed
+        ctx.save_for_backward(*inputs)
+        generator = _generator(seed, inputs)
+        output = None
+        for place in places:
+            block = compute(generator, *(_part(given, place) for given in inputs))
+            if output is None:
+                output = block.new_empty(*sizes, *block.shape[len(sizes) :])
+            output[place] = block
+        assert output is not None
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        inputs: tuple[Tensor, ...] = ctx.saved_tensors
+        needed = [i for i, need in enumerate(ctx.needs_input_grad[-len(inputs) :]) if need]
+        totals = {i: torch.zeros_like(inputs[i]) for i in needed}
+        generator = _generator(ctx.seed, inputs)
+        again = torch.is_grad_enabled()
+        with torch.autocast(gradients[0].device.type, enabled=False):
+            for place in ctx.places:
+                parts = [_part(given, place) for given in inputs]
+                if not again:
+                    for i in needed:
+                        parts[i] = parts[i].detach().requires_grad_()
+                with torch.enable_grad():
+                    block = ctx.compute(generator, *parts)
+                wanted = [parts[i] for i in needed]
+                gradient = gradients[0][place]
+                shares = torch.autograd.grad(block, wanted, gradient, create_graph=again)
+                for i, share in zip(needed, shares, strict=True):
+                    _part(totals[i], place).add_(share)
+        return (None,) * 4 + tuple(totals.get(i) for i in range(len(inputs)))
+
+
+def _generator(seed: int | None, inputs: tuple[Any, ...]) -> torch.Generator | None:
+    """The same draws, in the forward pass and in every backward pass."""
+    return None if seed is None else torch.Generator(inputs[0].device).manual_seed(seed)
