@@ -232,7 +232,7 @@ def _spoken(kind: Any) -> str:
     return names.get(kind, "nothing" if kind is type(None) else f"a {kind.__name__}")
 
 
-def _at_least(low: float, config: Any, group: str, *names: str) -> None:
+def _at_least(low: int, config: Any, group: str, *names: str) -> None:
     for name in names:
         if getattr(config, name) < low:
             raise ConfigError(f"{group}.{name} must be at least {low}, got {getattr(config, name)}")

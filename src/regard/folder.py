@@ -137,4 +137,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         raise FolderError(f"{path} is missing or damaged; train anew") from None
-    return Tokenizer.from_json(text)
+    try:
+        return Tokenizer.from_json(text)
+    except FolderError as error:
+        raise FolderError(f"{path}: {error}") from None

@@ -1,0 +1,716 @@
+import gzip
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from regard.cli.main import VERBS, main
+
+TINY = [
+    *("--model.embedding_dim", "16", "--model.encoder_dim", "16", "--model.decoder_dim", "32"),
+    *("--model.attention_dim", "8", "--model.dropout", "0", "--source.unit", "char"),
+    *("--target.unit", "symbol", "--training.warmup", "10", "--training.learning_rate", "0.01"),
+    *("--training.validate_every", "60", "--training.batch_tokens", "300", "--device", "cpu"),
+]
+BRIEF = [*TINY, "--training.max_updates", "2"]
+LINES = ["abc", "", "dcba", "  ", "a", "ddddd"]
+BLANK = [not line.strip() for line in LINES]
+
+
+class Outcome(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def lines(self) -> list[str]:
+        assert self.out.endswith("\n") or not self.out
+        return self.out.split("\n")[:-1]
+
+
+class Folders(NamedTuple):
+    pairs: str
+    model: str
+    """Has dot attention; spells `abc` as `A B C`, or nearly."""
+    blind: str
+    """Has none."""
+
+
+Command = Callable[..., Outcome]
+
+
+@pytest.fixture
+def regard(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command, run in this process."""
+
+    def run(*arguments: object, stdin: str | bytes = b"") -> Outcome:
+        content = stdin.encode() if isinstance(stdin, str) else stdin
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        capsys.readouterr()
+        status = main([str(argument) for argument in arguments])
+        return Outcome(status, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    """Two models that take a second to train."""
+    root = tmp_path_factory.mktemp("models")
+    draw = random.Random(1)
+    words = ["".join(draw.choice("abcd") for _ in range(draw.randint(1, 5))) for _ in range(40)]
+    pairs = root / "pairs.tsv"
+    pairs.write_text("".join(f"{word}\t{' '.join(word.upper())}\n" for word in words))
+    for name, attention in (("model", "dot"), ("blind", "none")):
+        call = ["train", "--data.train", pairs, "--data.dev", pairs, "--out", root / name, *TINY]
+        more = ["--model.attention", attention, "--training.max_updates", 120]
+        assert main(list(map(str, [*call, *more]))) == 0
+    return Folders(str(pairs), str(root / "model"), str(root / "blind"))
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> str:
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"{line}\n" for line in LINES))
+    return str(path)
+
+
+def one_line(outcome: Outcome, status: int) -> str:
+    """The only line of an error, which leaves nothing on standard output."""
+    assert (outcome.status, outcome.out) == (status, "")
+    assert outcome.err.count("\n") == 1, outcome.err
+    assert outcome.err.startswith("regard")
+    return outcome.err
+
+
+def settings_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+def pairs_in(path: str | Path) -> list[list[str]]:
+    return [line.split("\t") for line in Path(path).read_text().splitlines()]
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True, check=False
+    )
+
+
+# The command as a whole
+
+
+def test_help_needs_no_torch() -> None:
+    code = """
+from regard.cli.main import VERBS, main
+assert main(["--help"]) == 0
+heavy = {"torch", "altair", "accelerate", "numba", "triton", "jsonargparse"} & set(sys.modules)
+assert not heavy, heavy
+for verb in ("data", "train", "translate", "evaluate", "align", "plot"):
+    assert main([verb, "--help"]) == 0, verb
+heavy = {"torch", "altair", "accelerate", "numba", "triton"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = python(code)
+    assert (done.returncode, done.stderr) == (0, "")
+    for verb, what in VERBS.items():
+        assert f"{verb:<9}  {what}" in done.stdout
+
+
+def test_import_regard_is_cheap() -> None:
+    code = """
+import regard
+regard.ConfigError, regard.Config, dir(regard)
+heavy = {"torch", "altair", "fastapi", "triton", "numba", "accelerate"} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = python(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_call_without_a_verb_shows_help(regard: Command) -> None:
+    assert regard().status == 2
+    assert regard().out == regard("--help").out == regard("-h").out
+    assert regard("--version").out.startswith("regard 0.")
+
+
+def test_an_unknown_verb_names_the_nearest(regard: Command) -> None:
+    assert "there is no verb trian; did you mean train?" in one_line(regard("trian"), 2)
+    assert "there is no verb x; see" in one_line(regard("x"), 2)
+
+
+def test_ctrl_c_is_one_line(regard: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(arguments: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.cli.data.run", interrupt)
+    assert one_line(regard("data"), 130) == "regard data: stopped\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["translate", "MODEL", "--attention", "OUT"]])
+def test_a_closed_pipe_ends_quietly(folders: Folders, tmp_path: Path, arguments: list[str]) -> None:
+    names = {"MODEL": folders.model, "OUT": str(tmp_path / "out.jsonl")}
+    call = [sys.executable, "-m", "regard.cli.main", *(names.get(a, a) for a in arguments)]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        call,
+        input=b"abc\n",
+        stdout=write,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},
+        check=False,
+    )
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert os.listdir(tmp_path) == []
+
+
+def test_output_is_utf8_whatever_the_terminal(
+    folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stream, encoding="latin-1"))
+    assert main(["evaluate", folders.model, folders.pairs]) == 0
+    assert "–" in stream.getvalue().decode("utf-8")
+
+
+# Calls that cannot be understood
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--modle.attention dot", "no option --modle.attention; did you mean --model.attention?"),
+        ("--model.atention=dot", "no option --model.atention; did you mean --model.attention?"),
+        ("--resum", "no option --resum; did you mean --resume?"),
+        ("--conf g2p", "no option --conf; did you mean --config?"),
+        ("--zzzzzz 1", "no option --zzzzzz; see regard train --help"),
+        ("stray", "no option stray"),
+        ("--model.attention aditive", "got aditive; did you mean additive?"),
+        ("--data.bad_lines skp", "data.bad_lines takes one of stop, skip, got skp; did you mean"),
+        ("--device cpuu", "device takes one of auto, cpu, cuda, mps, got cpuu; did you mean cpu?"),
+        ("--training.max_updates many", "training.max_updates takes a whole number, got many"),
+        ("--training.max_updates 2.5", "training.max_updates takes a whole number, got 2.5"),
+        ("--training.max_minutes soon", "training.max_minutes takes a number, got soon"),
+        ("--model.bidirectional perhaps", "model.bidirectional takes true or false, got perhaps"),
+        ("--training.seed", "--training.seed: expected one argument"),
+    ],
+)
+def test_a_typo_is_one_line_that_names_the_nearest(
+    regard: Command, arguments: str, said: str
+) -> None:
+    assert said in one_line(regard("train", "--out", "x", *arguments.split()), 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("modle: {attention: dot}", "modle"),
+        ("model: {atention: dot}", "no option model.atention; did you mean --model.attention?"),
+        ("modle.attention: dot", "no option modle.attention; did you mean --model.attention?"),
+        ("model: {attention: aditive}", "got aditive; did you mean additive?"),
+        ("training: {max_updates: x}", "training.max_updates takes a whole number, got x"),
+        ("model: [", "Problems parsing config"),
+        ("", "--config takes a file of settings by group"),
+        ("- 1", "--config takes a file of settings by group"),
+    ],
+)
+def test_a_typo_in_a_file_of_settings_is_one_too(
+    regard: Command, tmp_path: Path, content: str, said: str
+) -> None:
+    (tmp_path / "c.yaml").write_text(content)
+    assert said in one_line(regard("train", "--out", "x", "--config", tmp_path / "c.yaml"), 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("train", "required: out"),
+        ("translate", "required: folder"),
+        ("translate m --beem-size 5", "no option --beem-size; did you mean --beam-size?"),
+        ("translate m f --beam-size x", "beam_size takes a whole number, got x"),
+        ("evaluate m p --bleu-tokenize 13b", "got 13b; did you mean 13a?"),
+        ("evaluate m", "required: pairs"),
+        ("align m p --glod g", "no option --glod; did you mean --gold?"),
+        ("plot m text", "required: out"),
+        ("data", "required: name"),
+    ],
+)
+def test_other_verbs_are_as_strict(regard: Command, arguments: str, said: str) -> None:
+    assert said in one_line(regard(*arguments.split()), 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("--config g2q", "no recipe or file is named 'g2q'; did you mean g2p?; recipes: g2p"),
+        ("--config", "no recipe or file is named ''"),
+        ("--model.dropout 2", "model.dropout must lie in [0, 1), got 2.0"),
+        ("--training.max_minutes 0", "training.max_minutes must be above 0"),
+        ("--model.decoder bahdanau --model.input_feeding true", "needs model.decoder luong"),
+        ("", "there is nothing to train on: give --data.train F"),
+        ("--data.train nowhere.tsv", "cannot read nowhere.tsv: No such file"),
+        ("--init-from nowhere", "nowhere is not a model folder"),
+    ],
+)
+def test_settings_that_cannot_be_used_leave_with_1(
+    regard: Command, tmp_path: Path, arguments: str, said: str
+) -> None:
+    outcome = regard("train", "--out", tmp_path / "m", *arguments.split())
+    assert said in one_line(outcome, 1)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_group_that_is_no_group_leaves_with_1(regard: Command, tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("model: 3")
+    outcome = regard("train", "--out", tmp_path / "m", "--config", tmp_path / "c.yaml")
+    assert "model takes settings by name, got 3" in one_line(outcome, 1)
+
+
+# regard data, regard train
+
+
+def test_data_writes_a_set(regard: Command, tmp_path: Path) -> None:
+    pytest.importorskip("regard.sets")
+    outcome = regard("data", "copy", "--out", tmp_path / "copy")
+    assert (outcome.status, outcome.err) == (0, "")
+    for part in ("train", "dev", "test"):
+        pairs = pairs_in(tmp_path / "copy" / f"{part}.tsv")
+        assert pairs
+        assert all(source == target for source, target in pairs)
+    again = regard("data", "copy", "--out", tmp_path / "copy")
+    assert "is not empty; choose another --out" in one_line(again, 1)
+    assert "copy" in one_line(regard("data", "cpoy", "--out", tmp_path / "x"), 1)
+
+
+def test_train_leaves_a_folder_that_says_how_it_was_made(folders: Folders) -> None:
+    names = {"README.md", "config.json", "model.safetensors", "source.json", "target.json"}
+    assert {*names, "metrics.jsonl"} <= set(os.listdir(folders.model))
+    card = (Path(folders.model) / "README.md").read_text()
+    assert f"regard train --data.train {folders.pairs}" in card
+    metrics = (Path(folders.model) / "metrics.jsonl").read_text()
+    entries = [json.loads(line) for line in metrics.splitlines()]
+    assert [entry["update"] for entry in entries] == [60, 120]
+    settings = settings_of(Path(folders.model))
+    assert settings["model"]["attention"] == "dot"
+    assert settings["model"]["encoder_dim"] == 16
+    assert settings["format"] == 1
+
+
+def test_train_says_what_it_does_on_standard_error(regard: Command, tmp_path: Path) -> None:
+    (tmp_path / "f.tsv").write_text("ab\tA B\tnote\nba\tB A\nb\tB\tnote\n")
+    out = tmp_path / "m"
+    done = regard("train", "--data.train", tmp_path / "f.tsv", "--out", out, *BRIEF)
+    assert (done.status, done.lines) == (0, [f"{out} is trained; regard translate {out} uses it"])
+    assert done.err.count("columns beyond the second ignored on 2 lines") == 1
+    assert "dev: 1 pairs held out from the training pairs" in done.err
+    assert "update 2, " in done.err
+
+
+def test_a_folder_in_use_is_refused(regard: Command, folders: Folders) -> None:
+    before = {path: path.read_bytes() for path in Path(folders.model).glob("*.*")}
+    outcome = regard("train", "--data.train", folders.pairs, "--out", folders.model, *BRIEF)
+    assert "exists and is not empty; choose another --out, or go on there with --resume" in (
+        one_line(outcome, 1)
+    )
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_resume_of_nothing_starts_anew_and_says_so(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    call = ["train", "--data.train", folders.pairs, "--out", tmp_path, *BRIEF, "--resume"]
+    done = regard(*call)
+    assert done.status == 0
+    assert f"{tmp_path} holds no checkpoint yet: starting anew" in done.err
+    more = regard(*call, "--training.max_updates", "4")
+    assert more.status == 0
+    assert "resumed at update 2" in more.err
+    assert "starting anew" not in more.err
+
+
+def test_training_goes_on_from_another_folder(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    out = tmp_path / "m"
+    flags = ["--training.max_updates", 1, "--training.learning_rate", 1e-9, "--device", "cpu"]
+    call = ["train", "--data.train", folders.pairs, "--out", out, "--init-from", folders.model]
+    assert regard(*call, *flags).status == 0
+    assert settings_of(out)["model"] == settings_of(Path(folders.model))["model"]
+    before = regard("translate", folders.model, stdin="abc\n").out
+    assert regard("translate", out, stdin="abc\n").out == before != "\n"
+
+
+@pytest.mark.parametrize("flags_first", [True, False])
+def test_flags_win_over_the_file_of_settings(
+    regard: Command, folders: Folders, tmp_path: Path, flags_first: bool
+) -> None:
+    (tmp_path / "c.yaml").write_text("model: {attention: dot, cell: gru}\ntraining: {seed: 7}\n")
+    given = [f"--config={tmp_path / 'c.yaml'}"]
+    flags = [*BRIEF, "--model.attention", "bilinear"]
+    ordered = [*flags, *given] if flags_first else [*given, *flags]
+    out = tmp_path / "m"
+    assert regard("train", "--data.train", folders.pairs, "--out", out, *ordered).status == 0
+    settings = settings_of(out)
+    assert settings["model"]["attention"] == "bilinear"
+    assert settings["model"]["cell"] == "gru"
+    assert settings["training"]["seed"] == 7
+    assert settings["model"]["bidirectional"]
+
+
+def test_a_recipe_is_found_by_its_name(regard: Command, folders: Folders, tmp_path: Path) -> None:
+    flags = [*BRIEF, "--training.precision", "float32", "--config", "g2p"]
+    out = tmp_path / "m"
+    assert regard("train", "--data.train", folders.pairs, "--out", out, *flags).status == 0
+    settings = settings_of(out)
+    assert settings["model"]["encoder_layers"] == 2
+    assert settings["source"]["lowercase"]
+    assert settings["model"]["encoder_dim"] == 16
+
+
+BAD = "ab\tA B\nno tab\n\n\tA\nb\t\n{}\tA\nba\tB A\nabb\tA B B\n".format("ab" * 9)
+
+
+def test_bad_lines_stop_training_with_their_list(regard: Command, tmp_path: Path) -> None:
+    path = tmp_path / "bad.tsv"
+    path.write_text(BAD)
+    call = ["train", "--data.train", path, "--out", tmp_path / "m", *BRIEF]
+    said = one_line(regard(*call), 1)
+    assert "bad.tsv: 4 of 8 lines cannot be used: " in said
+    assert (
+        "line 2 has no second column (TAB); line 3 is empty; line 4 has an empty source; "
+        "line 5 has an empty target; mend them, or leave them out with --data.bad_lines skip"
+    ) in said
+    assert not (tmp_path / "m").exists()
+    path.write_text("ab\tA\nabba\tA\nb\tB\n")
+    said = one_line(regard(*call, "--data.max_length", 3), 1)
+    assert "line 2 has a source of 4 symbols, limit 3" in said
+
+
+def test_bad_lines_can_be_skipped_and_are_counted(regard: Command, tmp_path: Path) -> None:
+    (tmp_path / "bad.tsv").write_text(BAD)
+    flags = [*BRIEF, "--data.bad_lines", "skip", "--data.max_length", 9]
+    done = regard("train", "--data.train", tmp_path / "bad.tsv", "--out", tmp_path / "m", *flags)
+    assert done.status == 0
+    assert "train: 4 lines skipped (line 2 has no second column" in done.err
+    assert "1 lines skipped (line 6 has a source of 18 symbols, limit 9)" in done.err
+
+
+def test_parallel_and_gzipped_files_train(regard: Command, tmp_path: Path) -> None:
+    (tmp_path / "f.src.gz").write_bytes(gzip.compress(b"\xef\xbb\xbfab\r\nba\r\naa\r\n"))
+    (tmp_path / "f.tgt").write_bytes(b"A B\nB A\nA A")
+    both = f"{tmp_path / 'f.src.gz'},{tmp_path / 'f.tgt'}"
+    out = tmp_path / "m"
+    done = regard("train", "--data.train", both, "--data.dev", both, "--out", out, *BRIEF)
+    assert done.status == 0
+    assert "train: 3 pairs read" in done.err
+    assert json.loads((out / "source.json").read_text())["symbols"] == ["a", "b"]
+
+
+def test_bytes_that_are_not_utf8_stop_training(regard: Command, tmp_path: Path) -> None:
+    (tmp_path / "f.tsv").write_bytes(b"a\tb\n\xff\tb\n")
+    outcome = regard("train", "--data.train", tmp_path / "f.tsv", "--out", tmp_path / "m", *BRIEF)
+    assert "f.tsv, line 2: not UTF-8" in one_line(outcome, 1)
+
+
+# regard translate
+
+
+def test_translate_gives_a_line_for_a_line(regard: Command, folders: Folders, lines: str) -> None:
+    done = regard("translate", folders.model, lines)
+    assert done.status == 0
+    assert [not line for line in done.lines] == BLANK
+    alone = [regard("translate", folders.model, stdin=f"{line}\n").out for line in LINES]
+    assert done.out == "".join(alone)
+    from_stdin = regard("translate", folders.model, stdin="".join(f"{x}\n" for x in LINES))
+    assert from_stdin.out == done.out
+    assert regard("translate", folders.model, stdin="abc\r\n\r\ndcba").lines == done.lines[:3]
+    assert regard("translate", folders.model, stdin="").out == ""
+
+
+def test_options_may_stand_anywhere(regard: Command, folders: Folders, lines: str) -> None:
+    done = regard("translate", folders.model, lines, "--beam-size", 1)
+    assert done.status == 0
+    assert regard("translate", folders.model, "--beam-size", 1, lines) == done
+    assert regard("translate", "--beam-size=1", folders.model, lines) == done
+    assert regard("translate", "--beam-size", 1, "--", folders.model, lines) == done
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\x0b", "\x85"])
+def test_only_a_line_feed_ends_a_line_to_translate(
+    regard: Command, folders: Folders, separator: str
+) -> None:
+    done = regard("translate", folders.model, stdin=f"ab{separator}c\nd\n")
+    assert len(done.lines) == 2
+    assert "1 source symbols are not in the vocabulary" in done.err
+
+
+def test_translate_names_the_line_that_is_not_utf8(regard: Command, folders: Folders) -> None:
+    outcome = regard("translate", folders.model, stdin=b"abc\na\xff\n")
+    assert "standard input, line 2: not UTF-8 (byte 2 of the line)" in one_line(outcome, 1)
+
+
+def test_n_best_gives_ranked_lines(regard: Command, folders: Folders, lines: str) -> None:
+    best = regard("translate", folders.model, lines).lines
+    ranked = regard("translate", folders.model, lines, "--n-best", 3).lines
+    rows = [row.split("\t") for row in ranked]
+    for number, blank in enumerate(BLANK, start=1):
+        own = [row for row in rows if row[0] == str(number)]
+        assert [row[1] for row in own] == (["1"] if blank else ["1", "2", "3"])
+        scores = [float(row[2]) for row in own]
+        assert scores == sorted(scores, reverse=True)
+        assert own[0][3] == best[number - 1]
+        assert len({row[3] for row in own}) == len(own)
+    assert [int(row[0]) for row in rows] == sorted(int(row[0]) for row in rows)
+
+
+def test_lines_keep_their_numbers_beyond_the_first_thousand(
+    regard: Command, folders: Folders
+) -> None:
+    options = ["--n-best", 2, "--beam-size", 2]
+    done = regard("translate", folders.model, *options, stdin="\n" * 1500 + "a\n")
+    assert [int(line.split("\t")[0]) for line in done.lines] == [*range(1, 1502), 1501]
+
+
+def test_attention_is_written_with_its_tokens(
+    regard: Command, folders: Folders, lines: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "made" / "out.jsonl"
+    texts = regard("translate", folders.model, lines, "--attention", path).lines
+    objects = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [found["source"] for found in objects] == LINES
+    assert [found["text"] for found in objects] == texts
+    for found, line in zip(objects, LINES, strict=True):
+        weights = np.array(found["attention"])
+        if not line.strip():
+            assert found["tokens"] == found["source_tokens"] == found["attention"] == []
+            continue
+        assert found["source_tokens"] == [*line, "</s>"]
+        assert weights.shape == (len(found["tokens"]), len(found["source_tokens"]))
+        assert (weights >= 0).all()
+        np.testing.assert_allclose(weights.sum(1), 1, atol=1e-4)
+    ranked = regard("translate", folders.model, lines, "--attention", path, "--n-best", 2).lines
+    assert len(path.read_text().splitlines()) == len(ranked)
+
+
+def test_alignments_are_pharaoh_lines(
+    regard: Command, folders: Folders, lines: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "out.pharaoh"
+    texts = regard("translate", folders.model, lines, "--alignments", path).lines
+    found = path.read_text().split("\n")[:-1]
+    assert len(found) == len(LINES)
+    for links, line, text in zip(found, LINES, texts, strict=True):
+        pairs = [tuple(map(int, link.split("-"))) for link in links.split()]
+        assert pairs == sorted(set(pairs))
+        assert all(s < len(line) and t < len(text.split()) for s, t in pairs)
+        assert line.strip() or not links
+
+
+def test_the_heatmap_is_drawn_on_standard_error(regard: Command, folders: Folders) -> None:
+    done = regard("translate", folders.model, "--heatmap", stdin="abc\n\n")
+    assert len(done.lines) == 2
+    assert "</s>" in done.err
+
+
+@pytest.mark.parametrize("option", ["--beam-size", "--n-best"])
+def test_a_beam_holds_one_at_least(regard: Command, folders: Folders, option: str) -> None:
+    outcome = regard("translate", folders.model, option, 0, stdin="abc\n")
+    assert "must be at least 1" in one_line(outcome, 1)
+
+
+def test_a_failed_translation_leaves_no_files(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    options = ["--attention", tmp_path / "a.jsonl", "--alignments", tmp_path / "b.txt"]
+    outcome = regard("translate", folders.model, tmp_path / "nowhere", *options)
+    assert "cannot read" in one_line(outcome, 1)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("verb", ["translate", "evaluate", "align", "plot"])
+def test_what_is_no_model_folder_is_said(regard: Command, folders: Folders, verb: str) -> None:
+    more = {"evaluate": [folders.pairs], "align": [folders.pairs], "plot": ["abc", "-o", "x.svg"]}
+    outcome = regard(verb, "nowhere", *more.get(verb, []))
+    assert "nowhere is not a model folder: it has no config.json" in one_line(outcome, 1)
+
+
+# regard evaluate
+
+
+def test_evaluate_writes_the_figures_of_the_contract(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    path = tmp_path / "figures.json"
+    done = regard("evaluate", folders.model, folders.pairs, "--json", path)
+    assert done.status == 0
+    for name in ("exact match", "WER", "PER", "CER", "BLEU", "chrF", "95 % interval"):
+        assert name in done.out
+    figures = json.loads(path.read_text())
+    names = ["bleu", "chrf", "exact_match", "wer", "per", "cer"]
+    assert list(figures) == ["n", *names, "by_length"]
+    assert figures["n"] == len({source for source, _ in pairs_in(folders.pairs)})
+    for name in names:
+        signed = {"signature"} if name in ("bleu", "chrf") else set()
+        assert set(figures[name]) == {"value", "low", "high"} | signed
+        low, value, high = (figures[name][key] for key in ("low", "value", "high"))
+        assert 0 <= low <= value <= high <= 100 + 1e-9
+    assert figures["wer"]["value"] == pytest.approx(100 - figures["exact_match"]["value"])
+    assert sum(part["n"] for part in figures["by_length"]) == figures["n"]
+
+
+def test_any_of_several_references_will_do(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    own = regard("translate", folders.model, stdin="abc\ndd\n").lines
+    rows = [f"abc\tB\nabc\t{own[0]}\n", f"dd\tB\ndd\t{own[1].lower()}\nabc\tC\n"]
+    (tmp_path / "f.tsv").write_text("".join(rows))
+    found: list[float] = []
+    for options in ([], ["--lowercase"]):
+        call = ["evaluate", folders.model, tmp_path / "f.tsv", "--json", tmp_path / "j", *options]
+        assert regard(*call).status == 0
+        figures = json.loads((tmp_path / "j").read_text())
+        assert figures["n"] == 2
+        found.append(figures["exact_match"]["value"])
+    assert found == [50.0, 100.0]
+
+
+def test_the_bleu_tokenizer_is_in_the_signature(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    options = ["--bleu-tokenize", "char", "--json", tmp_path / "j", "--beam-size", 1]
+    assert regard("evaluate", folders.model, folders.pairs, *options).status == 0
+    assert "tok:char" in json.loads((tmp_path / "j").read_text())["bleu"]["signature"]
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "align"])
+def test_pairs_to_measure_on_must_all_be_good(
+    regard: Command, folders: Folders, tmp_path: Path, verb: str
+) -> None:
+    path = tmp_path / "f.tsv"
+    path.write_text("ab\tA B\nab\n")
+    said = one_line(regard(verb, folders.model, path), 1)
+    assert "f.tsv: 1 of 2 lines cannot be used: line 2 has no second column" in said
+    path.write_text("")
+    assert "f.tsv holds no pair" in one_line(regard(verb, folders.model, path), 1)
+    path.write_text("ab\tA B\tx\nba\tB A\ty\n")
+    done = regard(verb, folders.model, path)
+    assert done.status == 0
+    assert done.err.count("columns beyond the second ignored on 2 lines") == 1
+
+
+# regard align
+
+
+def test_align_prints_a_pharaoh_line_per_pair(regard: Command, folders: Folders) -> None:
+    done = regard("align", folders.model, folders.pairs)
+    assert (done.status, done.err) == (0, "")
+    for line, (source, target) in zip(done.lines, pairs_in(folders.pairs), strict=True):
+        for link in line.split():
+            left, right = map(int, link.split("-"))
+            assert left < len(source)
+            assert right < len(target.split())
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_its_own_links_as_gold_make_no_error(
+    regard: Command, folders: Folders, tmp_path: Path, suffix: str
+) -> None:
+    own = regard("align", folders.model, folders.pairs).out
+    gold, figures = tmp_path / f"gold{suffix}", tmp_path / "figures.json"
+    gold.write_bytes(gzip.compress(own.encode()) if suffix else own.encode())
+    done = regard("align", folders.model, folders.pairs, "--gold", gold, "--json", figures)
+    assert (done.status, done.out) == (0, own)
+    assert done.err == "alignment error rate 0.0000, precision 1.0000, recall 1.0000\n"
+    assert json.loads(figures.read_text()) == {"n": 40, "aer": 0, "precision": 1, "recall": 1}
+
+
+def test_wrong_gold_links_make_errors(regard: Command, folders: Folders, tmp_path: Path) -> None:
+    (tmp_path / "gold").write_text("90-90\n" * 40)
+    done = regard("align", folders.model, folders.pairs, "--gold", tmp_path / "gold")
+    assert "alignment error rate 1.0000, precision 0.0000, recall 0.0000" in done.err
+
+
+def test_gold_links_must_fit(regard: Command, folders: Folders, tmp_path: Path) -> None:
+    gold = tmp_path / "gold"
+    gold.write_text("0-0\n" * 39)
+    call = ["align", folders.model, folders.pairs]
+    assert "gold has 39 lines for the 40 pairs" in one_line(regard(*call, "--gold", gold), 1)
+    gold.write_text("0-0\n" * 39 + "0:0\n")
+    assert "gold, line 40: expected links" in one_line(regard(*call, "--gold", gold), 1)
+    assert "give --gold too" in one_line(regard(*call, "--json", tmp_path / "j"), 1)
+
+
+# regard plot
+
+
+@pytest.mark.parametrize("suffix", ["json", "svg", "html"])
+def test_plot_draws_a_file(regard: Command, folders: Folders, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"map.{suffix}"
+    done = regard("plot", folders.model, "abc", "-o", path)
+    (text,) = regard("translate", folders.model, stdin="abc").lines
+    assert (done.status, done.out, done.err) == (0, f"abc -> {text}, drawn in {path}\n", "")
+    assert os.listdir(tmp_path) == [path.name]
+    content = path.read_text()
+    if suffix == "json":
+        assert np.array(json.loads(content)["attention"]).shape == (len(text.split()), 4)
+    assert {"svg": "<svg", "html": "<!doctype html", "json": "{"}[suffix] in content.lower()[:200]
+
+
+def test_plot_can_force_the_output(regard: Command, folders: Folders, tmp_path: Path) -> None:
+    path = tmp_path / "map.json"
+    done = regard("plot", folders.model, "abc", "-o", path, "--target", "D D")
+    assert done.out.startswith("abc -> D D, ")
+    assert json.loads(path.read_text())["target_tokens"] == ["D", "D"]
+
+
+def test_what_cannot_be_drawn_is_said(regard: Command, folders: Folders, tmp_path: Path) -> None:
+    unknown = regard("plot", folders.model, "abc", "-o", tmp_path / "map.pdf")
+    assert "saved as .html, .png, .svg or .json, got" in one_line(unknown, 1)
+    empty = regard("plot", folders.model, " ", "-o", tmp_path / "map.svg")
+    assert "there is nothing to draw: the text is empty" in one_line(empty, 1)
+    nothing = regard("plot", folders.model, "abc", "--target", "", "-o", tmp_path / "map.svg")
+    assert "nothing to draw" in one_line(nothing, 1)
+    assert os.listdir(tmp_path) == []
+
+
+# A model without attention
+
+
+def test_a_model_without_attention_translates(
+    regard: Command, folders: Folders, lines: str
+) -> None:
+    done = regard("translate", folders.blind, lines)
+    assert done.status == 0
+    assert [not line for line in done.lines] == BLANK
+    assert regard("evaluate", folders.blind, folders.pairs).status == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "translate BLIND LINES --attention OUT",
+        "translate BLIND LINES --alignments OUT",
+        "translate BLIND LINES --heatmap",
+        "align BLIND PAIRS",
+        "plot BLIND abc -o OUT.svg",
+    ],
+)
+def test_a_model_without_attention_has_none_to_show(
+    regard: Command, folders: Folders, lines: str, tmp_path: Path, arguments: str
+) -> None:
+    out = tmp_path / "made"
+    names = {"BLIND": folders.blind, "PAIRS": folders.pairs, "LINES": lines, "OUT": str(out)}
+    names["OUT.svg"] = f"{out}.svg"
+    outcome = regard(*(names.get(word, word) for word in arguments.split()))
+    assert "has no attention" in one_line(outcome, 1)
+    assert os.listdir(tmp_path) == [Path(lines).name]

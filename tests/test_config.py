@@ -1,0 +1,107 @@
+import ast
+import dataclasses
+import inspect
+import json
+from typing import Any
+
+import pytest
+
+from regard import config
+from regard.config import Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
+from regard.errors import ConfigError
+
+CLASSES = [Config, DataConfig, ModelConfig, TextConfig, TrainingConfig]
+CHANGED = Config(
+    out="m",
+    data=DataConfig(train="t.tsv", bad_lines="skip"),
+    source=TextConfig(unit="char", lowercase=True),
+    target=TextConfig(unit="bpe", vocabulary_size=300),
+    model=ModelConfig(attention="none", dropout=0.0, bidirectional=False),
+    training=TrainingConfig(max_minutes=2.5, schedule="constant", learning_rate=1),
+)
+
+
+@pytest.mark.parametrize("settings", [Config(), CHANGED])
+def test_settings_come_back_from_json(settings: Config) -> None:
+    assert config.from_dict(json.loads(json.dumps(config.to_dict(settings)))) == settings
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    assert config.from_dict({}) == Config()
+    assert config.from_dict({"model": {"cell": "gru"}}) == Config(model=ModelConfig(cell="gru"))
+
+
+@pytest.mark.parametrize(
+    ("values", "wrong"),
+    [
+        ({"modle": {}}, "unknown setting modle; known: data, device, model"),
+        ({"model": {"atention": "dot"}}, r"unknown setting model\.atention; known: attention,"),
+        ({"model": 3}, "model takes settings by name, got 3"),
+    ],
+)
+def test_unknown_keys_are_named(values: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong):
+        config.from_dict(values)
+
+
+@pytest.mark.parametrize(
+    ("group", "name", "value", "wrong"),
+    [
+        ("data", "max_length", 0, "must be at least 1, got 0"),
+        ("data", "bad_lines", "stpo", "takes one of stop, skip, got 'stpo'"),
+        ("source", "vocabulary_size", 0, "must be at least 1"),
+        ("target", "min_frequency", -1, "must be at least 1"),
+        ("model", "attention", "aditive", "takes one of none, dot, .*, got 'aditive'"),
+        ("model", "cell", None, "takes one of gru, lstm, got None"),
+        ("model", "encoder_dim", 0, "must be at least 1"),
+        ("model", "embedding_dim", 2.5, "takes a whole number, got 2.5"),
+        ("model", "decoder_layers", True, "takes a whole number, got True"),
+        ("model", "bidirectional", 1, "takes true or false, got 1"),
+        ("model", "dropout", 1, r"must lie in \[0, 1\), got 1"),
+        ("model", "dropout", -0.1, r"must lie in \[0, 1\), got -0.1"),
+        ("training", "schedule", "plateu", "takes one of constant, plateau, inverse_sqrt"),
+        ("training", "max_updates", "9", "takes a whole number, got '9'"),
+        ("training", "max_minutes", 0, "must be above 0, got 0"),
+        ("training", "max_minutes", "soon", "takes a number or nothing, got 'soon'"),
+        ("training", "learning_rate", float("nan"), "must be above 0, got nan"),
+        ("training", "clip_norm", -1.0, "must be above 0"),
+        ("training", "warmup", -1, "must be at least 0"),
+        ("training", "cooldown", 1.0, r"must lie in \[0, 1\)"),
+    ],
+)
+def test_a_value_that_cannot_be_used_is_named(
+    group: str, name: str, value: Any, wrong: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"\b{name} {wrong}"):
+        config.from_dict({group: {name: value}})
+
+
+def test_the_whole_is_checked_too() -> None:
+    with pytest.raises(ConfigError, match="device takes one of auto, cpu, cuda, mps, got 'gpu'"):
+        Config(device="gpu")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"model takes a ModelConfig, got \{\}"):
+        Config(model={})  # type: ignore[arg-type]
+
+
+def test_input_feeding_belongs_to_luong() -> None:
+    with pytest.raises(ConfigError, match=r"model\.input_feeding needs model\.decoder luong"):
+        ModelConfig(decoder="bahdanau", input_feeding=True)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_settings_are_frozen_and_given_by_name(cls: type[Any]) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(cls(), dataclasses.fields(cls)[0].name, None)
+    with pytest.raises(TypeError, match="positional"):
+        cls("m")
+
+
+def test_every_setting_has_a_line_of_help() -> None:
+    groups = {f.name for f in dataclasses.fields(Config) if f.default is dataclasses.MISSING}
+    for node in ast.walk(ast.parse(inspect.getsource(config))):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for field, after in zip(node.body, [*node.body[1:], None], strict=True):
+            if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) not in groups:
+                helped = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
+                assert helped, f"{node.name}.{ast.unparse(field.target)}"

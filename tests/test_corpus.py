@@ -1,0 +1,172 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.config import Config, DataConfig, TextConfig, TrainingConfig
+from regard.corpus import Corpus, make_corpus, settled
+from regard.errors import ConfigError, DataError
+from regard.text import END, UNKNOWN, Tokenizer
+
+PAIRS = [("ab", "A B"), ("ba", "B A"), ("aab", "A A B"), ("ab", "A B B")]
+DEV = [("ab", "A B"), ("bb", "B B"), ("ab", "B")]
+UNITS: dict[str, Any] = {"source": TextConfig(unit="char"), "target": TextConfig(unit="symbol")}
+
+
+def corpus(
+    pairs: list[tuple[str, str]] | None = PAIRS,
+    dev: list[tuple[str, str]] | None = DEV,
+    seed: int = 1,
+    **data: Any,
+) -> Corpus:
+    training = TrainingConfig(seed=seed)
+    return make_corpus(Config(data=DataConfig(**data), training=training, **UNITS), pairs, dev)
+
+
+def test_pairs_become_examples_and_dev_sources_their_references() -> None:
+    found = corpus()
+    assert [found.source.decode(example.source) for example in found.train] == [
+        source for source, _ in PAIRS
+    ]
+    assert all(example.source[-1] == END for example in found.train)
+    assert [found.target.decode(example.target) for example in found.train] == [
+        target for _, target in PAIRS
+    ]
+    assert found.dev_sources == ["ab", "bb"]
+    assert found.dev_references == [["A B", "B"], ["B B"]]
+    assert found.longest_target == 3
+
+
+def test_files_and_lists_give_the_same_corpus(tmp_path: Path) -> None:
+    for name, pairs in (("train", PAIRS), ("dev", DEV)):
+        (tmp_path / name).write_text("".join(f"{s}\t{t}\n" for s, t in pairs))
+    data = DataConfig(train=str(tmp_path / "train"), dev=str(tmp_path / "dev"))
+    read = make_corpus(Config(data=data, **UNITS), None, None)
+    listed = corpus()
+    assert (read.train, read.dev, read.source) == (listed.train, listed.dev, listed.source)
+    assert read.fingerprint() == listed.fingerprint()
+
+
+def test_other_pairs_have_another_fingerprint() -> None:
+    assert corpus(PAIRS[:3]).fingerprint() != corpus(PAIRS).fingerprint()
+    assert corpus(PAIRS[::-1]).fingerprint() != corpus(PAIRS).fingerprint()
+
+
+def test_there_must_be_something_to_train_on() -> None:
+    with pytest.raises(ConfigError, match=r"nothing to train on: give --data\.train F"):
+        corpus(None)
+    with pytest.raises(DataError, match="train holds no pair"):
+        corpus([])
+    with pytest.raises(DataError, match="dev holds no pair"):
+        corpus(dev=[])
+
+
+def test_bad_lines_stop_by_default() -> None:
+    with pytest.raises(
+        DataError,
+        match=r"train: 2 of 6 lines cannot be used: line 5 has an empty target; line 6 is empty; "
+        r"mend them, or leave them out with --data\.bad_lines skip",
+    ):
+        corpus([*PAIRS, ("x", ""), (" ", "")])
+    with pytest.raises(DataError, match="dev: 1 of 4 lines"):
+        corpus(dev=[*DEV, ("", "x")])
+
+
+def test_skipped_lines_are_counted_and_said() -> None:
+    found = corpus([("x", ""), *PAIRS], bad_lines="skip")
+    assert "train: 1 lines skipped (line 1 has an empty target)" in found.notes
+    assert len(found.train) == len(PAIRS)
+    many = corpus([("x", "")] * 7 + PAIRS, bad_lines="skip")
+    (said,) = (note for note in many.notes if "7 lines skipped" in note)
+    assert said.endswith("line 5 has an empty target; …)")
+
+
+def test_nothing_left_after_skipping_is_an_error() -> None:
+    with pytest.raises(DataError, match="holds no pair"):
+        corpus([("x", "")], bad_lines="skip")
+
+
+@pytest.mark.parametrize("long", [("abababa", "A"), ("a", "A B A B A B A")])
+def test_a_line_that_is_too_long_is_bad(long: tuple[str, str]) -> None:
+    side = "source" if len(long[0]) > 1 else "target"
+    reason = rf"line 3 has a {side} of 7 symbols, limit 6"
+    pairs = [*PAIRS[:2], long, *PAIRS[2:]]
+    with pytest.raises(DataError, match=rf"1 of 5 .*{reason}; raise --data\.max_length"):
+        corpus(pairs, max_length=6)
+    found = corpus(pairs, max_length=6, bad_lines="skip")
+    assert f"train: 1 lines skipped ({reason})" in found.notes
+    assert len(found.train) == 4
+    assert len(corpus(pairs, max_length=7).train) == 5
+
+
+def test_long_lines_keep_their_numbers_behind_skipped_ones() -> None:
+    found = corpus([("", ""), ("", ""), ("a" * 9, "A"), *PAIRS], max_length=6, bad_lines="skip")
+    assert "train: 1 lines skipped (line 3 has a source of 9 symbols, limit 6)" in found.notes
+
+
+def test_a_corpus_of_long_lines_only_is_an_error() -> None:
+    with pytest.raises(DataError, match=r"every pair is longer than --data\.max_length 1"):
+        corpus([("ab", "A")], max_length=1, bad_lines="skip")
+
+
+def test_extra_columns_are_said_once(tmp_path: Path) -> None:
+    path = tmp_path / "f.tsv"
+    path.write_text("ab\tA B\tx\nba\tB A\ty\tz\nbb\tB B\n")
+    notes = corpus(None, DEV, train=str(path)).notes
+    said = [note for note in notes if "columns beyond the second" in note]
+    assert said == ["train: columns beyond the second ignored on 2 lines"]
+
+
+def test_without_dev_pairs_sources_are_held_out() -> None:
+    pairs = [(f"{'ab' * (n % 9)}{'b' * n}a", str(copy)) for n in range(100) for copy in (1, 2)]
+    found = corpus(pairs, None)
+    train = {found.source.decode(example.source) for example in found.train}
+    assert len(found.dev_sources) == 5
+    assert train.isdisjoint(found.dev_sources)
+    assert all(references == ["1", "2"] for references in found.dev_references)
+    assert len(found.train) + len(found.dev) == 200
+    assert "dev: 10 pairs held out from the training pairs" in found.notes
+    assert corpus(pairs, None).dev_sources == found.dev_sources
+    assert corpus(pairs, None, seed=2).dev_sources != found.dev_sources
+
+
+@pytest.mark.parametrize("place", [0, 7, 11])
+def test_lines_keep_their_numbers_when_sources_are_held_out(place: int) -> None:
+    pairs = [("ab" * n + "a", "A") for n in range(1, 13)]
+    pairs[place] = ("a" * 99, "A")
+    with pytest.raises(DataError, match=f"line {place + 1} has a source of 99 symbols"):
+        corpus(pairs, None, max_length=50)
+
+
+def test_one_source_cannot_be_held_out() -> None:
+    with pytest.raises(DataError, match=r"one source only, .*; give --data\.dev F"):
+        corpus([("ab", "A"), ("ab", "B")], None)
+
+
+def test_the_vocabulary_is_of_the_training_pairs_alone() -> None:
+    found = corpus(dev=[("axa", "A"), ("x", "B Y")])
+    assert "dev: 2 source symbols are not in the vocabulary ('x' 2x)" in found.notes
+    assert "dev: 1 target symbols are not in the vocabulary ('Y' 1x)" in found.notes
+    assert found.dev[0].source.count(UNKNOWN) == 1
+
+
+def test_unknown_symbols_of_skipped_lines_do_not_count() -> None:
+    found = corpus(dev=[*DEV, ("axa" * 9, "A")], max_length=9, bad_lines="skip")
+    assert not any("not in the vocabulary" in note for note in found.notes)
+
+
+def test_given_tokenizers_are_kept() -> None:
+    both = tuple(Tokenizer.learn(["xyzab"], TextConfig(unit="char")) for _ in range(2))
+    found = make_corpus(Config(), PAIRS, DEV, both)  # type: ignore[arg-type]
+    assert (found.source, found.target) == both
+    assert "source: unit char, vocabulary of 9" in found.notes
+
+
+def test_the_unit_that_was_found_is_said_and_settled() -> None:
+    config = Config(source=TextConfig(lowercase=True))
+    found = make_corpus(config, PAIRS, DEV)
+    assert any(note.startswith("source: unit char (found from the data)") for note in found.notes)
+    done = settled(config, found)
+    assert (done.source.unit, done.target.unit) == (found.source.unit, found.target.unit)
+    assert done.source.lowercase
+    assert "auto" not in (done.source.unit, done.target.unit)
