@@ -2,17 +2,28 @@
 
 import dataclasses
 import datetime
+import hashlib
+import os
+import random
 import string
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from regard import sets
 from regard.errors import DataError
-from regard.sets import copy, dates
+from regard.sets import copy, dates, english, phrasebook
+from regard.sets.chinese import Chinese
 from regard.sets.pairs import Example, Splits, split
+from regard.sets.spanish import Spanish
+from regard.sets.speaker import Speaker
+from regard.sets.weaving import NOTHING, weave
 
 SIZES = {
+    "phrasebook": (7_402, 400, 600),
     "dates": (10_000, 500, 1_000),
     "numbers": (8_000, 500, 1_000),
     "copy": (10_000, 500, 1_000),
@@ -66,6 +77,110 @@ def test_links_stay_within_the_words(name: str) -> None:
         for source, target in example.links or ():
             assert 0 <= source < sizes[0], example
             assert 0 <= target < sizes[1], example
+
+
+def is_chinese(example: Example) -> bool:
+    return any("\u4e00" <= letter <= "\u9fff" for letter in example.source)
+
+
+def crosses(example: Example) -> bool:
+    links = example.links or ()
+    return any(s < t and u > v for s, u in links for t, v in links)
+
+
+def test_the_phrasebook_does_not_depend_on_the_order_of_hashes() -> None:
+    code = "import hashlib; from regard import sets; print(hashlib.sha256(repr(sets.make('phrasebook')).encode()).hexdigest())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONHASHSEED": "77"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == hashlib.sha256(repr(made("phrasebook")).encode()).hexdigest()
+
+
+def test_phrasebook_sentences_are_short_plain_and_linked_throughout() -> None:
+    for example in everything("phrasebook"):
+        source, target = example.source.split(), example.target.split()
+        assert example.source == " ".join(source).lower()
+        assert example.target == " ".join(target).lower()
+        assert max(len(source), len(target)) <= phrasebook.LONGEST
+        assert {place for _, place in example.links or ()} == set(range(len(target))), example
+        assert ("?" in source) == ("?" in target)
+
+
+def test_phrasebook_links_cross_in_both_languages() -> None:
+    for wanted in (True, False):
+        examples = [e for e in everything("phrasebook") if is_chinese(e) == wanted]
+        assert len(examples) == phrasebook.PER_LANGUAGE + 1
+        assert sum(map(crosses, examples)) > 0.4 * len(examples)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_phrasebook_words_of_dev_and_test_are_frequent_in_train(seed: int) -> None:
+    parts = sets.make("phrasebook", seed)
+    known = Counter(word for example in parts.train for word in example.source.split())
+    for example in parts.dev + parts.test:
+        assert min(known[word] for word in example.source.split()) >= phrasebook.FREQUENT, example
+
+
+def test_the_famous_pairs_stand_in_test_only_and_can_be_learnt() -> None:
+    parts = made("phrasebook")
+    famous = parts.test[:2]
+    assert [(e.source, e.target, e.links) for e in famous] == [
+        ("我 爱 机器 学习", "i love machine learning", ((0, 0), (1, 1), (2, 2), (3, 3))),
+        ("te quiero", "i love you", ((0, 2), (1, 0), (1, 1))),
+    ]
+    for example in parts.train + parts.dev + parts.test[2:]:
+        assert example.source not in {"我 爱 机器 学习", "te quiero", "我 爱 你"}
+        assert example.target not in {e.target for e in famous}
+    known = Counter(word for example in parts.train for word in example.source.split())
+    assert all(known[word] >= 40 for e in famous for word in e.source.split())
+    two = {e.source for e in parts.train if len(e.source.split()) == 2}
+    assert sum(source.startswith("te ") for source in two) >= 3
+    assert sum(source.endswith(" quiero") for source in two) >= 1
+
+
+@pytest.mark.parametrize("language", [Chinese, Spanish])
+def test_a_phrase_has_one_translation_however_it_came_about(language: type[Speaker]) -> None:
+    speaker, found = language(random.Random(5)), dict[str, Example]()
+    for _ in range(15_000):
+        example = speaker.sentence().example()
+        assert found.setdefault(example.source, example) == example
+
+
+def test_weaving() -> None:
+    her = weave("la:1 | her:1")
+    woven = weave("no:1 {whom} veo:2 | i:2 do:1 not:1 see:2 {whom}", whom=her).example()
+    assert woven == Example(
+        "no la veo", "i do not see her", ((0, 1), (0, 2), (1, 4), (2, 0), (2, 3))
+    )
+    both = weave("的:12 a | b:1 c:2").example()
+    assert both.links == ((0, 0), (0, 1))
+    assert weave("{x} a:1 | a:1 {x}", x=NOTHING) == weave("a:1 | a:1")
+
+
+@pytest.mark.parametrize(
+    "template", ["{x} | a", "a | a {x}", "{x} {x} | {x}", "a:1 {x} | a {x}", "{x} {y} | {x} {y}"]
+)
+def test_weaving_refuses_what_does_not_fit(template: str) -> None:
+    with pytest.raises(ValueError):
+        weave(template, x=NOTHING)
+
+
+def test_english() -> None:
+    assert [english.present(verb, "3s") for verb in ("study", "teach", "buy", "see")] == [
+        "studies", "teaches", "buys", "sees",
+    ]  # fmt: skip
+    assert [english.past(verb) for verb in ("study", "love", "help", "eat")] == [
+        "studied", "loved", "helped", "ate",
+    ]  # fmt: skip
+    assert [english.comparative(word) for word in ("busy", "tall", "expensive")] == [
+        "busier", "taller", "more expensive",
+    ]  # fmt: skip
+    assert [english.plural(noun) for noun in ("box", "city", "day", "apple")] == [
+        "boxes", "cities", "days", "apples",
+    ]  # fmt: skip
+    assert [english.be(person) for person in ("1s", "2s", "3s", "3p")] == ["am", "are", "is", "are"]
+    assert (english.article("egg"), english.article("big")) == ("an", "a")
 
 
 @pytest.mark.parametrize("name", ["copy", "reverse"])

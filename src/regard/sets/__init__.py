@@ -12,12 +12,13 @@ No source stands in two parts of a set.
 import difflib
 
 from regard.errors import DataError
-from regard.sets import copy, dates, numbers, reverse
+from regard.sets import copy, dates, numbers, phrasebook, reverse
 from regard.sets.pairs import Example, Splits, split, write
 
 __all__ = ["NAMES", "Example", "Splits", "make", "split", "write"]
 
 _MAKERS = {
+    "phrasebook": phrasebook.make,
     "dates": dates.make,
     "numbers": numbers.make,
     "copy": copy.make,
