@@ -1,0 +1,38 @@
+"""What every test starts from: one seed, one hypothesis profile, and two fixtures on request."""
+
+import random
+from collections.abc import Iterator
+
+import hypothesis
+import jaxtyping
+import pytest
+import torch
+
+hypothesis.settings.register_profile("regard", derandomize=True, deadline=None, max_examples=40)
+hypothesis.settings.load_profile("regard")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    random.seed(0)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def poisoned() -> Iterator[None]:
+    """Memory that is allocated and not written holds NaN: whoever reads it shows."""
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.utils.deterministic.fill_uninitialized_memory = filled
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Annotated shapes go unchecked, as for a user: what is raised then is our own error."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
