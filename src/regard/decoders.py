@@ -10,7 +10,7 @@ memory and grouped by source, so that N = B x beams; the queries of one source s
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, Self, cast
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -21,10 +21,11 @@ from regard.attention import Attention, Memory
 from regard.encoders import CELLS, Encoded
 
 
+@runtime_checkable
 class State(Protocol):
     """What a decoder remembers between steps; only its decoder looks inside."""
 
-    def select(self, rows: Tensor, items: Tensor | None = None) -> Self:
+    def select(self, rows: Tensor, items: Tensor | None = None) -> "State":
         """These rows (N',), in this order; `items` (B',) are the sources that stay, None for all."""
         ...
 
@@ -49,6 +50,7 @@ class Unrolled(NamedTuple):
     """(B, L, layers, heads, T): where each step looked; None unless asked for."""
 
 
+@runtime_checkable
 class Decoder(Protocol):
     """What search, training and alignment need of a decoder."""
 
@@ -85,7 +87,7 @@ class RecurrentState:
     feed: Tensor | None = None
     """(N, R): the attentional state of the step before, with input feeding."""
 
-    def select(self, rows: Int[Tensor, " N2"], items: Tensor | None = None) -> Self:
+    def select(self, rows: Int[Tensor, " N2"], items: Tensor | None = None) -> "RecurrentState":
         """These rows, and where `items` is given the memory of these sources alone."""
         return type(self)(
             memory=self.memory if items is None else self.memory.select(items),

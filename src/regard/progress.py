@@ -3,7 +3,6 @@
 import sys
 import time
 from types import TracebackType
-from typing import Self
 
 
 class Progress:
@@ -26,7 +25,7 @@ class Progress:
         self._bar = None
         self._remaining: float | None = None
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Progress":
         if sys.stderr.isatty():
             self._bar = _bar()
             self._task = self._bar.add_task(self.label, total=self.total, note="", left="")

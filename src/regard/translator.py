@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -97,7 +97,7 @@ class Translator:
     device: torch.device
 
     @classmethod
-    def load(cls, folder: str | Path, device: str = "auto") -> Self:
+    def load(cls, folder: str | Path, device: str = "auto") -> "Translator":
         """Load a model folder.
 
         Args:
