@@ -1,6 +1,6 @@
 """An attention layer with any score, in a PyTorch model of your own.
 
-    python examples/attention_layer.py
+python examples/attention_layer.py
 """
 
 import torch

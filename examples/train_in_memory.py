@@ -1,6 +1,6 @@
 """Train on pairs in memory, translate, and look at the alignment.
 
-    python examples/train_in_memory.py [UPDATES]
+python examples/train_in_memory.py [UPDATES]
 """
 
 import random

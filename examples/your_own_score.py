@@ -1,6 +1,6 @@
 """A score of your own: any module with forward(query, key) -> (B, L, T).
 
-    python examples/your_own_score.py
+python examples/your_own_score.py
 """
 
 import torch

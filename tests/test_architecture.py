@@ -62,7 +62,9 @@ def _imports(path: Path) -> set[str]:
 def test_imports_go_downwards(path: Path) -> None:
     room = _room(path)
     for other in _imports(path) - {room}:
-        assert RANKS[other] < RANKS[room], f"{room} ({RANKS[room]}) imports {other} ({RANKS[other]})"
+        assert RANKS[other] < RANKS[room], (
+            f"{room} ({RANKS[room]}) imports {other} ({RANKS[other]})"
+        )
 
 
 def test_the_import_check_sees_imports() -> None:
@@ -93,8 +95,14 @@ def test_public_names_are_documented_where_they_live() -> None:
     ("statement", "absent"),
     [
         ("import regard", "torch altair vl_convert fastapi triton tokenizers accelerate"),
-        ("import regard; regard.Attention", "altair vl_convert fastapi triton tokenizers accelerate"),
-        ("import regard; regard.Translator", "altair vl_convert fastapi triton accelerate sacrebleu"),
+        (
+            "import regard; regard.Attention",
+            "altair vl_convert fastapi triton tokenizers accelerate",
+        ),
+        (
+            "import regard; regard.Translator",
+            "altair vl_convert fastapi triton accelerate sacrebleu",
+        ),
         ("from regard.cli.main import main; main(['--help'])", "torch numpy jsonargparse"),
         ("import regard.cli.train", "torch numpy"),
     ],

@@ -105,7 +105,9 @@ def test_a_batch_equals_its_items_and_padding_never_matters(cell: str, bidirecti
     torch.testing.assert_close(model.encoder(junk, lengths), whole)
     for row, length in enumerate(lengths):
         alone = model.encoder(source[row : row + 1, :length], length[None])
-        torch.testing.assert_close(alone.states[0], whole.states[row, :length], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(
+            alone.states[0], whole.states[row, :length], atol=1e-6, rtol=1e-5
+        )
         torch.testing.assert_close(alone.final[0], whole.final[row], atol=1e-6, rtol=1e-5)
         assert (whole.states[row, length:] == 0).all()
 
@@ -115,7 +117,9 @@ def test_the_encoder_equals_packed_sequences(cell: str) -> None:
     """PyTorch's own bidirectional layer over packed sequences is the reference."""
     model = _model({"attention": "additive"}, cell, layers=1)
     encoder = model.encoder
-    rnn = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM}[cell](5, 6, batch_first=True, bidirectional=True)
+    rnn = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM}[cell](
+        5, 6, batch_first=True, bidirectional=True
+    )
     for name, value in encoder.forwards[0].named_parameters():
         getattr(rnn, name).data.copy_(value.data)
     for name, value in encoder.backwards[0].named_parameters():

@@ -32,7 +32,9 @@ def one_thread() -> Iterator[None]:
 def _pairs(count: int, seed: int) -> list[tuple[str, str]]:
     """Sequences of 10 to 14 letters out of 12, and the same turned round."""
     rng = random.Random(seed)
-    sources = [[rng.choice("abcdefghijkl") for _ in range(rng.randint(10, 14))] for _ in range(count)]
+    sources = [
+        [rng.choice("abcdefghijkl") for _ in range(rng.randint(10, 14))] for _ in range(count)
+    ]
     return [(" ".join(letters), " ".join(reversed(letters))) for letters in sources]
 
 

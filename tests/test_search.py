@@ -39,12 +39,10 @@ def _limits(*values: int) -> Tensor:
     return torch.tensor(values)
 
 
-def _all_outputs(model: Seq2Seq, memory: Memory, item: int, limit: int, alpha: float):  # noqa: ANN202
+def _all_outputs(model: Seq2Seq, memory: Memory, item: int, limit: int, alpha: float):
     """Every output of up to `limit` symbols with its score, best first."""
     symbols = [1, 4, 5, 6]
-    outputs = [
-        list(ids) for n in range(limit + 1) for ids in itertools.product(symbols, repeat=n)
-    ]
+    outputs = [list(ids) for n in range(limit + 1) for ids in itertools.product(symbols, repeat=n)]
     one = memory.select(torch.tensor([item] * len(outputs)))
     found = forced(model.decoder, one, outputs, alpha)
     return sorted(found, key=lambda hypothesis: -hypothesis.score)
@@ -55,7 +53,9 @@ def _all_outputs(model: Seq2Seq, memory: Memory, item: int, limit: int, alpha: f
 def test_a_wide_beam_finds_what_brute_force_finds(decoder: str, alpha: float) -> None:
     model = _model(decoder=decoder)
     memory = _memory(model)
-    found = beam_search(model.decoder, memory, _limits(4, 4, 4), beam_size=200, n_best=10, alpha=alpha)
+    found = beam_search(
+        model.decoder, memory, _limits(4, 4, 4), beam_size=200, n_best=10, alpha=alpha
+    )
     for item in range(3):
         best = _all_outputs(model, memory, item, 4, alpha)[:10]
         assert [one.ids for one in found[item]] == [one.ids for one in best]

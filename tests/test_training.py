@@ -21,12 +21,23 @@ DEV = [("a b", "b a"), ("c d a", "a d c"), ("c d a", "a d c d")]
 
 
 def _config(out: Path, model: dict[str, object] | None = None, **settings: object) -> Config:
-    values: dict[str, object] = {"batch_tokens": 40, "validate_every": 5, "max_updates": 20, "warmup": 5}
+    values: dict[str, object] = {
+        "batch_tokens": 40,
+        "validate_every": 5,
+        "max_updates": 20,
+        "warmup": 5,
+    }
     return Config(
         out=str(out),
         device="cpu",
         model=ModelConfig(
-            **{"embedding_dim": 8, "encoder_dim": 8, "decoder_dim": 8, "attention_dim": 8, **(model or {})}
+            **{
+                "embedding_dim": 8,
+                "encoder_dim": 8,
+                "decoder_dim": 8,
+                "attention_dim": 8,
+                **(model or {}),
+            }
         ),
         training=TrainingConfig(**{**values, **settings}),
     )
@@ -53,11 +64,15 @@ def test_a_folder_holds_all_that_is_promised(tmp_path: Path) -> None:
     assert [entry["update"] for entry in entries] == [5, 10, 15, 20]
     assert {"train_loss", "dev_loss", "exact_match", "learning_rate", "minutes"} <= set(entries[0])
     again = regard.Translator.load(out)
-    assert [t.text for t in again.translate(["a b"])] == [t.text for t in translator.translate(["a b"])]
+    assert [t.text for t in again.translate(["a b"])] == [
+        t.text for t in translator.translate(["a b"])
+    ]
     assert not list(out.rglob("*.pt")) + list(out.rglob("*.pkl"))
 
 
-@pytest.mark.parametrize("model", [{}, {"decoder": "bahdanau", "cell": "gru", "tie_embeddings": True}])
+@pytest.mark.parametrize(
+    "model", [{}, {"decoder": "bahdanau", "cell": "gru", "tie_embeddings": True}]
+)
 def test_resuming_continues_exactly(tmp_path: Path, model: dict[str, object]) -> None:
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     regard.train(_config(whole, model), PAIRS, DEV)
@@ -102,7 +117,9 @@ def test_resume_with_other_pairs_or_another_model_is_refused(tmp_path: Path) -> 
     regard.train(_config(out), PAIRS, DEV)
     with pytest.raises(regard.FolderError, match="trained on other pairs"):
         regard.train(_config(out), PAIRS[1:], DEV, resume=True)
-    with pytest.raises(regard.ConfigError, match=r"model\.decoder is luong .* cannot become bahdanau"):
+    with pytest.raises(
+        regard.ConfigError, match=r"model\.decoder is luong .* cannot become bahdanau"
+    ):
         regard.train(_config(out, {"decoder": "bahdanau"}), PAIRS, DEV, resume=True)
 
 
@@ -138,7 +155,9 @@ def test_fine_tuning_starts_from_the_weights_and_texts_of_a_folder(tmp_path: Pat
 
 def test_the_best_weights_are_kept_not_the_last(tmp_path: Path) -> None:
     out = tmp_path / "model"
-    regard.train(_config(out, metric="loss", learning_rate=0.5, warmup=0, max_updates=40), PAIRS, DEV)
+    regard.train(
+        _config(out, metric="loss", learning_rate=0.5, warmup=0, max_updates=40), PAIRS, DEV
+    )
     entries = _metrics(out)
     best = min(entries, key=lambda entry: entry["dev_loss"])
     assert [entry["best"] for entry in entries][entries.index(best)]
@@ -191,7 +210,9 @@ def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
     assert not all(torch.equal(value, c[name]) for name, value in a.items())
 
 
-def test_without_dev_pairs_some_are_held_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_dev_pairs_some_are_held_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     regard.train(_config(tmp_path / "model", max_updates=5), PAIRS)
     assert "dev: 1 pairs held out" in capsys.readouterr().err
 

@@ -15,7 +15,9 @@ from regard.text import Tokenizer
 SOURCES = ["a b c", "c", "b a", "", "a a a b", "  ", "c b"]
 
 
-def _translator(source: str = "symbol", target: str = "symbol", **model: object) -> regard.Translator:
+def _translator(
+    source: str = "symbol", target: str = "symbol", **model: object
+) -> regard.Translator:
     torch.manual_seed(1)
     sides = [TextConfig(unit=unit) for unit in (source, target)]  # type: ignore[arg-type]
     config = Config(
@@ -142,5 +144,7 @@ def test_an_unknown_device_is_refused() -> None:
     from regard.translator import find_device
 
     assert find_device("cpu") == torch.device("cpu")
-    with pytest.raises(regard.ConfigError, match=r"no device 'tpu' here; choose auto or one of .*cpu"):
+    with pytest.raises(
+        regard.ConfigError, match=r"no device 'tpu' here; choose auto or one of .*cpu"
+    ):
         find_device("tpu")

@@ -17,7 +17,7 @@ from regard.translator import Translator
 SENTENCES: tuple[str, ...] = ("我 爱 机器 学习", "te quiero")
 """Two sentences that the training part does not hold."""
 
-PICTURE = "mi padre no compra la casa blanca"
+PICTURE = "por la noche tu hermana compra un libro nuevo"
 """The sentence of map.png: any font draws it."""
 
 _MARK = ".regard-demo"

@@ -272,7 +272,9 @@ def _figure(
     """The figure that `compute` makes of the column sums of `counts` (n, K), and its interval."""
     value = compute(counts.sum(axis=0).tolist())
     resampled = [compute(sums) for sums in _resampled_sums(counts).tolist()]
-    low, high = (float(end) for end in np.percentile(resampled, (2.5, 97.5)))
+    # interpolation between equal ends can round past them
+    ends = np.percentile(resampled, (2.5, 97.5)).clip(min(resampled), max(resampled))
+    low, high = (float(end) for end in ends)
     return Figure(value, min(low, value), max(high, value), signature)
 
 

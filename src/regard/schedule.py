@@ -56,7 +56,8 @@ class Schedule:
             self.cooling = (self.update, self.seconds, None)
 
     def validated(self, value: float) -> bool:
-        """Take in a validation (higher is better); True where it is the best so far."""
+        """Take in a validation (higher is better, NaN is worst); True where it is the best so far."""
+        value = -math.inf if math.isnan(value) else value
         if self.best is None or value > self.best:
             self.best, self.stale = value, 0
             return True

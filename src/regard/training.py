@@ -113,7 +113,8 @@ class _Run:
         with _interrupts() as interrupted:
             for batch in self._batches():
                 started = time.perf_counter()
-                loss = self._update(batch.to(self.accelerator.device))
+                loss = float(self._update(batch.to(self.accelerator.device)))
+                self._require_finite(loss)
                 self.since.add(loss, batch)
                 self.batches_done += 1
                 self.schedule.advance(time.perf_counter() - started)
@@ -142,7 +143,7 @@ class _Run:
             yield from epoch(self.corpus.train, size, seed, self.epoch, self.batches_done)
             self.epoch, self.batches_done = self.epoch + 1, 0
 
-    def _update(self, batch: Batch) -> float:
+    def _update(self, batch: Batch) -> torch.Tensor:
         settings = self.settings
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate()
@@ -153,6 +154,13 @@ class _Run:
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss.detach()
+
+    def _require_finite(self, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise ConfigError(
+                f"the loss became {loss} at update {self.schedule.update + 1:,}; lower "
+                f"--training.learning_rate (now {self.settings.learning_rate}) and train anew"
+            )
 
     def _validate(self, progress: Progress) -> None:
         """Measure on dev, keep the best weights, save `last/`, and show three outputs."""
@@ -259,7 +267,7 @@ class _Since:
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
     def add(self, loss: float, batch: Batch) -> None:
-        self.total += float(loss)
+        self.total += loss
         self.updates += 1
         self.pairs += len(batch.lengths)
         self.symbols += batch.symbols
@@ -305,12 +313,13 @@ def _claim(out: str | None, resume: bool) -> Path:
     if out is None:
         raise ConfigError("there is no folder to write to: give --out DIR (Config(out=...))")
     path = Path(out)
-    if resume and path.is_dir():
-        return path
-    try:
+    if not path.is_dir():
         return claim_folder(path)
-    except ConfigError as error:
-        raise ConfigError(f"{error}, or go on there with --resume") from None
+    if not resume and any(path.iterdir()):
+        raise ConfigError(
+            f"{path} exists and is not empty; choose another --out, or go on there with --resume"
+        )
+    return path
 
 
 def _starting_point(

@@ -135,7 +135,7 @@ class Translator:
         """Translate texts; the outputs come in the order of the texts.
 
         Args:
-            texts: sources; a blank one gives a translation with no tokens.
+            texts: sources; a blank one gives `n_best` translations with no tokens.
             beam_size: open hypotheses per source; 1 is greedy search.
             n_best: outputs per source; above 1 every item of the result is a list, best first.
             alpha: exponent of the length penalty ((5 + length) / 6) ** alpha.
@@ -150,11 +150,11 @@ class Translator:
 
         def search(batch: "_Sources") -> list[list[Hypothesis]]:
             memory = batch.encode(self.trained, self.device)
-            longest = self.trained.facts["longest_target"]
+            longest = self.trained.facts.get("longest_target", 100)
             limits = torch.tensor([longest + 2 * len(ids) for ids in batch.ids]).to(self.device)
             return beam_search(self.trained.model.decoder, memory, limits, beam_size, n_best, alpha)
 
-        found = self._over_batches(texts, batch_tokens, search, advance)
+        found = self._over_batches(texts, batch_tokens, search, advance, n_best=n_best)
         return found if n_best > 1 else [best[0] for best in found]
 
     def align(
@@ -191,9 +191,11 @@ class Translator:
         search: Callable[["_Sources"], list[list[Hypothesis]]],
         advance: Callable[[int], None] | None,
         targets: Sequence[Encoding] | None = None,
+        n_best: int = 1,
     ) -> list[list[Translation]]:
         encodings = self.source.encode_batch(texts)
-        results = [[_nothing(text)] for text in texts]
+        attends = self.trained.config.model.attention != "none"
+        results = [[_nothing(text, attends)] * n_best for text in texts]
         real = [place for place, text in enumerate(texts) if text.strip()]
         sizes = [(len(encodings[place].ids) + 1, 0) for place in real]
         for chosen in bucket(sizes, batch_tokens):
@@ -240,8 +242,9 @@ class _Sources:
             return trained.model.encode(pad(self.ids).to(device), lengths.to(device))
 
 
-def _nothing(text: str) -> Translation:
-    return Translation(text, [], [], "", 0.0, np.zeros((0, 0), np.float32))
+def _nothing(text: str, attends: bool) -> Translation:
+    attention = np.zeros((0, 0), np.float32) if attends else None
+    return Translation(text, [], [], "", 0.0, attention)
 
 
 def find_device(name: str) -> torch.device:
