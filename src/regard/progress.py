@@ -19,7 +19,7 @@ class Progress:
 
     def __init__(self, label: str, total: int | None, unit: str, every: float = 10.0) -> None:
         self.label, self.total, self.unit, self.every = label, total, unit, every
-        self.done = 0
+        self.done = self._before = 0
         self.note = ""
         self._started = self._said = time.monotonic()
         self._bar = None
@@ -40,6 +40,10 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+    def start_at(self, done: int) -> None:
+        """Begin with units that were done before; they do not count for the rate."""
+        self.done = self._before = done
 
     def advance(self, count: int = 1, note: str = "", remaining: float | None = None) -> None:
         """Count `count` more units done.
@@ -67,7 +71,7 @@ class Progress:
     def _line(self) -> str:
         elapsed = time.monotonic() - self._started
         total = "" if self.total is None else f"/{self.total:,}"
-        rate = self.done / elapsed if elapsed else 0.0
+        rate = (self.done - self._before) / elapsed if elapsed else 0.0
         parts = [f"{self.label}: {self.done:,}{total} {self.unit}", f"{rate:,.1f} {self.unit}/s"]
         return ", ".join([*parts, *filter(None, (self._left(), self.note))])
 
@@ -75,9 +79,10 @@ class Progress:
         seconds = self._remaining
         if seconds is None:
             elapsed = time.monotonic() - self._started
-            if not self.total or not self.done:
+            done = self.done - self._before
+            if not self.total or not done:
                 return ""
-            seconds = elapsed / self.done * (self.total - self.done)
+            seconds = elapsed / done * (self.total - self.done)
         minutes, seconds = divmod(round(max(0.0, seconds)), 60)
         return f"{minutes}:{seconds:02d} left"
 

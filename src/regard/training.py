@@ -109,7 +109,7 @@ class _Run:
 
     def go(self, progress: Progress) -> None:
         """Update the weights until the schedule is over, validating on the way."""
-        progress.done = self.schedule.update
+        progress.start_at(self.schedule.update)
         with _interrupts() as interrupted:
             for batch in self._batches():
                 started = time.perf_counter()
