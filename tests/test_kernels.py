@@ -118,16 +118,16 @@ def test_additive_attention_equals_the_reference(
 def test_weights_do_not_change_the_context(dtype: torch.dtype, normalizer: str) -> None:
     sizes = (2, 3, 5, 7, 4)
     bias = torch.randn(sizes[:3], dtype=dtype, requires_grad=True)
-    inputs = _inputs(sizes, dtype)
-    with_weights = additive.attend(*inputs, _mask(sizes), bias, normalizer, need_weights=True)
-    torch.manual_seed(0)
-    without, none = additive.attend(*inputs, with_weights[1] == 0, bias, normalizer)
+    inputs, masked = _inputs(sizes, dtype), _mask(sizes)
+    context, weights = additive.attend(*inputs, masked, bias, normalizer, need_weights=True)
+    alone, none = additive.attend(*inputs, masked, bias, normalizer)
     assert none is None
-    assert with_weights[1].dtype == dtype
-    close(with_weights[0], without, _tolerance(dtype))
+    assert weights is not None
+    assert weights.dtype == dtype
+    assert not weights[masked].any()
+    close(context, alone, _tolerance(dtype))
     every = [*inputs, bias]
-    pairs = zip(gradients(with_weights[0], every), gradients(without, every), strict=True)
-    for one, other in pairs:
+    for one, other in zip(gradients(context, every), gradients(alone, every), strict=True):
         close(one, other, _tolerance(dtype))
 
 
@@ -218,12 +218,8 @@ def test_backward_under_autocast_is_the_same() -> None:
 def test_masked_scores_never_matter(normalizer: str) -> None:
     scores = torch.randn(2, 3, 5, dtype=torch.float64)
     masked = _mask((2, 3, 5))
-    spoilt = scores.clone()
-    spoilt[masked] = (
-        torch.tensor([torch.nan, torch.inf, -torch.inf, 1e300])
-        .double()
-        .repeat(30)[: int(masked.sum())]
-    )
+    evil = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e300], dtype=torch.float64)
+    spoilt = torch.where(masked, evil.repeat(8)[:30].view(2, 3, 5), scores)
     for given_scores in (scores, spoilt):
         leaf = given_scores.clone().requires_grad_()
         with torch.autograd.set_detect_anomaly(True):
@@ -349,8 +345,8 @@ def test_no_tensor_is_larger_than_its_share_of_the_workspace(sizes: tuple[int, .
 
     def largest(call: Callable[[], Tensor]) -> int:
         with _Largest() as seen:
-            gradients_of = call()
-            gradients_of.backward(torch.ones_like(gradients_of))
+            output = call()
+            output.backward(torch.ones_like(output))
         return seen.size
 
     assert largest(lambda: eager.additive_attention(*inputs, workspace=3 * share)) <= share

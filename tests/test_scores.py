@@ -1,0 +1,225 @@
+"""Scores: each as in its paper, by every name, and what each refuses."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+import regard
+from oracle import FORMULAS, bound, close, double, doubled, gradients
+from regard.errors import ConfigError, RegardError, ShapeError
+from regard.scores import (
+    ALIASES,
+    EQUAL_WIDTHS,
+    NAMES,
+    Additive,
+    Bilinear,
+    Concat,
+    Cosine,
+    Dot,
+    InnerProduct,
+    InnerScore,
+    PairwiseScore,
+    ScaledDot,
+    Score,
+    make_score,
+)
+
+KINDS = {
+    "dot": Dot,
+    "scaled_dot": ScaledDot,
+    "cosine": Cosine,
+    "bilinear": Bilinear,
+    "inner_product": InnerProduct,
+    "additive": Additive,
+    "concat": Concat,
+}
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+
+
+def _score(name: str, dtype: torch.dtype = torch.float64) -> Score:
+    """Queries of width 5; keys too, or of width 3 where the score takes two widths."""
+    key_dim = 5 if name in EQUAL_WIDTHS else 3
+    return make_score(name, query_dim=5, key_dim=key_dim, hidden_dim=7).to(dtype)
+
+
+def _rows(name: str, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    key_dim = 5 if name in EQUAL_WIDTHS else 3
+    query = torch.randn(2, 4, 5, dtype=dtype, requires_grad=True)
+    return query, torch.randn(2, 6, key_dim, dtype=dtype, requires_grad=True)
+
+
+def _parameters(score: nn.Module) -> list[torch.Tensor]:
+    return [parameter for parameter in score.parameters() if parameter.requires_grad]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_score_is_its_formula_with_every_gradient(name: str, dtype: torch.dtype) -> None:
+    score, (query, key) = _score(name, dtype), _rows(name, dtype)
+    tolerance = bound(dtype, float32=16, bfloat16=8)
+    found = score(query, key)
+    exact, rows = doubled(score), [double(query), double(key)]
+    expected = FORMULAS[name](exact, *rows)
+    assert found.dtype == dtype
+    close(found, expected, tolerance)
+    left = gradients(found, [query, key, *_parameters(score)])
+    right = gradients(expected, [*rows, *_parameters(exact)])
+    for one, other in zip(left, right, strict=True):
+        close(one, other, tolerance)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_first_and_second_derivatives(name: str) -> None:
+    score, (query, key) = _score(name), _rows(name)
+    inputs = (query[:1, :2].detach().requires_grad_(), key[:1, :3].detach().requires_grad_())
+    assert torch.autograd.gradcheck(score, inputs)
+    assert torch.autograd.gradgradcheck(score, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_score_depends_on_its_pair_alone(name: str) -> None:
+    score, (query, key) = _score(name), _rows(name)
+    scores = score(query, key)
+    for item, step, place in product(range(2), range(4), range(6)):
+        alone = score(query[item, step][None, None], key[item, place][None, None])
+        close(alone[0, 0, 0], scores[item, step, place], 1e-13)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *ALIASES])
+def test_scores_by_name_and_alias(name: str) -> None:
+    score = make_score(name, query_dim=5, key_dim=5, hidden_dim=7)
+    assert type(score) is KINDS[ALIASES.get(name, name)]
+    assert score(torch.randn(2, 4, 5), torch.randn(2, 6, 5)).shape == (2, 4, 6)
+
+
+def test_names() -> None:
+    assert set(NAMES) == set(KINDS) == set(FORMULAS)
+    assert ALIASES == {"general": "bilinear", "bahdanau": "additive", "mlp": "additive"}
+    for name, kind in KINDS.items():
+        assert getattr(regard, kind.__name__) is kind
+        pairwise = name in ("additive", "concat")
+        assert issubclass(kind, PairwiseScore if pairwise else InnerScore)
+
+
+def test_an_unknown_name_lists_the_known() -> None:
+    with pytest.raises(ConfigError, match=r"'dott'.*dot, scaled_dot, .*additive, concat"):
+        make_score("dott", query_dim=5, key_dim=5, hidden_dim=7)
+
+
+@pytest.mark.parametrize("name", sorted(EQUAL_WIDTHS))
+def test_unequal_widths_name_both(name: str) -> None:
+    with pytest.raises(RegardError, match=r"query_dim=5 .*key_dim=3.*bilinear"):
+        make_score(name, query_dim=5, key_dim=3, hidden_dim=7)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_that_do_not_fit_name_their_shapes(name: str, unchecked: None) -> None:
+    score, (query, key) = _score(name), _rows(name)
+    wrong = [
+        (query[0], key),
+        (query, key[0]),
+        (query[:1], key),
+        (query[..., :4], key),
+        (query, torch.cat([key, key], dim=-1)),
+    ]
+    for one, other in wrong:
+        with pytest.raises(ShapeError) as caught:
+            score(one, other)
+        assert str(tuple(one.shape)) in str(caught.value)
+        assert str(tuple(other.shape)) in str(caught.value)
+        assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("empty", ["B", "L", "T"])
+def test_empty_rows(name: str, empty: str) -> None:
+    score, (query, key) = _score(name), _rows(name)
+    batch, length, width = (0 if axis == empty else 2 for axis in "BLT")
+    scores = score(query[:batch, :length], key[:batch, :width])
+    assert scores.shape == (batch, length, width)
+    scores.sum().backward()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_strides_do_not_matter(name: str) -> None:
+    score, (query, key) = _score(name), _rows(name)
+    strange = query.detach().transpose(0, 1).contiguous().transpose(0, 1)
+    expanded = key.detach()[:1].expand(2, -1, -1)
+    close(score(strange, expanded), score(query, expanded.contiguous()), 1e-13)
+
+
+def test_scaled_dot_has_variance_1_at_any_width() -> None:
+    for width in (4, 64, 1024):
+        query, key = torch.randn(1, 200, width), torch.randn(1, 200, width)
+        assert 0.8 < float(ScaledDot()(query, key).var()) < 1.25
+        assert 0.8 * width < float(Dot()(query, key).var()) < 1.25 * width
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
+def test_cosine_is_bounded_whatever_the_norms(temperature: float) -> None:
+    score = Cosine(temperature).double()
+    query, key = _rows("cosine")
+    scores = score(query, key)
+    assert scores.abs().max() <= (1 + 1e-7) / temperature
+    close(score(1e6 * query, 1e-6 * key), scores, 1e-6)
+    close(score(query, query).diagonal(dim1=1, dim2=2), torch.full((2, 4), 1 / temperature), 1e-6)
+    assert score(torch.zeros_like(query), key).abs().max() == 0
+
+
+def test_cosine_learns_its_temperature_where_asked() -> None:
+    assert not _parameters(Cosine())
+    score = make_score("cosine", query_dim=5, key_dim=5, hidden_dim=7, learned_temperature=True)
+    query, key = _rows("cosine", torch.float32)
+    score(query, key).square().sum().backward()
+    (temperature,) = _parameters(score)
+    assert temperature.grad is not None
+    assert temperature.grad < 0  # a higher temperature makes scores smaller
+
+
+def test_bilinear_is_scaled_only_where_asked() -> None:
+    plain, scaled = Bilinear(5, 3), Bilinear(5, 3, scaled=True)
+    scaled.load_state_dict(plain.state_dict())
+    query, key = _rows("bilinear", torch.float32)
+    close(scaled(query, key) * 5**0.5, plain(query, key), 1e-6)
+
+
+def test_bilinear_at_the_identity_is_dot() -> None:
+    score = Bilinear(5, 5)
+    score.weight.data.copy_(torch.eye(5))
+    query, key = _rows("dot", torch.float32)
+    close(score(query, key), Dot()(query, key), 1e-6)
+
+
+def test_inner_product_is_symmetric_and_positive() -> None:
+    score = InnerProduct(5, eps=0.1).double()
+    score.factor.data[:, 2:] = 0  # A A' alone is singular
+    rows = torch.randn(1, 200, 5).double()
+    scores = score(rows, rows)[0]
+    close(scores, scores.T, 1e-13)
+    assert (scores.diagonal() >= 0.1 * rows[0].square().sum(-1) * (1 - 1e-12)).all()
+
+
+def test_concat_is_additive_with_its_matrix_cut_in_two() -> None:
+    concat, additive = Concat(5, 3, 7).double(), Additive(5, 3, 7).double()
+    additive.query.weight.data = concat.weight.data[:, :5].clone()
+    additive.key.weight.data = concat.weight.data[:, 5:].clone()
+    additive.vector.data = concat.vector.data.clone()
+    query, key = _rows("concat")
+    assert torch.equal(concat(query, key), additive(query, key))
+
+
+def test_additive_with_bias() -> None:
+    score = Additive(5, 3, 7, bias=True).double()
+    assert Additive(5, 3, 7).key.bias is None
+    query, key = _rows("additive")
+    close(score(query, key), FORMULAS["additive"](score, query, key), 1e-13)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
+def test_settings_that_must_be_above_0(value: float) -> None:
+    with pytest.raises(ConfigError, match=f"temperature of Cosine must be above 0, got {value}"):
+        Cosine(value)
+    with pytest.raises(ConfigError, match=f"eps of InnerProduct must be above 0, got {value}"):
+        InnerProduct(5, value)
