@@ -145,8 +145,8 @@ def test_one_source_cannot_be_held_out() -> None:
 
 def test_the_vocabulary_is_of_the_training_pairs_alone() -> None:
     found = corpus(dev=[("axa", "A"), ("x", "B Y")])
-    assert "dev: 2 source symbols are not in the vocabulary ('x' 2x)" in found.notes
-    assert "dev: 1 target symbols are not in the vocabulary ('Y' 1x)" in found.notes
+    assert "dev: source symbols not in the vocabulary: 2 ('x' 2x)" in found.notes
+    assert "dev: target symbols not in the vocabulary: 1 ('Y' 1x)" in found.notes
     assert found.dev[0].source.count(UNKNOWN) == 1
 
 

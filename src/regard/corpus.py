@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from regard.config import Config, TextConfig
 from regard.data import BadLine, Example, Pairs, pairs_from, read_pairs
 from regard.errors import ConfigError, DataError
-from regard.text import END, Encoding, Tokenizer
+from regard.text import END, Encoding, Tokenizer, say_unknown
 
 _MEND = "mend them, or leave them out with --data.bad_lines skip"
 
@@ -187,8 +187,4 @@ def _encode(
 def _say_unknown(name: str, side: str, encodings: Sequence[Encoding], notes: list[str]) -> None:
     unknown = Counter(symbol for encoding in encodings for symbol in encoding.unknown)
     if unknown:
-        shown = ", ".join(f"{symbol!r} {count}x" for symbol, count in unknown.most_common(5))
-        more = ", …" if len(unknown) > 5 else ""
-        notes.append(
-            f"{name}: {unknown.total():,} {side} symbols are not in the vocabulary ({shown}{more})"
-        )
+        notes.append(f"{name}: {side} {say_unknown(unknown)}")

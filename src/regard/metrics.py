@@ -263,7 +263,12 @@ def _sacrebleu_figure(
     counts = metric._extract_corpus_statistics(outputs, streams)  # pyright: ignore[reportPrivateUsage]
     compute = metric._compute_score_from_stats  # pyright: ignore[reportPrivateUsage]
     signature = str(metric.get_signature())
-    return _figure(np.array(counts, dtype=np.int64), lambda sums: compute(sums).score, signature)
+
+    def score(sums: list[int]) -> float:
+        # an exponential of logarithms can round past 100
+        return min(100.0, compute(sums).score)
+
+    return _figure(np.array(counts, dtype=np.int64), score, signature)
 
 
 def _figure(

@@ -435,3 +435,10 @@ def _sound(read: Tokenizer) -> Tokenizer:
     ):
         raise ValueError("its parts do not agree")
     return read
+
+
+def say_unknown(symbols: Counter[str]) -> str:
+    """How many symbols the vocabulary does not hold, and the most frequent of them."""
+    shown = ", ".join(f"{symbol!r} {count}x" for symbol, count in symbols.most_common(5))
+    more = ", …" if len(symbols) > 5 else ""
+    return f"symbols not in the vocabulary: {symbols.total():,} ({shown}{more})"

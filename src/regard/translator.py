@@ -66,7 +66,9 @@ class Translation:
 
     def to_dict(self) -> dict[str, Any]:
         """What `regard translate --attention` writes."""
-        attention = None if self.attention is None else np.round(self.attention, 6).tolist()
+        attention = (
+            None if self.attention is None else np.round(self.attention.astype(float), 6).tolist()
+        )
         return {
             "source": self.source,
             "source_tokens": self.source_tokens,

@@ -30,5 +30,5 @@ def run(arguments: list[str]) -> None:
         output = translator.translate([given.text], given.beam_size)[0]
     else:
         output = translator.align([given.text], [given.target])[0]
-    output.chart().save(given.out)
+    output.chart(f"{given.text} → {output.text}").save(given.out)
     print(f"{given.text} -> {output.text}, drawn in {given.out}")

@@ -15,6 +15,7 @@ from regard.config import Device
 from regard.errors import ConfigError
 from regard.files import decode_lines, read_lines, written_whole
 from regard.progress import Progress
+from regard.text import say_unknown
 
 if TYPE_CHECKING:
     from regard.translator import Translation, Translator
@@ -51,12 +52,12 @@ def run(arguments: list[str]) -> None:
 
     translator = Translator.load(given.folder, given.device)
     _require_attention(translator, given)
-    tally = Counter[str]()
+    cut, unknown = 0, Counter[str]()
     with _sinks(given.attention, given.alignments) as (attention, alignments):
         for first, outputs in _translate(translator, given):
             for number, candidates in enumerate(outputs, start=first):
-                tally["outputs were cut at their length limit"] += not candidates[0].complete
-                tally["source symbols are not in the vocabulary"] += len(candidates[0].unknown)
+                cut += not candidates[0].complete
+                unknown.update(candidates[0].unknown)
                 for rank, output in enumerate(candidates, start=1):
                     text = output.text.replace("\n", " ")
                     print(
@@ -71,9 +72,10 @@ def run(arguments: list[str]) -> None:
                     if given.heatmap:
                         _draw(output)
             sys.stdout.flush()
-    for what, count in tally.items():
-        if count:
-            print(f"regard translate: {count:,} {what}", file=sys.stderr)
+    if cut:
+        print(f"regard translate: {cut:,} outputs cut at their length limit", file=sys.stderr)
+    if unknown:
+        print(f"regard translate: source {say_unknown(unknown)}", file=sys.stderr)
 
 
 def _require_attention(translator: "Translator", given: Namespace) -> None:
