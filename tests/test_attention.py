@@ -1,0 +1,617 @@
+"""Attention: against the reference, under every mask, and in the numbers worked by hand."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import regard
+from oracle import FORMULAS, Looked, bound, close, double, doubled, finish, gradients
+from regard.attention import NORMALIZERS, Attended, Attention, Memory
+from regard.errors import ConfigError, ShapeError
+from regard.scores import EQUAL_WIDTHS, NAMES, Cosine, Dot, ScaledDot, make_score
+
+B, L, T = 2, 4, 6
+DTYPES = [torch.float64, torch.float32, torch.bfloat16]
+PAIRWISE = ("additive", "concat")
+EVERY_PATH = [(name, need) for name in NAMES for need in (False, True)]
+GUARDED = [(name, need) for name, need in EVERY_PATH if need or name in PAIRWISE]
+"""The paths on which a NaN key reaches the queries that see it alone."""
+
+
+def _attention(
+    name: str, normalizer: str = "softmax", dtype: torch.dtype = torch.float64
+) -> Attention:
+    score = make_score(name, query_dim=5, key_dim=_key_dim(name), hidden_dim=7)
+    return Attention(score, normalizer).to(dtype)
+
+
+def _key_dim(name: str) -> int:
+    return 5 if name in EQUAL_WIDTHS else 3
+
+
+def _rows(name: str, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Leaves: queries, keys and values."""
+    shapes = (B, L, 5), (B, T, _key_dim(name)), (B, T, 2)
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def _parameters(module: nn.Module) -> list[Tensor]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def _same(left: Attended, right: Attended, tolerance: float = 1e-13) -> None:
+    close(left.context, right.context, tolerance)
+    if left.weights is not None:
+        close(left.weights, right.weights, tolerance)
+
+
+def _padding() -> Tensor:
+    """The last key of the first source and the last three of the second."""
+    return torch.tensor([[False] * 5 + [True], [False] * 3 + [True] * 3])
+
+
+def _float_mask(dtype: torch.dtype) -> Tensor:
+    """Numbers, some -inf, and one row of -inf alone."""
+    mask = torch.randn(B, L, T, dtype=dtype)
+    mask = mask.masked_fill(torch.rand(B, L, T) < 0.3, -torch.inf)
+    mask[1, 2] = -torch.inf
+    return mask.requires_grad_()
+
+
+class Distance(nn.Module):
+    """A score of a user's own: minus the squared distance, with a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slope = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return -self.slope * (query[:, :, None] - key[:, None]).square().sum(-1)
+
+
+class Given(nn.Module):
+    """A score that gives the same numbers whatever it is asked."""
+
+    def __init__(self, *numbers: float) -> None:
+        super().__init__()
+        self.numbers = torch.tensor(numbers)
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.numbers.expand(*query.shape[:2], -1)
+
+
+# Against the reference.
+
+
+def _expected(
+    attention: Attention, formula: Any, rows: list[Tensor], padding: Tensor, mask: Tensor
+) -> Looked:
+    query, key, value = rows
+    hidden = mask == -torch.inf
+    scores = formula(attention.score, query, key)
+    masked, bias = hidden | padding[:, None], mask.masked_fill(hidden, 0)
+    return finish(scores, value, masked, bias, attention.normalizer)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_score_and_normaliser_with_every_gradient(
+    name: str, normalizer: str, dtype: torch.dtype, poisoned: None
+) -> None:
+    attention, rows = _attention(name, normalizer, dtype), _rows(name, dtype)
+    padding, mask = _padding(), _float_mask(dtype)
+    exact: Any = doubled(attention)
+    exact_rows, exact_mask = [double(row) for row in rows], double(mask)
+    expected = _expected(exact, FORMULAS[name], exact_rows, padding, exact_mask)
+    wanted = gradients(expected.context, [*exact_rows, exact_mask, *_parameters(exact)])
+    tolerance = bound(dtype, float32=64, bfloat16=8)
+    for need_weights in (False, True):
+        found = attention(*rows, padding, mask, need_weights=need_weights)
+        assert found.context.dtype == dtype
+        close(found.context, expected.context, tolerance)
+        assert (found.weights is not None) == need_weights
+        if found.weights is not None:
+            assert found.weights.dtype == dtype
+            close(found.weights, expected.weights, tolerance)
+        got = gradients(found.context, [*rows, mask, *_parameters(attention)])
+        for one, other in zip(got, wanted, strict=True):
+            close(one, other, tolerance)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_through_the_weights(name: str, normalizer: str) -> None:
+    attention, rows = _attention(name, normalizer), _rows(name)
+    padding, mask = _padding(), _float_mask(torch.float64)
+    found = attention(*rows, padding, mask, need_weights=True).weights
+    expected = _expected(attention, FORMULAS[name], rows, padding, mask).weights
+    inputs = [*rows[:2], mask, *_parameters(attention)]
+    for one, other in zip(gradients(found, inputs), gradients(expected, inputs), strict=True):
+        close(one, other, 1e-13)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+def test_a_score_of_your_own(normalizer: str) -> None:
+    attention, rows = Attention(Distance(), normalizer).double(), _rows("dot")
+    padding, mask = _padding(), _float_mask(torch.float64)
+    expected = _expected(attention, lambda score, *pair: score(*pair), rows, padding, mask)
+    inputs = [*rows, mask, *_parameters(attention)]
+    wanted = gradients(expected.context, inputs)
+    for need_weights in (False, True):
+        found = attention(*rows, padding, mask, need_weights=need_weights)
+        close(found.context, expected.context, 1e-13)
+        for one, other in zip(gradients(found.context, inputs), wanted, strict=True):
+            close(one, other, 1e-13)
+
+
+@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+def test_derivatives(name: str, need_weights: bool) -> None:
+    attention, rows = _attention(name), _rows(name)
+    mask = _float_mask(torch.float64)
+    finite = mask.detach().masked_fill(mask == -torch.inf, 0).requires_grad_()
+
+    def call(query: Tensor, key: Tensor, value: Tensor, added: Tensor) -> Tensor:
+        total = added.masked_fill(mask == -torch.inf, -torch.inf)
+        return attention(query, key, value, _padding(), total, need_weights=need_weights).context
+
+    assert torch.autograd.gradcheck(call, (*rows, finite))
+    assert torch.autograd.gradgradcheck(call, (*rows, finite), fast_mode=True)
+
+
+def test_scaled_dot_is_the_operator_of_pytorch() -> None:
+    rows, masked = _rows("scaled_dot"), torch.rand(B, L, T) < 0.3
+    attention = Attention(ScaledDot())
+    close(attention(*rows).context, functional.scaled_dot_product_attention(*rows), 1e-13)
+    expected = functional.scaled_dot_product_attention(*rows, attn_mask=~masked)
+    for need_weights in (False, True):
+        found = attention(*rows, attn_mask=masked, need_weights=need_weights).context
+        close(found, expected, 1e-13)
+
+
+@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+def test_values_are_the_keys_unless_given(name: str, need_weights: bool) -> None:
+    attention, (query, key, _) = _attention(name), _rows(name)
+    found = attention(query, key, need_weights=need_weights)
+    _same(found, attention(query, key, key, need_weights=need_weights), 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_are_shares_and_the_context_stays_within_the_values(name: str) -> None:
+    attention, rows = _attention(name), _rows(name)
+    context, weights = attention(*rows, need_weights=True)
+    assert (weights >= 0).all()
+    close(weights.sum(-1), torch.ones(B, L), 1e-13)
+    assert (context <= rows[2].amax(1, keepdim=True)).all()
+    assert (context >= rows[2].amin(1, keepdim=True)).all()
+
+
+@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+def test_keys_projected_once_serve_every_step(name: str, need_weights: bool) -> None:
+    attention, (query, key, value) = _attention(name), _rows(name)
+    whole = attention(query, key, value, _padding(), need_weights=need_weights)
+    keys, masked = attention.project_key(key), _padding()[:, None]
+    for step in range(L):
+        one = query[:, step : step + 1]
+        found = attention.look(one, keys, value, masked, need_weights=need_weights)
+        close(found.context, whole.context[:, step : step + 1], 1e-13)
+
+
+def test_a_memory_selects_sources() -> None:
+    states, keys = torch.randn(3, T, 2), torch.randn(3, T, 4)
+    memory = Memory(states, torch.rand(3, T) < 0.5, torch.randn(3, 2), (keys,))
+    chosen = memory.select(torch.tensor([2, 0]))
+    assert torch.equal(chosen.states, states[[2, 0]])
+    assert torch.equal(chosen.padding, memory.padding[[2, 0]])
+    assert torch.equal(chosen.final, memory.final[[2, 0]])
+    assert torch.equal(chosen.keys[0], keys[[2, 0]])
+
+
+# The numbers worked by hand.
+
+
+def test_the_walk_through() -> None:
+    states = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]])
+    query = torch.tensor([[[1.0, 2.0]]])
+    scores = Dot()(query, states)
+    assert scores.flatten().tolist() == [1, 2, 3]
+    assert scores.exp().flatten().tolist() == pytest.approx([2.7183, 7.3891, 20.0855], abs=5e-5)
+    assert float(scores.exp().sum()) == pytest.approx(30.1929, abs=5e-5)
+    for need_weights in (False, True):
+        context, weights = Attention(Dot())(query, states, need_weights=need_weights)
+        assert context.flatten().tolist() == pytest.approx([0.7553, 0.9100], abs=5e-5)
+    assert weights.flatten().tolist() == pytest.approx([0.0900, 0.2447, 0.6652], abs=5e-5)
+    joined = torch.cat([query, context], dim=-1).flatten().tolist()
+    assert joined == pytest.approx([1, 2, 0.7553, 0.9100], abs=5e-5)
+    cut = (100 * weights).floor() / 100
+    assert cut.flatten().tolist() == pytest.approx([0.09, 0.24, 0.66])
+    assert (cut @ states).flatten().tolist() == pytest.approx([0.75, 0.90])
+
+
+@pytest.mark.parametrize(
+    ("score", "norm", "scores", "weights"),
+    [
+        (Dot(), 1, [1, 0, 0, 0], [0.4754, 0.1749, 0.1749, 0.1749]),
+        (Dot(), 2, [4, 0, 0, 0], [0.9479, 0.0174, 0.0174, 0.0174]),
+        (Cosine(), 1, [1, 0, 0, 0], [0.4754, 0.1749, 0.1749, 0.1749]),
+        (Cosine(), 2, [1, 0, 0, 0], [0.4754, 0.1749, 0.1749, 0.1749]),
+    ],
+)
+def test_helga_ate_an_apple(
+    score: nn.Module, norm: int, scores: list[float], weights: list[float]
+) -> None:
+    words, _ = torch.linalg.qr(torch.randn(4, 4))
+    words = (words.T * torch.tensor([norm, 1, 1, 1])[:, None])[None]
+    assert score(words[:, :1], words).flatten().tolist() == pytest.approx(scores, abs=1e-5)
+    found = Attention(score)(words[:, :1], words, need_weights=True)
+    assert found.weights.flatten().tolist() == pytest.approx(weights, abs=5e-5)
+    close(found.context[0, 0], sum(w * h for w, h in zip(weights, words[0], strict=True)), 2e-4)
+
+
+def test_given_weights() -> None:
+    states, share = torch.randn(1, 4, 3), [0.4, 0.3, 0.2, 0.1]
+    query = torch.randn(1, 1, 3)
+    h1, h2, h3, h4 = states[0]
+    expected = 0.4 * h1 + 0.3 * h2 + 0.2 * h3 + 0.1 * h4
+    close(Attention(Given(*share), "none")(query, states).context[0, 0], expected, 1e-6)
+    close(Attention(Given(*map(math.log, share)))(query, states).context[0, 0], expected, 1e-6)
+
+
+# Masks.
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+def test_masking_a_key_is_deleting_it(name: str, need_weights: bool, normalizer: str) -> None:
+    attention, rows = _attention(name, normalizer), _rows(name)
+    padding = torch.tensor([False, True, False, False, True, True])
+    kept = [row[:, ~padding].detach().requires_grad_() for row in rows[1:]]
+    found = attention(*rows, padding.expand(B, -1), need_weights=need_weights)
+    expected = attention(rows[0], *kept, need_weights=need_weights)
+    close(found.context, expected.context, 1e-13)
+    if need_weights:
+        close(found.weights[:, :, ~padding], expected.weights, 1e-13)
+        assert not found.weights[:, :, padding].any()
+    parameters = _parameters(attention)
+    query, key, value, *others = gradients(found.context, [*rows, *parameters])
+    wanted = gradients(expected.context, [rows[0], *kept, *parameters])
+    assert not key[:, padding].any()
+    assert not value[:, padding].any()
+    reached = [query, key[:, ~padding], value[:, ~padding], *others]
+    for one, other in zip(reached, wanted, strict=True):
+        close(one, other, 1e-13)
+
+
+def _mask_arguments() -> dict[str, dict[str, Tensor]]:
+    """Four ways to hide the keys of `_padding` from every query."""
+    padding = _padding()
+    hidden = padding[:, None].expand(B, L, T)
+    return {
+        "key_padding_mask": {"key_padding_mask": padding},
+        "key_lengths": {"key_lengths": torch.tensor([5, 3])},
+        "bool": {"attn_mask": hidden.clone()},
+        "float": {"attn_mask": torch.zeros(B, L, T).double().masked_fill(hidden, -torch.inf)},
+    }
+
+
+@pytest.mark.parametrize("way", _mask_arguments())
+@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+def test_the_content_of_padding_never_matters(name: str, need_weights: bool, way: str) -> None:
+    attention, rows = _attention(name), _rows(name)
+    masks, padding = _mask_arguments()[way], _padding()
+
+    def call(content: float) -> tuple[Tensor, ...]:
+        filled = [row.detach().clone() for row in rows]
+        filled[1][padding] = filled[2][padding] = content
+        leaves = [row.requires_grad_() for row in filled]
+        found = attention(*leaves, **masks, need_weights=need_weights)
+        weights = () if found.weights is None else (found.weights,)
+        inputs = [*leaves, *_parameters(attention)]
+        return found.context, *weights, *gradients(found.context, inputs)
+
+    clean = call(0.5)
+    assert all(tensor.isfinite().all() for tensor in clean)
+    for content in (math.nan, math.inf, -math.inf, 1e30):
+        for one, other in zip(call(content), clean, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("content", [math.nan, math.inf])
+def test_the_content_of_padding_never_matters_to_a_score_of_your_own(content: float) -> None:
+    attention, rows = Attention(Distance()).double(), _rows("dot")
+    clean = attention(*rows, _padding()).context
+    with torch.no_grad():
+        rows[1][_padding()] = content
+        rows[2][_padding()] = content
+    found = attention(*rows, _padding()).context
+    assert torch.equal(found, clean)
+    for gradient in gradients(found, [*rows, *_parameters(attention)]):
+        assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("kind", ["bool", "float", "padding"])
+@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+def test_a_query_that_sees_nothing_gets_zeros(
+    name: str, need_weights: bool, kind: str, normalizer: str
+) -> None:
+    attention, rows = _attention(name, normalizer), _rows(name)
+    blind = torch.zeros(B, L, dtype=torch.bool)
+    blind[0, 1] = blind[1] = True
+    hidden = blind[:, :, None].expand(B, L, T)
+    float_mask = torch.zeros(B, L, T).double().masked_fill(hidden, -torch.inf)
+    masks: dict[str, Tensor] = {"attn_mask": hidden if kind == "bool" else float_mask}
+    if kind == "padding":
+        blind[0, 1] = False
+        masks = {"key_lengths": torch.tensor([T, 0])}
+    with torch.autograd.set_detect_anomaly(True):
+        found = attention(*rows, **masks, need_weights=need_weights)
+        query, key, value, *others = gradients(found.context, [*rows, *_parameters(attention)])
+    assert not found.context[blind].any()
+    assert found.context[~blind].all()
+    if found.weights is not None:
+        assert not found.weights[blind].any()
+    assert not query[blind].any()
+    assert not key[1].any()
+    assert not value[1].any()
+    assert all(gradient.isfinite().all() for gradient in (query, key, value, *others))
+
+
+@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+def test_every_way_to_say_the_same_mask(name: str, need_weights: bool) -> None:
+    attention, rows = _attention(name), _rows(name)
+
+    def call(**masks: Tensor) -> Attended:
+        return attention(*rows, **masks, need_weights=need_weights)
+
+    hides = [call(**masks) for masks in _mask_arguments().values()]
+    for one in hides[1:]:
+        _same(one, hides[0])
+    causal = torch.ones(L, T, dtype=torch.bool).triu(1)
+    whole = causal.expand(B, L, T)
+    added = torch.zeros(L, T).double().masked_fill(causal, -torch.inf)
+    flat = call(attn_mask=causal)
+    for other in (whole, added, added.expand(B, L, T)):
+        _same(call(attn_mask=other), flat)
+    both = call(attn_mask=whole | _padding()[:, None])
+    for other in (causal, whole, added):
+        _same(call(attn_mask=other, key_padding_mask=_padding()), both)
+        _same(call(attn_mask=other, key_lengths=torch.tensor([5, 3])), both)
+    different = [torch.rand(L, T) < 0.4 for _ in range(B)]
+    apart = call(attn_mask=torch.stack(different))
+    for item, mask in enumerate(different):
+        alone = attention(*(row[item : item + 1] for row in rows), attn_mask=mask)
+        close(apart.context[item], alone.context[0], 1e-13)
+
+
+@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+def test_a_constant_added_to_a_row_changes_nothing(name: str, need_weights: bool) -> None:
+    attention, rows, mask = _attention(name), _rows(name), _float_mask(torch.float64)
+    moved = mask + torch.randn(B, L, 1)
+    found = attention(*rows, attn_mask=moved, need_weights=need_weights)
+    _same(found, attention(*rows, attn_mask=mask, need_weights=need_weights), 1e-12)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+def test_nothing_is_written_into_what_was_given(
+    name: str, need_weights: bool, normalizer: str
+) -> None:
+    attention, rows = _attention(name, normalizer), _rows(name)
+    with torch.no_grad():
+        rows[1][_padding()] = math.nan
+        rows[1][0, 0] = math.nan  # seen by some
+    given = [*rows, _padding(), _float_mask(torch.float64), torch.rand(L, T) < 0.3]
+    before = [tensor.detach().clone() for tensor in given]
+    for mask in given[4:]:
+        context = attention(*rows, given[3], mask, need_weights=need_weights).context
+        context.sum().backward()
+    for one, other in zip(given, before, strict=True):
+        assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))
+
+
+@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+def test_a_batch_is_its_items_and_all_steps_are_each_step(name: str, need_weights: bool) -> None:
+    attention, rows, mask = _attention(name), _rows(name), _float_mask(torch.float64)
+    whole = attention(*rows, _padding(), mask, need_weights=need_weights)
+    for item in range(B):
+        one = slice(item, item + 1)
+        cut = [tensor[one] for tensor in (*rows, _padding(), mask)]
+        close(attention(*cut, need_weights=need_weights).context, whole.context[one], 1e-13)
+    query, key, value = rows
+    for step in range(L):
+        one = slice(step, step + 1)
+        found = attention(
+            query[:, one], key, value, _padding(), mask[:, one], need_weights=need_weights
+        )
+        close(found.context, whole.context[:, one], 1e-13)
+
+
+@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+def test_the_order_of_keys_does_not_matter(name: str, need_weights: bool) -> None:
+    attention, rows, mask = _attention(name), _rows(name), _float_mask(torch.float64)
+    order = torch.randperm(T)
+    whole = attention(*rows, _padding(), mask, need_weights=need_weights)
+    moved = [rows[0], *(row[:, order] for row in rows[1:]), _padding()[:, order], mask[..., order]]
+    found = attention(*moved, need_weights=need_weights)
+    close(found.context, whole.context, 1e-13)
+    if need_weights:
+        close(found.weights, whole.weights[..., order], 1e-13)
+
+
+@pytest.mark.parametrize("content", [math.nan, math.inf])
+@pytest.mark.parametrize("where", ["key", "value", "both"])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize(("name", "need_weights"), GUARDED)
+def test_a_broken_key_reaches_those_who_see_it_alone(
+    name: str, need_weights: bool, normalizer: str, where: str, content: float
+) -> None:
+    attention, rows = _attention(name, normalizer), _rows(name)
+    hidden = torch.zeros(L, T, dtype=torch.bool)
+    hidden[1:, 2] = True
+    clean = attention(*rows, attn_mask=hidden, need_weights=need_weights)
+    wanted = gradients(clean.context[:, 1:], [rows[0]])[0]
+    for row, spoilt in zip(rows[1:], (where != "value", where != "key"), strict=True):
+        if spoilt:
+            row.data[0, 2] = content
+    for mask in (hidden, torch.zeros(L, T).double().masked_fill(hidden, -torch.inf)):
+        found = attention(*rows, attn_mask=mask, need_weights=need_weights)
+        close(found.context[:, 1:], clean.context[:, 1:], 1e-13)
+        close(found.context[1], clean.context[1], 1e-13)
+        if where != "key" or math.isnan(content):
+            assert not found.context[0, 0].isfinite().all()
+        if need_weights:
+            close(found.weights[:, 1:], clean.weights[:, 1:], 1e-13)
+        (gradient,) = torch.autograd.grad(found.context.sum(), rows[0], retain_graph=True)
+        assert gradient[:, 1:].isfinite().all()
+        (gradient,) = gradients(found.context[:, 1:], [rows[0]])
+        close(gradient[:, 1:], wanted[:, 1:], 1e-13)
+
+
+# Shapes, strides, dtypes.
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize("empty", ["B", "L", "T"])
+@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+def test_empty_inputs(name: str, need_weights: bool, empty: str, normalizer: str) -> None:
+    attention, rows = _attention(name, normalizer), _rows(name)
+    batch, length, width = (0 if axis == empty else 2 for axis in "BLT")
+    query, key, value = rows[0][:batch, :length], rows[1][:batch, :width], rows[2][:batch, :width]
+    padding = torch.zeros(batch, width, dtype=torch.bool)
+    for masks in (
+        {},
+        {"key_padding_mask": padding},
+        {"attn_mask": torch.zeros(length, width).double()},
+    ):
+        context, weights = attention(query, key, value, **masks, need_weights=need_weights)
+        assert context.shape == (batch, length, 2)
+        assert not context.any()
+        if weights is not None:
+            assert weights.shape == (batch, length, width)
+        for gradient in gradients(context, [*rows, *_parameters(attention)]):
+            assert not gradient.any()
+
+
+@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+def test_strides_do_not_matter(name: str, need_weights: bool) -> None:
+    attention, (query, key, value) = _attention(name), [row.detach() for row in _rows(name)]
+    strange = (
+        query.transpose(0, 1).contiguous().transpose(0, 1),
+        key[:1].expand(B, -1, -1),
+        value.mT.contiguous().mT,
+        torch.tensor([[True, False] * 3]).expand(B, -1),
+        torch.randn(L, 1).double().expand(L, T),
+    )
+    compact = [tensor.contiguous() for tensor in strange]
+    found = attention(*strange, need_weights=need_weights)
+    _same(found, attention(*compact, need_weights=need_weights))
+
+
+@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+def test_autocast_gives_the_dtype_of_the_values(name: str, need_weights: bool) -> None:
+    attention, rows = _attention(name, dtype=torch.float32), _rows(name, torch.float32)
+    plain = attention(*rows, _padding(), need_weights=need_weights)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = attention(*rows, _padding(), need_weights=need_weights)
+        mixed = attention(rows[0].bfloat16(), *rows[1:], need_weights=need_weights)
+        half = attention(*(row.bfloat16() for row in rows), need_weights=need_weights)
+    assert found.context.dtype == mixed.context.dtype == torch.float32
+    assert half.context.dtype == torch.bfloat16
+    _same(found, plain, bound(torch.bfloat16, bfloat16=8))
+    for gradient in gradients(found.context, [*rows, *_parameters(attention)]):
+        assert gradient.dtype == torch.float32
+        assert gradient.isfinite().all()
+
+
+def _wrong() -> dict[str, tuple[dict[str, Tensor], str]]:
+    query, key = torch.randn(B, L, 5), torch.randn(B, T, 5)
+    return {
+        "query of two axes": ({"query": query[0]}, r"\(4, 5\).*\(2, 6, 5\)"),
+        "key of two axes": ({"key": key[0]}, r"\(2, 4, 5\).*\(6, 5\)"),
+        "batches": ({"key": key[:1]}, r"\(2, 4, 5\).*\(1, 6, 5\)"),
+        "widths": ({"key": key[..., :3]}, r"\(2, 4, 5\).*\(2, 6, 3\)"),
+        "value of two axes": ({"value": key[0]}, r"value \(6, 5\) and key \(2, 6, 5\)"),
+        "values too few": ({"value": key[:, 1:]}, r"value \(2, 5, 5\) and key \(2, 6, 5\)"),
+        "padding shape": (
+            {"key_padding_mask": torch.zeros(B, L, dtype=torch.bool)},
+            r"bool \(B, T\) = \(2, 6\).*\(2, 4\)",
+        ),
+        "padding dtype": ({"key_padding_mask": torch.zeros(B, T)}, r"bool.*torch.float32 \(2, 6\)"),
+        "lengths shape": (
+            {"key_lengths": torch.tensor([1])},
+            r"int \(B,\) = \(2,\), got torch.int64 \(1,\)",
+        ),
+        "lengths float": ({"key_lengths": torch.ones(B)}, r"int .* got torch.float32 \(2,\)"),
+        "lengths bool": ({"key_lengths": torch.ones(B) > 0}, r"int .* got torch.bool \(2,\)"),
+        "both": (
+            {"key_padding_mask": torch.zeros(B, T) > 0, "key_lengths": torch.tensor([1, 2])},
+            "give one of them",
+        ),
+        "mask shape": (
+            {"attn_mask": torch.zeros(T, L)},
+            r"\(L, T\) = \(4, 6\) or \(B, L, T\) = \(2, 4, 6\), got \(6, 4\)",
+        ),
+        "mask batch": ({"attn_mask": torch.zeros(1, L, T)}, r"\(2, 4, 6\), got \(1, 4, 6\)"),
+        "mask dtype": ({"attn_mask": torch.ones(L, T).int()}, "bool .*or float, got torch.int32"),
+        "dtypes": ({"query": query.double()}, "torch.float64, torch.float32 and torch.float32"),
+        "value dtype": ({"value": key.bfloat16()}, "torch.float32 and torch.bfloat16; convert"),
+    }
+
+
+@pytest.mark.parametrize("case", _wrong())
+def test_what_does_not_fit_is_named(case: str, unchecked: None) -> None:
+    wrong, message = _wrong()[case]
+    right = {"query": torch.randn(B, L, 5), "key": torch.randn(B, T, 5)}
+    with pytest.raises(ShapeError, match=message):
+        Attention(Dot())(**(right | wrong))
+
+
+def test_annotated_shapes_are_checked_here() -> None:
+    with pytest.raises(TypeError):
+        Attention(Dot()).look(torch.randn(B, L, 5), torch.randn(B, T, 5), torch.randn(B, T + 1, 5))
+
+
+# Settings.
+
+
+def test_an_unknown_normaliser_lists_the_known() -> None:
+    with pytest.raises(ConfigError, match=r"'softmin'; choose one of softmax, none"):
+        Attention(Dot(), "softmin")
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, 1.5, math.nan])
+def test_dropout_lies_between_0_and_1(dropout: float) -> None:
+    with pytest.raises(ConfigError, match=rf"\[0, 1\), got {dropout}"):
+        Attention(Dot(), dropout=dropout)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("score", ["dot", "additive", "own"])
+def test_dropout_in_training_alone(score: str, need_weights: bool) -> None:
+    made = Distance() if score == "own" else make_score(score, query_dim=5, key_dim=5, hidden_dim=7)
+    attention = Attention(made, dropout=0.25)
+    # equal keys: every weight is 1 / T, and the values spell out what is left of it
+    query, key = torch.randn(4, 50, 5), torch.ones(4, 20, 5)
+    values = torch.eye(20).expand(4, -1, -1)
+    exact = torch.full((4, 50, 20), 1 / 20)
+    found = attention.eval()(query, key, values, need_weights=need_weights)
+    close(found.context, exact, 1e-6)
+    found = attention.train()(query, key, values, need_weights=need_weights)
+    dropped = found.context == 0
+    assert 0.22 < dropped.float().mean() < 0.28
+    close(found.context[~dropped], torch.full((int((~dropped).sum()),), 1 / 20 / 0.75), 1e-6)
+    assert 0.95 < found.context.sum(-1).mean() < 1.05
+    if found.weights is not None:
+        close(found.weights, exact, 1e-6)
+    again = attention(query, key, values, need_weights=need_weights)
+    assert not torch.equal(found.context, again.context)
+
+
+def test_public_names() -> None:
+    assert regard.Attention is Attention
+    assert Attended._fields == ("context", "weights")
