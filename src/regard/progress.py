@@ -94,10 +94,11 @@ def _bar():
 
     return Bar(
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=None),
         MofNCompleteColumn(),
         TextColumn("{task.fields[left]}"),
         TextColumn("{task.fields[note]}"),
         console=Console(stderr=True),
         transient=True,
+        expand=True,
     )
