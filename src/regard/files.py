@@ -16,6 +16,8 @@ from regard.errors import ConfigError, DataError
 def written_whole(path: str | Path) -> Generator[Path]:
     """Give a temporary path beside `path`; rename it to `path` when the block ends without error.
 
+    A link is followed; a device or a pipe is written to as it is.
+
     Folders on the way are made. The temporary file keeps the suffix of `path`, which some writers
     look at.
 
@@ -23,6 +25,11 @@ def written_whole(path: str | Path) -> Generator[Path]:
         DataError: the place cannot be written.
     """
     path = Path(path)
+    if path.exists() and not path.is_file() and not path.is_dir():
+        # a device or a pipe, such as /dev/stdout, takes what it is given and must not be replaced
+        yield path
+        return
+    path = path.resolve()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=path.suffix)
