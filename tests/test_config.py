@@ -17,7 +17,7 @@ CHANGED = Config(
     source=TextConfig(unit="char", lowercase=True),
     target=TextConfig(unit="bpe", vocabulary_size=300),
     model=ModelConfig(attention="none", dropout=0.0, bidirectional=False),
-    training=TrainingConfig(max_minutes=2.5, schedule="constant", learning_rate=1),
+    training=TrainingConfig(max_minutes=2.5, schedule="constant", learning_rate=1.0),
 )
 
 

@@ -105,7 +105,7 @@ def test_a_damaged_config_is_said(made: Path, content: bytes) -> None:
     ],
 )
 def test_settings_that_cannot_be_used_are_damage(
-    made: Path, key: str, value: Any, wrong: str
+    made: Path, key: str, value: Any, wrong: str, unchecked: None
 ) -> None:
     values = json.loads((made / "config.json").read_text())
     (made / "config.json").write_text(json.dumps({**values, key: value}))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.attention import Memory
 from regard.config import ModelConfig
-from regard.decoders import Step
+from regard.decoders import Decoder, Step
 from regard.models import Seq2Seq, build
 from regard.search import beam_search, forced, length_penalty
 from regard.text import END, PAD, START
@@ -161,7 +161,7 @@ class _CountingState:
         return _CountingState(memory, self.length[rows])
 
 
-class _Endless:
+class _Endless(Decoder):
     """A decoder that never wants to end: search must stop it at the limit and say so."""
 
     def start(self, memory: Memory) -> _CountingState:

@@ -375,10 +375,10 @@ class _Size:
             width=cell_width * len(source),
             height=height,
             font=font,
-            gap=1 if side >= 16 else 0.5,
+            gap=1.0 if side >= 16 else 0.5,
             label_angle=0 if flat else -45 if side >= 20 else -90,
-            legend_length=min(160, max(90, height)),
-            title_limit=max(480, cell_width * len(source) + 120),
+            legend_length=min(160.0, max(90.0, height)),
+            title_limit=max(480.0, cell_width * len(source) + 120),
         )
 
 

@@ -2,12 +2,12 @@
 
 import contextlib
 import gzip
+import io
 import os
 import tempfile
 import zlib
 from collections.abc import Generator
 from pathlib import Path
-from typing import IO
 
 from regard.errors import ConfigError, DataError
 
@@ -103,7 +103,7 @@ def decode_lines(content: bytes, name: str) -> list[str]:
     return decoded
 
 
-def _open_bytes(path: Path) -> IO[bytes]:
+def _open_bytes(path: Path) -> io.BufferedIOBase:
     return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 

@@ -192,10 +192,10 @@ class _Pool:
                     kept,
                     places,
                     item,
-                    steps[item, n],
-                    beams[item, n],
-                    scores[item, n],
-                    limits[item],
+                    int(steps[item, n]),
+                    int(beams[item, n]),
+                    float(scores[item, n]),
+                    int(limits[item]),
                 )
                 for n in range(scores.shape[1])
                 if np.isfinite(scores[item, n])
@@ -230,4 +230,4 @@ def _follow(
     looked = None
     if kept[0][3] is not None:
         looked = np.stack(rows[::-1]) if rows else np.zeros((0, *kept[0][3].shape[2:]), np.float32)
-    return Hypothesis(ids[::-1], float(score), looked, bool(length < limit))
+    return Hypothesis(ids[::-1], score, looked, length < limit)

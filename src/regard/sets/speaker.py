@@ -8,7 +8,7 @@ from regard.sets.pairs import pick
 from regard.sets.weaving import Phrase
 
 Item = TypeVar("Item")
-Weighted = Sequence[tuple[float, Item]]
+Weighted = Sequence[tuple[int | float, Item]]
 """Choices, each after its weight."""
 
 
