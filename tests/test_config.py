@@ -70,13 +70,13 @@ def test_unknown_keys_are_named(values: dict[str, Any], wrong: str) -> None:
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(
-    group: str, name: str, value: Any, wrong: str
+    group: str, name: str, value: Any, wrong: str, unchecked: None
 ) -> None:
     with pytest.raises(ConfigError, match=rf"\b{name} {wrong}"):
         config.from_dict({group: {name: value}})
 
 
-def test_the_whole_is_checked_too() -> None:
+def test_the_whole_is_checked_too(unchecked: None) -> None:
     with pytest.raises(ConfigError, match="device takes one of auto, cpu, cuda, mps, got 'gpu'"):
         Config(device="gpu")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"model takes a ModelConfig, got \{\}"):

@@ -173,8 +173,8 @@ def test_error_rates_are_zero_exactly_where_all_is_right(corpus):
 def test_outputs_taken_from_the_references_are_right(corpus):
     _, references = unzip(corpus)
     outputs = [candidates[-1] for candidates in references]
-    assert metrics.exact_match(outputs, references) == metrics.Figure(100, 100, 100)
-    assert metrics.cer(outputs, references) == metrics.Figure(0, 0, 0)
+    assert metrics.exact_match(outputs, references) == metrics.Figure(100.0, 100.0, 100.0)
+    assert metrics.cer(outputs, references) == metrics.Figure(0.0, 0.0, 0.0)
 
 
 def test_interval_of_a_share_is_that_of_the_binomial():
