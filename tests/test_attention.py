@@ -571,11 +571,6 @@ def test_what_does_not_fit_is_named(case: str, unchecked: None) -> None:
         Attention(Dot())(**(right | wrong))
 
 
-def test_annotated_shapes_are_checked_here() -> None:
-    with pytest.raises(TypeError):
-        Attention(Dot()).look(torch.randn(B, L, 5), torch.randn(B, T, 5), torch.randn(B, T + 1, 5))
-
-
 # Settings.
 
 
