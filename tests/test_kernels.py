@@ -1,9 +1,11 @@
-"""The kernels against the reference: numbers, every gradient, second derivatives, memory."""
+"""The kernels against the reference: numbers, every gradient, second derivatives, memory.
+
+Every test of the operator runs on each backend that this machine has.
+"""
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 import oracle
 from oracle import bound, close, double, gradients
+from regard.errors import ConfigError
 from regard.kernels import additive, eager, reference
 
 SIZES = [(1, 1, 1, 1, 1), (2, 3, 5, 7, 4), (3, 1, 9, 2, 1), (1, 7, 2, 5, 3)]
@@ -25,6 +28,15 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 NORMALIZERS = ["softmax", "none"]
 PAIRS = [None, 1, 4, 11]
 """How many pairs a block may hold; None for the usual workspace. 1 cuts keys, rows and items."""
+BACKENDS = ["cpu", "eager"]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Who computes behind the operator."""
+    if request.param == "eager":
+        monkeypatch.setattr(additive, "_module", lambda name: None)
+    return request.param
 
 
 def _tolerance(dtype: torch.dtype) -> float:
@@ -75,14 +87,26 @@ def test_the_reference_has_derivatives_that_are_right() -> None:
     assert torch.autograd.gradcheck(call, (a, b, v, values))
 
 
+def _scores(inputs: list[Tensor], pairs: int | None = None) -> Tensor:
+    """The scores of a, b and v, in blocks of so many pairs."""
+    workspace = _workspace(pairs, inputs[0].shape[-1], inputs[0].dtype)
+    return additive.scores(*inputs[:3], workspace=workspace)
+
+
+def _context(inputs: list[Tensor], pairs: int | None = None, **how: Any) -> Tensor:
+    """The context for a, b, v and values, in blocks of so many pairs."""
+    workspace = _workspace(pairs, inputs[0].shape[-1], inputs[0].dtype)
+    return additive.attend(*inputs[:4], workspace=workspace, **how).context
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("pairs", PAIRS)
-@pytest.mark.parametrize("sizes", SIZES)
-def test_additive_scores_equal_the_reference(
-    sizes: tuple[int, ...], pairs: int | None, dtype: torch.dtype, poisoned: None
+@pytest.mark.parametrize("sizes", [*SIZES, (2, 9, 37, 6, 1)])
+def test_scores_equal_the_reference(
+    sizes: tuple[int, ...], pairs: int | None, dtype: torch.dtype, backend: str, poisoned: None
 ) -> None:
     inputs = _inputs(sizes, dtype)[:3]
-    found = eager.additive_scores(*inputs, _workspace(pairs, sizes[3], dtype))
+    found = _scores(inputs, pairs)
     exact = [double(tensor) for tensor in inputs]
     expected = reference.additive_scores(*exact)
     assert found.dtype == dtype
@@ -95,15 +119,18 @@ def test_additive_scores_equal_the_reference(
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize("pairs", PAIRS)
 @pytest.mark.parametrize("sizes", SIZES)
-def test_additive_attention_equals_the_reference(
-    sizes: tuple[int, ...], pairs: int | None, normalizer: str, dtype: torch.dtype, poisoned: None
+def test_attention_equals_the_reference(
+    sizes: tuple[int, ...],
+    pairs: int | None,
+    normalizer: str,
+    dtype: torch.dtype,
+    backend: str,
+    poisoned: None,
 ) -> None:
     bias = torch.randn(sizes[:3], dtype=dtype, requires_grad=True)
     inputs = [*_inputs(sizes, dtype), bias]
     masked = _mask(sizes)
-    found = eager.additive_attention(
-        *inputs[:4], masked, bias, normalizer, workspace=_workspace(pairs, sizes[3], dtype)
-    )
+    found = _context(inputs, pairs, masked=masked, bias=bias, normalizer=normalizer)
     exact = [double(tensor) for tensor in inputs]
     scores = reference.additive_scores(*exact[:3])
     expected = oracle.finish(scores, exact[3], masked, exact[4], normalizer).context
@@ -113,22 +140,88 @@ def test_additive_attention_equals_the_reference(
         close(one, other, _tolerance(dtype))
 
 
+@pytest.mark.parametrize("pairs", PAIRS)
+def test_the_log_of_the_partition_function(pairs: int | None, backend: str) -> None:
+    sizes = (2, 3, 5, 7, 4)
+    bias = torch.randn(1, *sizes[1:3], dtype=torch.float64, requires_grad=True)
+    inputs, masked = [*_inputs(sizes), bias], _mask(sizes)
+    how: dict[str, Any] = {"masked": masked, "bias": bias, "need_log_sum_exp": True}
+    looked = additive.attend(*inputs[:4], **how, workspace=_workspace(pairs, 7))
+    found = looked.log_sum_exp
+    scores = (reference.additive_scores(*inputs[:3]) + bias).masked_fill(masked, -torch.inf)
+    expected = scores.logsumexp(-1)
+    assert found is not None
+    assert found[-1, -1] == -torch.inf
+    seen = ~masked.all(-1)
+    close(found[seen], expected[seen], 1e-13)
+    one = gradients(torch.cat([found[seen], looked.context.flatten()]), inputs)
+    context = oracle.finish(scores.masked_fill(masked, 0), inputs[3], masked).context
+    other = gradients(torch.cat([expected[seen], context.flatten()]), inputs)
+    for left, right in zip(one, other, strict=True):
+        close(left, right, 1e-13)
+    with pytest.raises(ConfigError, match="'none' has no log-sum-exp"):
+        additive.attend(*inputs[:4], normalizer="none", need_log_sum_exp=True)
+
+
+@pytest.mark.parametrize("pairs", PAIRS)
+def test_heads_are_attentions_of_their_own(pairs: int | None, backend: str) -> None:
+    sizes = (2, 3, 5, 7, 4)
+    heads = [_inputs(sizes) for _ in range(3)]
+    together = [
+        torch.stack(each, 0 if each[0].dim() == 1 else 1) for each in zip(*heads, strict=True)
+    ]
+    masked, bias = _mask(sizes), torch.randn(1, 3, 1, 5).double()
+    every: dict[str, Any] = {"masked": masked[:, None], "bias": bias.expand(-1, -1, 3, -1)}
+    scores = _scores(together, pairs)
+    for head, inputs in enumerate(heads):
+        found = _context(together, pairs, **every)
+        each = bias[:, head].expand(-1, 3, -1)
+        expected = _context(inputs, masked=masked, bias=each)
+        close(found[:, head], expected, 1e-13)
+        close(scores[:, head], _scores(inputs), 1e-13)
+        for one, other in zip(
+            gradients(found[:, head], inputs), gradients(expected, inputs), strict=True
+        ):
+            close(one, other, 1e-13)
+
+
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_weights_do_not_change_the_context(dtype: torch.dtype, normalizer: str) -> None:
+def test_weights_do_not_change_the_context(
+    dtype: torch.dtype, normalizer: str, backend: str
+) -> None:
     sizes = (2, 3, 5, 7, 4)
     bias = torch.randn(sizes[:3], dtype=dtype, requires_grad=True)
     inputs, masked = _inputs(sizes, dtype), _mask(sizes)
-    context, weights = additive.attend(*inputs, masked, bias, normalizer, need_weights=True)
-    alone, none = additive.attend(*inputs, masked, bias, normalizer)
-    assert none is None
-    assert weights is not None
-    assert weights.dtype == dtype
-    assert not weights[masked].any()
-    close(context, alone, _tolerance(dtype))
+    how: dict[str, Any] = {"masked": masked, "bias": bias, "normalizer": normalizer}
+    looked = additive.attend(*inputs, **how, need_weights=True, workspace=64)
+    alone = additive.attend(*inputs, **how, workspace=64)
+    assert alone.weights is None
+    assert looked.weights is not None
+    assert looked.weights.dtype == dtype
+    assert not looked.weights[masked].any()
+    close(looked.context, alone.context, _tolerance(dtype))
     every = [*inputs, bias]
-    for one, other in zip(gradients(context, every), gradients(alone, every), strict=True):
+    found, expected = gradients(looked.context, every), gradients(alone.context, every)
+    for one, other in zip(found, expected, strict=True):
         close(one, other, _tolerance(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once(dtype: torch.dtype, backend: str) -> None:
+    inputs = _inputs((2, 3, 5, 7, 4), dtype)
+    precise = [tensor.detach().float().requires_grad_() for tensor in inputs]
+    for found, expected in (
+        (_scores(inputs), _scores(precise)),
+        (_context(inputs), _context(precise)),
+        (_context(inputs, 2), _context(precise, 2)),
+    ):
+        assert torch.equal(found, expected.to(dtype))
+        pairs = inputs[:3], precise[:3]
+        for one, other in zip(
+            gradients(found, pairs[0]), gradients(expected, pairs[1]), strict=True
+        ):
+            assert torch.equal(one, other.to(dtype))
 
 
 @given(
@@ -146,65 +239,68 @@ def test_blocks_do_not_change_anything(
     masked = torch.rand(outer) < 0.5
     inputs = _inputs(sizes)
 
-    def call(workspace: int) -> tuple[Tensor, ...]:
-        arguments = (masked, bias, normalizer)
-        context = eager.additive_attention(*inputs, *arguments, workspace=workspace)
-        scores = eager.additive_scores(*inputs[:3], workspace=workspace)
+    def call(pairs: int | None) -> tuple[Tensor, ...]:
+        context = _context(inputs, pairs, masked=masked, bias=bias, normalizer=normalizer)
+        scores = _scores(inputs, pairs)
         every = [*inputs, bias]
         return context, scores, *gradients(context, every), *gradients(scores, inputs[:3])
 
-    whole, cut = call(eager.WORKSPACE), call(_workspace(pairs, sizes[3]))
-    for one, other in zip(cut, whole, strict=True):
+    for one, other in zip(call(pairs), call(None), strict=True):
         close(one, other, 1e-13)
 
 
 @pytest.mark.parametrize("pairs", PAIRS)
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
-def test_first_and_second_derivatives(normalizer: str, pairs: int | None) -> None:
+def test_first_and_second_derivatives(normalizer: str, pairs: int | None, backend: str) -> None:
     sizes = (2, 2, 3, 2, 2)
     bias = torch.randn(sizes[:3]).double().requires_grad_()
-    inputs, masked, workspace = _inputs(sizes), _mask(sizes), _workspace(pairs, 2)
+    inputs, masked = _inputs(sizes), _mask(sizes)
 
     def call(a: Tensor, b: Tensor, v: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-        return eager.additive_attention(
-            a, b, v, values, masked, bias, normalizer, workspace=workspace
-        )
+        return _context([a, b, v, values], pairs, masked=masked, bias=bias, normalizer=normalizer)
 
     assert torch.autograd.gradcheck(call, (*inputs, bias))
     assert torch.autograd.gradgradcheck(call, (*inputs, bias), fast_mode=True)
 
 
 @pytest.mark.parametrize("pairs", PAIRS)
-def test_first_and_second_derivatives_of_scores(pairs: int | None) -> None:
-    workspace = _workspace(pairs, 2)
-
+def test_first_and_second_derivatives_of_scores(pairs: int | None, backend: str) -> None:
     def call(a: Tensor, b: Tensor, v: Tensor) -> Tensor:
-        return eager.additive_scores(a, b, v, workspace)
+        return _scores([a, b, v], pairs)
 
     inputs = tuple(_inputs((2, 2, 3, 2, 2))[:3])
     assert torch.autograd.gradcheck(call, inputs)
     assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
 
 
+def test_second_derivatives_where_one_input_comes_from_another(backend: str) -> None:
+    leaf, v, values = (
+        torch.randn(s).double().requires_grad_() for s in [(2, 3, 2), (2,), (2, 3, 2)]
+    )
+
+    def call(leaf: Tensor, v: Tensor, values: Tensor) -> Tensor:
+        return _context([leaf, leaf * leaf, v, values], 2)
+
+    assert torch.autograd.gradgradcheck(call, (leaf, v, values))
+
+
 @pytest.mark.parametrize("frozen", range(4))
-def test_inputs_without_gradient(frozen: int) -> None:
+def test_inputs_without_gradient(frozen: int, backend: str) -> None:
     inputs = _inputs((2, 3, 4, 2, 2))
     inputs[frozen].requires_grad_(False)
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
-    whole = gradients(eager.additive_attention(*inputs), wanted)
-    cut = gradients(eager.additive_attention(*inputs, workspace=_workspace(3, 2)), wanted)
-    for one, other in zip(cut, whole, strict=True):
+    whole = gradients(_context(inputs), wanted)
+    for one, other in zip(gradients(_context(inputs, 3), wanted), whole, strict=True):
         close(one, other, 1e-13)
     with torch.no_grad():
-        context = eager.additive_attention(*inputs, workspace=_workspace(3, 2))
-    assert not context.requires_grad
+        assert not _context(inputs, 3).requires_grad
 
 
-def test_backward_under_autocast_is_the_same() -> None:
+def test_the_backward_pass_of_blocks_under_autocast_is_the_same(backend: str) -> None:
     inputs = _inputs((2, 3, 4, 2, 2), torch.float32)
 
     def call() -> tuple[Tensor, ...]:
-        context = eager.additive_attention(*inputs, workspace=_workspace(3, 2, torch.float32))
+        context = _context(inputs, 3)
         return context, *gradients(context, inputs)
 
     plain = call()
@@ -212,6 +308,19 @@ def test_backward_under_autocast_is_the_same() -> None:
         cast = call()
     for one, other in zip(cast, plain, strict=True):
         assert torch.equal(one, other)
+
+
+def test_exponentials_at_hand_change_nothing() -> None:
+    inputs = _inputs((2, 3, 4, 5, 2), torch.float32)
+    once = additive.exponentials(inputs[1])
+    assert once is not None
+    assert not once.requires_grad
+    for pairs in (None, 2):
+        found, expected = _context(inputs, pairs, exponentials=once), _context(inputs, pairs)
+        assert torch.equal(found, expected)
+        for one, other in zip(gradients(found, inputs), gradients(expected, inputs), strict=True):
+            assert torch.equal(one, other)
+    assert additive.exponentials(inputs[1] + 50) is None
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
@@ -233,13 +342,13 @@ def test_masked_scores_never_matter(normalizer: str) -> None:
 
 @pytest.mark.parametrize("pairs", PAIRS)
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
-def test_a_row_with_every_key_masked_gives_zeros(normalizer: str, pairs: int | None) -> None:
+def test_a_row_with_every_key_masked_gives_zeros(
+    normalizer: str, pairs: int | None, backend: str
+) -> None:
     inputs = _inputs((2, 3, 5, 4, 2))
     masked = torch.ones(2, 3, 5, dtype=torch.bool)
     with torch.autograd.set_detect_anomaly(True):
-        context = eager.additive_attention(
-            *inputs, masked, normalizer=normalizer, workspace=_workspace(pairs, 4)
-        )
+        context = _context(inputs, pairs, masked=masked, normalizer=normalizer)
         found = gradients(context, inputs)
     assert not context.any()
     assert not any(gradient.any() for gradient in found)
@@ -247,11 +356,9 @@ def test_a_row_with_every_key_masked_gives_zeros(normalizer: str, pairs: int | N
 
 @pytest.mark.parametrize("pairs", PAIRS)
 @pytest.mark.parametrize("sizes", [(0, 2, 3, 4, 2), (2, 0, 3, 4, 2), (2, 3, 0, 4, 2)])
-def test_empty_inputs(sizes: tuple[int, ...], pairs: int | None) -> None:
+def test_empty_inputs(sizes: tuple[int, ...], pairs: int | None, backend: str) -> None:
     inputs = _inputs(sizes)
-    workspace = _workspace(pairs, 4)
-    scores = eager.additive_scores(*inputs[:3], workspace)
-    context = eager.additive_attention(*inputs, workspace=workspace)
+    scores, context = _scores(inputs, pairs), _context(inputs, pairs)
     assert scores.shape == sizes[:3]
     assert context.shape == (*sizes[:2], sizes[4])
     assert not context.any()
@@ -260,7 +367,7 @@ def test_empty_inputs(sizes: tuple[int, ...], pairs: int | None) -> None:
 
 
 @pytest.mark.parametrize("pairs", PAIRS)
-def test_strides_do_not_matter_and_nothing_is_written(pairs: int | None) -> None:
+def test_strides_do_not_matter_and_nothing_is_written(pairs: int | None, backend: str) -> None:
     plain = [tensor.detach() for tensor in _inputs((2, 3, 4, 2, 5))]
     plain[1] = plain[1][:1].expand(2, -1, -1)
     strange = [
@@ -272,9 +379,7 @@ def test_strides_do_not_matter_and_nothing_is_written(pairs: int | None) -> None
     before = [tensor.clone() for tensor in strange]
     leaves = [tensor.requires_grad_() for tensor in strange]
     compact = [tensor.clone().contiguous().detach().requires_grad_() for tensor in before]
-    workspace = _workspace(pairs, 2)
-    one = eager.additive_attention(*leaves, workspace=workspace)
-    other = eager.additive_attention(*compact, workspace=workspace)
+    one, other = _context(leaves, pairs), _context(compact, pairs)
     close(one, other, 1e-13)
     for left, right in zip(gradients(one, leaves), gradients(other, compact), strict=True):
         close(left, right, 1e-13)
@@ -286,9 +391,7 @@ def test_dropout_zeroes_its_share_and_scales_the_rest(pairs: int | None) -> None
     a, b = torch.randn(4, 30, 2).double(), torch.randn(4, 20, 2).double()
     values = torch.eye(20).double().expand(4, -1, -1)
     # v = 0: every weight is 1 / T before dropout, and the values spell the weights out
-    weights = eager.additive_attention(
-        a, b, torch.zeros(2).double(), values, dropout=0.25, workspace=_workspace(pairs, 2)
-    )
+    weights = _context([a, b, torch.zeros(2).double(), values], pairs, dropout=0.25)
     dropped = weights == 0
     close(weights[~dropped], torch.full((int((~dropped).sum()),), 1 / 20 / 0.75), 1e-7)
     assert 0.2 < dropped.double().mean() < 0.3
@@ -301,20 +404,20 @@ def test_dropout_is_the_same_in_both_passes(pairs: int | None) -> None:
 
     def call(*inputs: Tensor) -> Tensor:
         torch.manual_seed(5)
-        return eager.additive_attention(*inputs, dropout=0.5, workspace=_workspace(pairs, 2))
+        return _context(list(inputs), pairs, dropout=0.5)
 
-    assert not torch.allclose(call(*inputs), eager.additive_attention(*inputs))
+    assert not torch.allclose(call(*inputs), _context(list(inputs)))
     assert torch.autograd.gradcheck(call, inputs)
     assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
 
 
 def test_backward_draws_nothing() -> None:
     inputs = _inputs((2, 3, 4, 2, 2))
-    context = eager.additive_attention(*inputs, dropout=0.5, workspace=_workspace(5, 2))
+    context = _context(inputs, 5, dropout=0.5)
     state = torch.get_rng_state()
     context.sum().backward()
     assert torch.equal(torch.get_rng_state(), state)
-    again = eager.additive_attention(*inputs, dropout=0.5, workspace=_workspace(5, 2))
+    again = _context(inputs, 5, dropout=0.5)
     assert not torch.equal(context, again)
 
 
@@ -338,32 +441,32 @@ class _Largest(TorchDispatchMode):
 @pytest.mark.parametrize("sizes", [(2, 40, 40, 8, 4), (64, 5, 5, 8, 4), (1, 2, 300, 8, 4)])
 def test_no_tensor_is_larger_than_its_share_of_the_workspace(sizes: tuple[int, ...]) -> None:
     batch, length, width, dim, _ = sizes
-    inputs = _inputs(sizes, torch.float32)
+    a, b, v, _ = (tensor.detach() for tensor in _inputs(sizes, torch.float32))
+    gradient = torch.randn(batch, length, width)
     whole = 4 * batch * length * width * dim
-    share = max(whole // 8, *(4 * tensor.numel() for tensor in inputs))
+    # the scores and their gradient are B x L x T, an eighth of the pairs
+    share = max(whole // 8, *(4 * tensor.numel() for tensor in (a, b)))
     assert share < whole
 
-    def largest(call: Callable[[], Tensor]) -> int:
+    def largest(workspace: int) -> int:
         with _Largest() as seen:
-            output = call()
-            output.backward(torch.ones_like(output))
+            eager.additive_scores(a, b, v[None], workspace)
+            eager.additive_gradients(gradient, a, b, v[None], workspace)
         return seen.size
 
-    assert largest(lambda: eager.additive_attention(*inputs, workspace=3 * share)) <= share
-    # the scores themselves are the output: they are B x L x T, an eighth of the pairs
-    assert largest(lambda: eager.additive_scores(*inputs[:3], workspace=3 * share)) <= share
-    assert largest(lambda: eager.additive_attention(*inputs, workspace=8 * whole)) >= whole
+    assert largest(3 * share) <= share
+    assert largest(8 * whole) >= whole
 
 
 CALLS = [
-    "eager.additive_scores(a, b, v, workspace)",
-    "eager.additive_attention(a, b, v, values, workspace=workspace)",
+    "additive.scores(a, b, v, None, workspace)",
+    "additive.attend(a, b, v, values, workspace=workspace).context",
 ]
 PEAK = """
 import re
 from pathlib import Path
 import torch
-from regard.kernels import eager
+from regard.kernels import additive
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
@@ -382,11 +485,13 @@ print((peak() - before) / 1024)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc/self/status")
+@pytest.mark.parametrize("without", ["", "additive._module = lambda name: None"])
 @pytest.mark.parametrize("call", CALLS)
-def test_memory_stays_near_the_workspace(call: str) -> None:
+def test_memory_stays_near_the_workspace(call: str, without: str) -> None:
     """16 MiB are asked for where all pairs at once take more than 1 GiB, three times over."""
+    code = PEAK.replace("CALL", call).replace("def peak", without + "\n\ndef peak", 1)
     done = subprocess.run(
-        [sys.executable, "-c", PEAK.replace("CALL", call)],
+        [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         env=os.environ | {"OMP_NUM_THREADS": "1"},

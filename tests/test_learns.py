@@ -50,7 +50,7 @@ def _accuracy(out: Path, **model: object) -> float:
             batch_tokens=1600,
             max_updates=1000,
             validate_every=500,
-            learning_rate=7e-3,
+            learning_rate=5e-3,
             schedule="constant",
             warmup=100,
             cooldown=0.4,

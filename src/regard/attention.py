@@ -43,6 +43,8 @@ class Memory:
     """(B, F): the encoder's final state, all that a decoder without attention sees."""
     keys: tuple[Tensor, ...] = ()
     """(B, T, E) for every attention that looks at the source: its projected keys."""
+    exponentials: tuple[Tensor | None, ...] = ()
+    """(B, T, E) for every attention with a pairwise score: the exponentials of those keys."""
 
     def select(self, items: Int[Tensor, " N"]) -> "Memory":
         """The memory of these sources alone, in this order."""
@@ -51,6 +53,7 @@ class Memory:
             padding=self.padding[items],
             final=self.final[items],
             keys=tuple(keys[items] for keys in self.keys),
+            exponentials=tuple(each if each is None else each[items] for each in self.exponentials),
         )
 
 
@@ -139,6 +142,10 @@ class Attention(nn.Module):
         """What `look` takes as keys, computed once per source."""
         return self.score.project_key(key) if isinstance(self.score, Score) else key
 
+    def exponentials(self, keys: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"] | None:
+        """What a pairwise score needs of the projected keys at every look; None for other scores."""
+        return additive.exponentials(keys) if isinstance(self.score, PairwiseScore) else None
+
     def look(
         self,
         query: Float[Tensor, "B L Dq"],
@@ -147,24 +154,20 @@ class Attention(nn.Module):
         masked: Bool[Tensor, "#B #L T"] | None = None,
         bias: Float[Tensor, "#B L T"] | None = None,
         need_weights: bool = False,
+        exponentials: Float[Tensor, "B T E"] | None = None,
     ) -> Attended:
-        """The three moves, for keys from `project_key` and one boolean mask (True = masked)."""
+        """The three moves, for keys from `project_key` and one boolean mask (True = masked).
+
+        `exponentials` come from the method of that name, for keys that are looked at many times.
+        """
         score, dropout = self.score, self.dropout if self.training else 0.0
         if isinstance(score, PairwiseScore):
             queries, vector = score.project_query(query), score.vector.to(keys.dtype)
-            return Attended(
-                *additive.attend(
-                    queries,
-                    keys,
-                    vector,
-                    values,
-                    masked,
-                    bias,
-                    self.normalizer,
-                    dropout,
-                    need_weights,
-                )
-            )
+            looked = additive.attend(
+                queries, keys, vector, values, masked, bias, self.normalizer, dropout, need_weights,
+                exponentials=exponentials,
+            )  # fmt: skip
+            return Attended(looked.context, looked.weights)
         if isinstance(score, InnerScore) and self.normalizer == "softmax" and not need_weights:
             queries = score.project_query(query).to(keys.dtype)
             return Attended(_dot_attention(queries, keys, values, masked, bias, dropout), None)

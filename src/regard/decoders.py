@@ -388,15 +388,16 @@ class BahdanauDecoder(RecurrentDecoder):
 
 def _with_keys(attention: Attention, encoded: Encoded) -> Memory:
     keys = attention.project_key(encoded.states)
-    return Memory(encoded.states, encoded.padding, encoded.final, (keys,))
+    exponentials = attention.exponentials(keys)
+    return Memory(encoded.states, encoded.padding, encoded.final, (keys,), (exponentials,))
 
 
 def _look(
     attention: Attention, query: Tensor, memory: Memory, need_weights: bool
 ) -> tuple[Tensor, Tensor | None]:
-    return attention.look(
-        query, memory.keys[0], memory.states, memory.padding[:, None], None, need_weights
-    )
+    keys, exponentials = memory.keys[0], memory.exponentials[0]
+    masked = memory.padding[:, None]
+    return attention.look(query, keys, memory.states, masked, None, need_weights, exponentials)
 
 
 def _look_rows(attention: Attention, query: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
