@@ -1,9 +1,10 @@
 """The compiled path on the CPU: exact at any magnitude, and at home among threads and processes."""
 
-import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from oracle import double, gradients
-from regard.kernels import additive, cpu, eager, reference
+from regard.kernels import additive, cpu, eager, reference, workers
 
 SCALES = [1e-4, 1e-2, 1, 5, 15, 40, 50, 100, 1e3, 1e4]
 SHAPES = [(3, 9, 37, 6), (2, 3, 5, 33), (17, 1, 6, 8), (1, 40, 64, 5)]
@@ -145,7 +146,7 @@ def test_the_operator_of_pytorch_leaks() -> None:
 def test_every_number_of_threads_gives_the_same_bits(
     sizes: tuple[int, ...], threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(workers, "WORK_PER_THREAD", 1)
     inputs = _inputs(sizes)
     torch.set_num_threads(1)
     expected = _everything(inputs)
@@ -170,8 +171,8 @@ def test_a_pool_of_our_own_where_pytorch_lends_no_threads(
 ) -> None:
     inputs = _inputs(SHAPES[0])
     expected = _everything(inputs)
-    monkeypatch.setattr(cpu, "WORK_PER_THREAD", 1)
-    monkeypatch.setattr(cpu._threads, "team", lambda: None)
+    monkeypatch.setattr(workers, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(workers.threads_of, "pytorch", lambda: None)
     torch.set_num_threads(3)
     for _ in range(3):
         found = _everything(inputs)
@@ -182,9 +183,9 @@ def test_a_pool_of_our_own_where_pytorch_lends_no_threads(
 def test_many_python_threads_at_once(
     own_pool: bool, threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(workers, "WORK_PER_THREAD", 1)
     if own_pool:
-        monkeypatch.setattr(cpu._threads, "team", lambda: None)
+        monkeypatch.setattr(workers.threads_of, "pytorch", lambda: None)
     torch.set_num_threads(2)
     problems = [_inputs(SHAPES[i % len(SHAPES)]) for i in range(16)]
     expected = [_everything(inputs) for inputs in problems]
@@ -208,7 +209,7 @@ class _Looks(torch.utils.data.Dataset[Tensor]):
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_after_a_fork(threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(workers, "WORK_PER_THREAD", 1)
     torch.set_num_threads(2)
     data = _Looks()
     expected = [data[i] for i in range(4)]
@@ -216,9 +217,29 @@ def test_after_a_fork(threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
         data, batch_size=None, num_workers=2, multiprocessing_context="fork", timeout=60
     )
     assert all(torch.equal(*pair) for pair in zip(loader, expected, strict=True))
-    # a plain fork, in which nobody has set the number of threads
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert torch.equal(pool.apply_async(data.__getitem__, (1,)).get(60), expected[1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_the_kernels_after_a_plain_fork(threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody sets the number of threads there; PyTorch's own operators wait for ever then."""
+    monkeypatch.setattr(workers, "WORK_PER_THREAD", 1)
+    torch.set_num_threads(2)
+    a, b, v = (tensor.detach().exp() for tensor in _inputs(SHAPES[0]))
+    expected = cpu.scores(a, b, v[None])
+    child = os.fork()
+    if child == 0:
+        equal = (cpu.scores(a, b, v[None]).numpy() == expected.numpy()).all()
+        os._exit(0 if equal else 1)
+    for _ in range(600):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, signal.SIGKILL)
+    assert done
+    assert status == 0
 
 
 def test_nowhere_to_keep_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,10 +252,10 @@ def test_nowhere_to_keep_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(numba, "cfunc", cfunc)
     expected = additive.scores(*_inputs(SHAPES[0], dtype=torch.float64))
-    cpu._compiled.cache_clear()
+    workers.compiled.cache_clear()
     torch.manual_seed(0)
     found = additive.scores(*_inputs(SHAPES[0], dtype=torch.float64))
-    cpu._compiled.cache_clear()
+    workers.compiled.cache_clear()
     assert found.shape == expected.shape
     assert found.isfinite().all()
 

@@ -14,7 +14,6 @@ autograd and holds all B x L x T x D pairs.
 
 import functools
 import importlib
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -29,12 +28,6 @@ from regard.kernels.eager import WORKSPACE
 
 # live copies of a block of scores: themselves, the weights, a mask of dropout and two gradients
 _COPIES = 6
-
-REACH = {torch.float32: 43.5, torch.float64: 354.0}
-"""|x| up to which e^{2x} is a normal number, and the product of two of them not 0 x infinity."""
-
-LARGEST_VECTOR = {torch.float32: 1e18, torch.float64: 1e150}
-"""|v| up to which sums of v over pairs of features stay finite on their way."""
 
 
 class Looked(NamedTuple):
@@ -54,9 +47,8 @@ def exponentials(b: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"] | None:
 
     It has no gradient: that of the scores goes to `b` directly.
     """
-    if b.device.type != "cpu" or _module("cpu") is None:
-        return None
-    return _exponentials(eager.wide(b.detach()))
+    cpu = _module("cpu") if b.device.type == "cpu" else None
+    return cpu.exponentials(eager.wide(b.detach())) if cpu else None
 
 
 def scores(
@@ -169,26 +161,14 @@ def _backend(
 ) -> _Backend:
     if a.device.type == "cuda" and (gpu := _module("gpu")):
         return _Backend(gpu.scores, gpu.gradients, a, b)
-    if a.device.type == "cpu" and (cpu := _module("cpu")) and v.numel():
-        near = bool(v.abs().max() <= LARGEST_VECTOR[v.dtype])
-        of_a = _exponentials(a) if near else None
-        of_b = exponentials if exponentials is not None or of_a is None else _exponentials(b)
+    if a.device.type == "cpu" and (cpu := _module("cpu")) and cpu.near(v):
+        of_a = cpu.exponentials(a)
+        of_b = exponentials if exponentials is not None or of_a is None else cpu.exponentials(b)
         if of_a is not None and of_b is not None:
             return _Backend(cpu.scores, cpu.gradients, of_a, of_b)
     compute = (eager.additive_scores, eager.additive_gradients)
     one, other = (functools.partial(function, workspace=workspace) for function in compute)
     return _Backend(one, other, a, b)
-
-
-def _exponentials(rows: Tensor) -> Tensor | None:
-    """e^{2x}, or None where one is not finite or would make 0 x infinity."""
-    result = (rows + rows).exp_().contiguous()
-    if not result.numel():
-        return result
-    low, high = torch.aminmax(result)
-    reach = math.exp(2 * REACH[rows.dtype])
-    # NaN compares false
-    return result if float(low) >= 1 / reach and float(high) <= reach else None
 
 
 @functools.cache

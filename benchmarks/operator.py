@@ -1,0 +1,367 @@
+"""Additive attention, whole (projections, scores, softmax, average), side by side with other ways.
+
+    python benchmarks/operator.py [--threads 2] [--rounds 15] [--chart operator.svg]
+
+One process times all ways in turn, round after round, and prints medians and their ratios; a fresh
+process each measures peak memory. Nothing is printed unless the tests of the kernels pass. Keras
+and JAX take part where they are installed. THP_MEM_ALLOC_ENABLE=1 turns huge pages on.
+"""
+
+import sys
+
+# this file's name is that of a standard module, which must not be looked for beside it
+sys.path = [path for path in sys.path if not path.endswith("benchmarks")]
+
+import argparse
+import gc
+import importlib.util
+import json
+import math
+import os
+import platform
+import re
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import regard
+
+SIZES = [
+    (64, 1, 40, 512), (32, 32, 32, 256), (8, 128, 128, 256), (1, 1024, 1024, 256),
+    (1, 8192, 8192, 256),
+]  # fmt: skip
+ROOM = 12e9
+"""Bytes that a way may take; where it needs more, the table says how much."""
+TESTS = ["tests/test_kernels.py", "tests/test_cpu.py", "tests/test_attention.py"]
+
+
+class Concat(nn.Module):
+    """The textbook form: v . tanh(W [s; h]) over every pair, repeated and concatenated."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.hidden, self.vector = nn.Linear(2 * width, width), nn.Linear(width, 1, bias=False)
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        length, keys = query.shape[1], key.shape[1]
+        both = torch.cat([query.repeat_interleave(keys, 1), key.repeat(1, length, 1)], -1)
+        scores = self.vector(torch.tanh(self.hidden(both))).view(-1, length, keys)
+        return torch.softmax(scores, -1) @ key
+
+
+class Broadcast(nn.Module):
+    """v . tanh(W s + U h) on a broadcast of B x L x T x D."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.key = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.vector = nn.Parameter(torch.randn(width) / math.sqrt(width))
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        pairs = torch.tanh(self.query(query)[:, :, None] + self.key(key)[:, None])
+        return torch.softmax(pairs @ self.vector, -1) @ key
+
+
+class DotProduct(nn.Module):
+    """The floor: PyTorch's own dot-product operator with the same projections and values."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query, self.key = (nn.Linear(width, width, bias=False) for _ in range(2))
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        rows = self.query(query)[:, None], self.key(key)[:, None], key[:, None]
+        return functional.scaled_dot_product_attention(*rows)[:, 0]
+
+
+class Ours(nn.Module):
+    """regard.Attention with the additive score."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention = regard.Attention(regard.Additive(width, width, width))
+
+    def forward(self, query: Tensor, key: Tensor) -> Tensor:
+        return self.attention(query, key).context
+
+
+WAYS: dict[str, Callable[[int], Any]] = {
+    "regard": Ours,
+    "dot product (SDPA)": DotProduct,
+    "torch.compile of the broadcast": lambda width: torch.compile(Broadcast(width), dynamic=False),
+    "eager broadcast": Broadcast,
+    "eager concat": Concat,
+}
+PAIRWISE = {  # live B x L x T x D tensors, forward and backward
+    "torch.compile of the broadcast": 2, "eager broadcast": 4, "eager concat": 7,
+}  # fmt: skip
+
+
+def step(way: str, sizes: tuple[int, ...], backward: bool) -> Callable[[], None]:
+    """One call of a way, forward or forward and backward."""
+    batch, length, keys, width = sizes
+    torch.manual_seed(0)
+    query, key = torch.randn(batch, length, width), torch.randn(batch, keys, width)
+    if way.startswith("Keras") or way == "jax.jit":
+        return foreign_step(way, query, key, backward)
+    module = WAYS[way](width)
+
+    def call() -> None:
+        if not backward:
+            with torch.no_grad():
+                module(query, key)
+            return
+        query.requires_grad_().grad = key.requires_grad_().grad = None
+        module.zero_grad()
+        module(query, key).sum().backward()
+
+    return call
+
+
+def foreign_step(way: str, query: Tensor, key: Tensor, backward: bool) -> Callable[[], None]:
+    """Keras' layer (it has no projections: they are added) or the broadcast in jax.jit."""
+    import jax
+
+    numpy = jax.numpy
+    width = query.shape[-1]
+    rows = numpy.asarray(query.numpy()), numpy.asarray(key.numpy())
+    weights = [numpy.asarray(torch.randn(width, width).numpy()) / width**0.5 for _ in range(2)]
+    if way == "jax.jit":
+        weights.append(numpy.asarray(torch.randn(width).numpy()) / width**0.5)
+
+        def forward(weights: Any, query: Any, key: Any) -> Any:
+            pairs = numpy.tanh((query @ weights[0])[:, :, None] + (key @ weights[1])[:, None])
+            return jax.nn.softmax(pairs @ weights[2], -1) @ key
+    else:
+        os.environ["KERAS_BACKEND"] = "jax"
+        import keras
+
+        layer = keras.layers.AdditiveAttention()
+        layer.build([query.shape, key.shape, key.shape])
+        weights.append(layer.trainable_variables[0].value)
+
+        def forward(weights: Any, query: Any, key: Any) -> Any:
+            inputs = [query @ weights[0], key, key @ weights[1]]
+            return layer.stateless_call([weights[2]], [], inputs)[0]
+
+    if backward:
+        total = jax.value_and_grad(lambda *given: forward(*given).sum(), argnums=(0, 1, 2))
+        compiled = jax.jit(total)
+    else:
+        compiled = jax.jit(forward)
+    return lambda: jax.block_until_ready(compiled(weights, *rows)) and None
+
+
+def fits(way: str, sizes: tuple[int, ...]) -> float:
+    """Bytes of pairs that a way would take."""
+    return 4.0 * math.prod(sizes) * PAIRWISE.get(way, 4 if way not in WAYS else 0)
+
+
+def timed(call: Callable[[], None]) -> float:
+    begin = time.perf_counter()
+    call()
+    return 1000 * (time.perf_counter() - begin)
+
+
+def rounds(sizes: tuple[int, ...], ways: list[str], backward: bool, count: int) -> dict[str, float]:
+    """Median milliseconds of every way, all of them in turn in every round."""
+    calls = {way: step(way, sizes, backward) for way in ways if fits(way, sizes) <= ROOM}
+    for call in calls.values():
+        call()
+        call()
+    seen: dict[str, list[float]] = {way: [] for way in calls}
+    begin = time.perf_counter()
+    for done in range(count):
+        for way, call in calls.items():
+            gc.collect(0)
+            seen[way].append(timed(call))
+        if done >= 4 and time.perf_counter() - begin > 60:
+            break
+    return {way: statistics.median(times) for way, times in seen.items()}
+
+
+def memory(field: str) -> float:
+    """Megabytes of this process: VmRSS now, VmHWM at most."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(rf"{field}:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
+
+
+def peak(way: str, sizes: tuple[int, ...]) -> float:
+    """Megabytes that forward and backward took over the resident size just before, at most."""
+    step(way, (1, 9, 40, 8), True)()
+    call = step(way, sizes, True)
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")
+    before = memory("VmRSS")
+    call()
+    return memory("VmHWM") - before
+
+
+def peak_elsewhere(way: str, sizes: tuple[int, ...], threads: int) -> float:
+    arguments = ["--threads", str(threads), "--peak", json.dumps([way, sizes])]
+    command = [sys.executable, __file__, *arguments]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+def rooflines(threads: int) -> tuple[float, float]:
+    """(pair, feature)s per millisecond of the kernels' inner loops on registers only."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import numba
+    import numpy as np
+
+    real, pairs = np.float32, 1 << 26
+    flags: Any = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "reassoc"}}
+
+    @numba.njit(**flags)
+    def scores(n: int, a: Any, b: Any, v: Any, w: Any) -> Any:
+        one, top, total, f = real(1), real(1e18), real(0), real(1)
+        for _ in range(n // 2):
+            x, y = one + a * f, one + b * f
+            x = top if x > top else x
+            y = top if y > top else y
+            total += (v * y + w * x) / (x * y)
+            f += real(1e-6)
+        return total
+
+    @numba.njit(**flags)
+    def gradients(n: int, a: Any, b: Any, v: Any, w: Any) -> Any:
+        one, total, other, f = real(1), real(0), real(0), real(1)
+        for _ in range(n):
+            r = one / (one + a * f)
+            gr = f * r
+            total += gr - gr * r
+            other += gr
+            f += real(1e-6)
+        return total + other
+
+    arguments = (pairs, *map(real, (0.5, 0.25, 1.5, 0.75)))
+    rates = []
+    with ThreadPoolExecutor(threads) as pool:
+        for loop in (scores, gradients):
+            loop(*arguments)
+            times = [
+                timed(lambda: list(pool.map(lambda _: loop(*arguments), range(threads))))  # noqa: B023
+                for _ in range(9)
+            ]
+            rates.append(threads * pairs / statistics.median(times))
+    return rates[0], rates[1]
+
+
+def share_of_roofline(sizes: tuple[int, ...], limits: tuple[float, float]) -> tuple[float, float]:
+    """Percent of the two rooflines that the kernels reach, scores and gradients."""
+    from regard.kernels import cpu
+
+    batch, length, keys, width = sizes
+    a, b = torch.randn(batch, length, width).exp(), torch.randn(batch, keys, width).exp()
+    v, g = torch.randn(1, width), torch.randn(batch, length, keys)
+    both: list[Callable[[], Any]] = [
+        lambda: cpu.scores(a, b, v), lambda: cpu.gradients(g, a, b, v),
+    ]  # fmt: skip
+    shares = []
+    for call, limit in zip(both, limits, strict=True):
+        call()
+        best = statistics.median(timed(call) for _ in range(15))
+        shares.append(100 * math.prod(sizes) / best / limit)
+    return shares[0], shares[1]
+
+
+def table(title: str, rows: dict[str, list[str]]) -> None:
+    print(f"\n{title}\n")
+    print("| way | " + " | ".join(str(size) for size in SIZES) + " |")
+    print("|---|" + "---|" * len(SIZES))
+    for way, cells in rows.items():
+        print(f"| {way} | " + " | ".join(cells) + " |")
+
+
+def speed(ways: list[str], count: int) -> list[tuple[str, str, str, float]]:
+    """Print the tables of times; give (pass, size, way, ratio) for the chart."""
+    ratios = []
+    for backward, title in ((False, "Forward"), (True, "Forward and backward")):
+        cells: dict[str, list[str]] = {way: [] for way in ways}
+        for sizes in SIZES:
+            found = rounds(sizes, ways, backward, count)
+            for way in ways:
+                if way not in found:
+                    cells[way].append(f"needs {fits(way, sizes) / 1e9:.0f} GB")
+                    continue
+                ratio = found[way] / found["regard"]
+                cells[way].append(f"{found[way]:.4g} ({ratio:.3g}x)")
+                ratios.append((title, str(sizes), way, ratio))
+        table(f"{title}, median ms (times the time of regard)", cells)
+    return ratios
+
+
+def peaks(ways: list[str], threads: int) -> None:
+    """Print the table of peak memory."""
+    cells: dict[str, list[str]] = {way: [] for way in ways}
+    for sizes in SIZES:
+        for way in ways:
+            need = fits(way, sizes)
+            alive = f"{peak_elsewhere(way, sizes, threads):.0f}" if need <= ROOM else None
+            cells[way].append(alive or f"needs {need / 1e9:.0f} GB")
+    table("Peak of forward and backward, MB over the resident size just before", cells)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--chart", help="write a chart of the ratios here")
+    parser.add_argument("--peak", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    if arguments.peak:
+        way, sizes = json.loads(arguments.peak)
+        print(peak(way, tuple(sizes)))
+        return
+    gate = subprocess.run([sys.executable, "-m", "pytest", "-q", *TESTS], capture_output=True)
+    if gate.returncode:
+        sys.exit(f"the tests of the kernels fail, no figure is printed:\n{gate.stdout.decode()}")
+    ways = list(WAYS)
+    if importlib.util.find_spec("jax"):
+        ways.append("jax.jit")
+        if importlib.util.find_spec("keras"):
+            ways.append("Keras AdditiveAttention (jax)")
+    huge = "on" if os.environ.get("THP_MEM_ALLOC_ENABLE") == "1" else "off"
+    print(
+        f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
+        f"{arguments.threads} threads, float32, huge pages {huge}; sizes are (B, L, T, D)"
+    )
+    ratios = speed(ways, arguments.rounds)
+    peaks(ways, arguments.threads)
+    limits = rooflines(arguments.threads)
+    for sizes in SIZES[1:4]:
+        scores, gradients = share_of_roofline(sizes, limits)
+        print(
+            f"\n{sizes}: {scores:.0f} % of the roofline in scores, {gradients:.0f} % in gradients"
+        )
+    if arguments.chart:
+        draw(ratios, arguments.chart)
+
+
+def draw(rows: list[tuple[str, str, str, float]], path: str) -> None:
+    import altair
+
+    names = ("pass", "size", "way", "ratio")
+    data = altair.Data(
+        values=[dict(zip(names, row, strict=True)) for row in rows if row[2] != "regard"]
+    )
+    altair.Chart(data).mark_bar().encode(
+        x=altair.X("ratio:Q", scale=altair.Scale(type="log"), title="times the time of regard"),
+        y=altair.Y("way:N", sort=list(WAYS), title=None),
+        color=altair.Color("way:N", legend=None),
+        row=altair.Row("size:N", sort=[str(size) for size in SIZES], title="(B, L, T, D)"),
+        column=altair.Column("pass:N", title=None),
+    ).properties(width=260, height=70).save(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Compiled kernels at work: C functions that share units of work, on PyTorch's own threads.
+
+A kernel is a function of one pointer to a list of sizes and addresses. It takes units of work from
+a counter in that list until none is left, so any number of threads can run it at once, and a number
+is always computed whole by one of them: results are equal to the bit for any number of threads.
+"""
+
+import ctypes
+import functools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+from torch import Tensor
+
+COUNTER_LINE = 16
+"""Places before the first size: the counter, place 0, is written by all and shares no cache line."""
+
+WORK_PER_THREAD = 1 << 15
+"""Steps of the innermost loop below which another thread is not worth waking."""
+
+FLAGS = frozenset({"contract", "reassoc"})
+"""What the compiler may do to sums; nothing here drops the checks for NaN and infinity."""
+
+Kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+@intrinsic
+def take(typing: Any, job: Any) -> Any:
+    """The next unit of work: read and raise the counter, atomically."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        one = ir.Constant(ir.IntType(64), 1)
+        return builder.atomic_rmw("add", arguments[0], one, "monotonic")
+
+    return types.int64(types.CPointer(types.int64)), code
+
+
+@intrinsic
+def at(typing: Any, address: Any, one: Any) -> Any:
+    """An address as a pointer to numbers of the type of `one`."""
+    pointer = types.CPointer(one)
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+    return pointer(types.int64, one), code
+
+
+@intrinsic
+def as_float(typing: Any, number: Any) -> Any:
+    """An integer of 32 bits read as a float."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), code
+
+
+def run(
+    make: Callable[[Any], Callable[[Any], None]],
+    units: int,
+    sizes: Sequence[int],
+    tensors: Sequence[Tensor],
+    work: int,
+    flags: frozenset[str] = FLAGS,
+) -> None:
+    """Let as many threads as PyTorch would use work through the units of one kernel.
+
+    Args:
+        make: gives the kernel for a type of floats.
+        units: how many there are; the first of the sizes that the kernel sees.
+        sizes: the others.
+        tensors: contiguous, of one dtype.
+        work: steps of the innermost loop, altogether.
+        flags: what the compiler may do to floats.
+    """
+    if units == 0:
+        return
+    kernel = compiled(make, tensors[0].dtype, flags)
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    job = np.array([*[0] * COUNTER_LINE, units, *sizes, *addresses], dtype=np.int64)
+    threads = min(torch.get_num_threads(), units, 1 + work // WORK_PER_THREAD)
+    if threads == 1 or threads_of.forked:
+        kernel(job.ctypes.data)
+    elif (team := threads_of.pytorch()) is not None:
+        team(kernel, job.ctypes.data, threads, 0)
+    else:
+        pool = threads_of.our_own(threads - 1)
+        others = [pool.submit(kernel, job.ctypes.data) for _ in range(threads - 1)]
+        kernel(job.ctypes.data)
+        for other in others:
+            other.result()
+
+
+class Threads:
+    """Threads to run a kernel on: PyTorch's own where they can be had, else a pool.
+
+    PyTorch's OpenMP threads go on spinning for some milliseconds after its operators, in the way of
+    any others. `GOMP_parallel`, the entry of GNU's and LLVM's OpenMP, runs a C function on them.
+    """
+
+    def __init__(self) -> None:
+        self.forked = False
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        # the threads stayed with the parent
+        self.forked = True
+
+    @functools.cache  # noqa: B019
+    def pytorch(self) -> Callable[..., Any] | None:
+        """Run (function, data, threads, 0) on PyTorch's threads; None where it cannot be."""
+        try:
+            team = ctypes.CDLL(None).GOMP_parallel
+        except (AttributeError, OSError, TypeError):
+            return None
+        team.argtypes = [Kernel, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        team.restype = None
+        return team
+
+    @functools.cache  # noqa: B019
+    def our_own(self, size: int) -> ThreadPoolExecutor:
+        """A pool of so many."""
+        return ThreadPoolExecutor(size, thread_name_prefix="regard")
+
+
+threads_of = Threads()
+
+
+@functools.cache
+def compiled(
+    make: Callable[[Any], Callable[[Any], None]], dtype: torch.dtype, flags: frozenset[str] = FLAGS
+) -> Callable[[int], None]:
+    """The kernel as a C function, from numba's cache on disk where it has a place to write."""
+    kernel = make(np.float64 if dtype == torch.float64 else np.float32)
+    signature = types.void(types.CPointer(types.int64))
+    options: dict[str, Any] = {"error_model": "numpy", "fastmath": set(flags)}
+    try:
+        function = numba.cfunc(signature, cache=True, **options)(kernel)
+    except RuntimeError:
+        function = numba.cfunc(signature, **options)(kernel)
+    _kept.append(function)
+    return Kernel(function.address)
+
+
+_kept: list[Any] = []
+"""The compiled functions, whose code lives as long as they do."""
