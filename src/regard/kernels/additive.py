@@ -71,7 +71,7 @@ def scores(
     with torch.autocast(a.device.type, enabled=False):
         a, b, v = eager.wide(a), eager.wide(b), eager.wide(v)
         graph = torch.is_grad_enabled() or torch.compiler.is_compiling()
-        compute = _scores if graph else _make_scores
+        compute = _scores if graph else _pairs
         rows = _flat(a), _flat(b), v if v.dim() == 2 else v[None], _flat(exponentials)
         return compute(*rows, workspace).view(*a.shape[:-1], b.shape[-2]).to(dtype)
 
@@ -147,28 +147,26 @@ def _log_sum_exp(pairs: Tensor, masked: Tensor | None, bias: Tensor | None) -> T
 # Who computes.
 
 
-class _Backend(NamedTuple):
-    """A way to compute, and what it wants to see: the rows, or their exponentials."""
-
-    scores: Callable[[Tensor, Tensor, Tensor], Tensor]
-    gradients: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-    a: Tensor
-    b: Tensor
-
-
-def _backend(
-    a: Tensor, b: Tensor, v: Tensor, exponentials: Tensor | None, workspace: int
-) -> _Backend:
+def _pairs(a: Tensor, b: Tensor, v: Tensor, exponentials: Tensor | None, workspace: int) -> Tensor:
+    """The scores (N, L, T) of a (N, L, D), b (N, T, D), v (H, D), item n with row n mod H of v."""
+    found = None
     if a.device.type == "cuda" and (gpu := _module("gpu")):
-        return _Backend(gpu.scores, gpu.gradients, a, b)
-    if a.device.type == "cpu" and (cpu := _module("cpu")) and cpu.near(v):
-        of_a = cpu.exponentials(a)
-        of_b = exponentials if exponentials is not None or of_a is None else cpu.exponentials(b)
-        if of_a is not None and of_b is not None:
-            return _Backend(cpu.scores, cpu.gradients, of_a, of_b)
-    compute = (eager.additive_scores, eager.additive_gradients)
-    one, other = (functools.partial(function, workspace=workspace) for function in compute)
-    return _Backend(one, other, a, b)
+        found = gpu.scores(a, b, v)
+    elif a.device.type == "cpu" and (cpu := _module("cpu")):
+        found = cpu.scores(a, b, v, exponentials)
+    return eager.additive_scores(a, b, v, workspace) if found is None else found
+
+
+def _shares(
+    gradient: Tensor, a: Tensor, b: Tensor, v: Tensor, workspace: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of a, b and v, given that of the scores."""
+    found = None
+    if a.device.type == "cuda" and (gpu := _module("gpu")):
+        found = gpu.gradients(gradient, a, b, v)
+    elif a.device.type == "cpu" and (cpu := _module("cpu")):
+        found = cpu.gradients(gradient, a, b, v)
+    return eager.additive_gradients(gradient, a, b, v, workspace) if found is None else found
 
 
 @functools.cache
@@ -186,14 +184,7 @@ def _module(name: str) -> Any:
 # The scores as an operator: a (N, L, D), b (N, T, D), v (H, D), item n with row n mod H of v.
 
 
-def _make_scores(
-    a: Tensor, b: Tensor, v: Tensor, exponentials: Tensor | None, workspace: int
-) -> Tensor:
-    backend = _backend(a, b, v, exponentials, workspace)
-    return backend.scores(backend.a, backend.b, v)
-
-
-_scores = torch.library.custom_op("regard::additive_scores", _make_scores, mutates_args=())
+_scores = torch.library.custom_op("regard::additive_scores", _pairs, mutates_args=())
 
 
 @_scores.register_fake
@@ -203,21 +194,20 @@ def _(a: Tensor, b: Tensor, v: Tensor, exponentials: Tensor | None, workspace: i
 
 @torch.library.custom_op("regard::additive_scores_backward", mutates_args=())
 def _scores_backward(
-    gradient: Tensor, a: Tensor, b: Tensor, v: Tensor, exponentials: Tensor | None, workspace: int
+    gradient: Tensor, a: Tensor, b: Tensor, v: Tensor, workspace: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    backend = _backend(a, b, v, exponentials, workspace)
-    return backend.gradients(gradient, backend.a, backend.b, v)
+    return _shares(gradient, a, b, v, workspace)
 
 
 @_scores_backward.register_fake
 def _(
-    gradient: Tensor, a: Tensor, b: Tensor, v: Tensor, exponentials: Tensor | None, workspace: int
+    gradient: Tensor, a: Tensor, b: Tensor, v: Tensor, workspace: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     return _like(a), _like(b), _like(v)
 
 
 def _keep_scores(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.workspace = inputs
+    *tensors, _, ctx.workspace = inputs
     ctx.save_for_backward(*tensors)
 
 
@@ -227,7 +217,7 @@ def _differentiate_scores(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ..
     return *_scores_backward(gradient, *ctx.saved_tensors, ctx.workspace), None, None
 
 
-def _plain_scores(a: Tensor, b: Tensor, v: Tensor, exponentials: Tensor | None) -> list[Tensor]:
+def _plain_scores(a: Tensor, b: Tensor, v: Tensor) -> list[Tensor]:
     """All pairs at once, differentiable as often as one likes."""
     vectors = v.repeat(a.shape[0] // v.shape[0], 1)[:, None, :, None]
     return [((a[:, :, None] + b[:, None]).tanh() @ vectors)[..., 0]]
@@ -256,8 +246,6 @@ class _Block(NamedTuple):
     masked: Tensor | None
     kept: Tensor | None
     """What dropout multiplies the weights with."""
-    differentiate: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
-    """The gradients of a, b and v in this block, given that of the scores."""
 
 
 def _blocks(
@@ -272,27 +260,20 @@ def _blocks(
     workspace: int,
 ) -> Iterator[_Block]:
     """The blocks one after the other, the same in both passes, with the same draws of dropout."""
-    backend = _backend(a, b, v, exponentials, workspace)
+    if exponentials is None and a.device.type == "cpu" and (cpu := _module("cpu")):
+        exponentials = cpu.exponentials(b)
     generator = None if seed is None else torch.Generator(a.device).manual_seed(int(seed))
     for place in _places(a, b, workspace):
         items = place[:-1]
-        rows = [_flat(part).contiguous() for part in (backend.a[place], backend.b[items])]
-        vectors = v[place[1]]
-        scores = backend.scores(*rows, vectors).view(*backend.a[place].shape[:-1], b.shape[-2])
+        powers = None if exponentials is None else _flat(exponentials[items])
+        rows = _flat(a[place]), _flat(b[items]), v[place[1]]
+        scores = _pairs(*rows, powers, workspace).view(*a[place].shape[:-1], b.shape[-2])
         hidden = _part(masked, place)
         if bias is not None:
             scores += _part(bias, place)
         if hidden is not None:
             scores.masked_fill_(hidden, -torch.inf)
-        kept = eager.drop(scores, dropout, generator)
-        differentiate = functools.partial(_differentiate_rows, backend, rows, vectors)
-        yield _Block(place, items, scores, hidden, kept, differentiate)
-
-
-def _differentiate_rows(
-    backend: _Backend, rows: list[Tensor], vectors: Tensor, gradient: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    return backend.gradients(_flat(gradient), *rows, vectors)
+        yield _Block(place, items, scores, hidden, eager.drop(scores, dropout, generator))
 
 
 def _part(tensor: Tensor | None, place: tuple[slice, ...]) -> Tensor | None:
@@ -391,7 +372,8 @@ def _attention_backward(
         if bias is not None:
             part = _part(of_bias, place)
             part += gradient.sum_to_size(part.shape)
-        shares = block.differentiate(gradient)
+        rows = _flat(a[place]), _flat(b[items]), v[place[1]]
+        shares = _shares(_flat(gradient), *rows, workspace)
         of_a[place] += shares[0].view_as(of_a[place])
         of_b[items] += shares[1].view_as(of_b[items])
         of_v[place[1]] += shares[2]
@@ -451,7 +433,7 @@ def _plain_attention(
     seed: Tensor | None,
 ) -> list[Tensor]:
     """The same on plain autograd; dropout draws block by block as the operator does."""
-    pairs = _plain_scores(_flat(a), _flat(b), v, None)[0].view(*a.shape[:-1], b.shape[-2])
+    pairs = _plain_scores(_flat(a), _flat(b), v)[0].view(*a.shape[:-1], b.shape[-2])
     weights = eager.normalize(pairs if bias is None else pairs + bias, masked, ctx.normalizer)
     if seed is not None:
         generator = torch.Generator(a.device).manual_seed(int(seed))

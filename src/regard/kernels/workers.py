@@ -20,27 +20,32 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-COUNTER_LINE = 16
-"""Places before the first size: the counter, place 0, is written by all and shares no cache line."""
+NEXT, SEATS = 0, 1
+"""Places of two counters: the next unit of work, and the next scratch for a thread of its own."""
+
+SCRATCH, FIRST = 16, 17
+"""Places of the address of the scratch and of the first size; the counters, which all threads write,
+share no line of the cache with them."""
 
 WORK_PER_THREAD = 1 << 15
 """Steps of the innermost loop below which another thread is not worth waking."""
 
-FLAGS = frozenset({"contract", "reassoc"})
+FLAGS = {"contract", "reassoc"}
 """What the compiler may do to sums; nothing here drops the checks for NaN and infinity."""
 
 Kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 @intrinsic
-def take(typing: Any, job: Any) -> Any:
-    """The next unit of work: read and raise the counter, atomically."""
+def take(typing: Any, job: Any, place: Any) -> Any:
+    """Read and raise a counter, atomically."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         one = ir.Constant(ir.IntType(64), 1)
-        return builder.atomic_rmw("add", arguments[0], one, "monotonic")
+        counter = builder.gep(arguments[0], [arguments[1]])
+        return builder.atomic_rmw("add", counter, one, "monotonic")
 
-    return types.int64(types.CPointer(types.int64)), code
+    return types.int64(types.CPointer(types.int64), types.int64), code
 
 
 @intrinsic
@@ -70,7 +75,7 @@ def run(
     sizes: Sequence[int],
     tensors: Sequence[Tensor],
     work: int,
-    flags: frozenset[str] = FLAGS,
+    scratch: int = 0,
 ) -> None:
     """Let as many threads as PyTorch would use work through the units of one kernel.
 
@@ -80,14 +85,16 @@ def run(
         sizes: the others.
         tensors: contiguous, of one dtype.
         work: steps of the innermost loop, altogether.
-        flags: what the compiler may do to floats.
+        scratch: numbers that every thread has to itself.
     """
     if units == 0:
         return
-    kernel = compiled(make, tensors[0].dtype, flags)
-    addresses = [tensor.data_ptr() for tensor in tensors]
-    job = np.array([*[0] * COUNTER_LINE, units, *sizes, *addresses], dtype=np.int64)
+    kernel = compiled(make, tensors[0].dtype)
     threads = min(torch.get_num_threads(), units, 1 + work // WORK_PER_THREAD)
+    own = tensors[0].new_empty(threads * scratch)
+    addresses = [tensor.data_ptr() for tensor in (own, *tensors)]
+    counters = [0] * SCRATCH
+    job = np.array([*counters, addresses[0], units, *sizes, *addresses[1:]], dtype=np.int64)
     if threads == 1 or threads_of.forked:
         kernel(job.ctypes.data)
     elif (team := threads_of.pytorch()) is not None:
@@ -138,12 +145,12 @@ threads_of = Threads()
 
 @functools.cache
 def compiled(
-    make: Callable[[Any], Callable[[Any], None]], dtype: torch.dtype, flags: frozenset[str] = FLAGS
+    make: Callable[[Any], Callable[[Any], None]], dtype: torch.dtype
 ) -> Callable[[int], None]:
     """The kernel as a C function, from numba's cache on disk where it has a place to write."""
     kernel = make(np.float64 if dtype == torch.float64 else np.float32)
     signature = types.void(types.CPointer(types.int64))
-    options: dict[str, Any] = {"error_model": "numpy", "fastmath": set(flags)}
+    options: dict[str, Any] = {"error_model": "numpy", "fastmath": FLAGS}
     try:
         function = numba.cfunc(signature, cache=True, **options)(kernel)
     except RuntimeError:
