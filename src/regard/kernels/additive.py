@@ -26,9 +26,6 @@ from regard.errors import ConfigError
 from regard.kernels import eager
 from regard.kernels.eager import WORKSPACE
 
-# live copies of a block of scores: themselves, the weights, a mask of dropout and two gradients
-_COPIES = 6
-
 
 class Looked(NamedTuple):
     """What looking with additive scores gives."""
@@ -115,7 +112,7 @@ def attend(
     dtype = values.dtype
     with torch.autocast(a.device.type, enabled=False):
         a, b, v, values = (eager.wide(rows) for rows in (a, b, v, values))
-        if need_weights or not b.shape[-2] or len(_places(a, b, workspace)) <= 1:
+        if need_weights or not b.shape[-2] or len(_places(a, b, dropout, workspace)) <= 1:
             pairs = scores(a, b, v, exponentials, workspace)
             context, weights = eager.average(pairs, values, masked, bias, normalizer, dropout)
             total = _log_sum_exp(pairs, masked, bias) if need_log_sum_exp else None
@@ -229,9 +226,11 @@ _scores.register_autograd(_differentiate_scores, setup_context=_keep_scores)
 # Attention in blocks as an operator: a (B, H, L, D), b (B, H, T, D), v (H, D), values (B, H, T, Dv).
 
 
-def _places(a: Tensor, b: Tensor, workspace: int) -> list[tuple[slice, ...]]:
+def _places(a: Tensor, b: Tensor, dropout: float, workspace: int) -> list[tuple[slice, ...]]:
     """Blocks of queries whose scores, and what is made of them, fit into the workspace."""
-    room = workspace // (_COPIES * a.element_size() * max(1, b.shape[-2]))
+    # the scores, the weights and the gradients of both; with dropout what it keeps, twice
+    copies = 6 if dropout > 0 else 4
+    room = workspace // (copies * a.element_size() * max(1, b.shape[-2]))
     return eager.blocks(a.shape[:-1], room)
 
 
@@ -263,7 +262,7 @@ def _blocks(
     if exponentials is None and a.device.type == "cpu" and (cpu := _module("cpu")):
         exponentials = cpu.exponentials(b)
     generator = None if seed is None else torch.Generator(a.device).manual_seed(int(seed))
-    for place in _places(a, b, workspace):
+    for place in _places(a, b, dropout, workspace):
         items = place[:-1]
         powers = None if exponentials is None else _flat(exponentials[items])
         rows = _flat(a[place]), _flat(b[items]), v[place[1]]
@@ -438,7 +437,7 @@ def _plain_attention(
     if seed is not None:
         generator = torch.Generator(a.device).manual_seed(int(seed))
         kept = torch.empty_like(weights)
-        for place in _places(a, b, ctx.workspace):
+        for place in _places(a, b, ctx.dropout, ctx.workspace):
             kept[place] = eager.drop(weights[place], ctx.dropout, generator)
         weights = weights * kept
     total = _log_sum_exp(pairs, masked, bias) if ctx.normalizer == "softmax" else pairs[..., 0] * 0

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-WORKSPACE = 24 * 2**20
+WORKSPACE = 16 * 2**20
 """Default bound, in bytes, on what one call holds beyond inputs, outputs and their gradients."""
 
 # live copies of a block: the tanh, its gradient and a product
