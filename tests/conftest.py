@@ -1,5 +1,6 @@
 """What every test starts from: one seed, one hypothesis profile, and two fixtures on request."""
 
+import os
 import random
 from collections.abc import Iterator
 
@@ -7,6 +8,10 @@ import hypothesis
 import jaxtyping
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # read when Triton is imported
+    os.environ["TRITON_INTERPRET"] = "1"
 
 hypothesis.settings.register_profile("regard", derandomize=True, deadline=None, max_examples=40)
 hypothesis.settings.load_profile("regard")

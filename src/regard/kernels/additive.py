@@ -16,7 +16,7 @@ import functools
 import importlib
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float
@@ -69,8 +69,9 @@ def scores(
         a, b, v = eager.wide(a), eager.wide(b), eager.wide(v)
         graph = torch.is_grad_enabled() or torch.compiler.is_compiling()
         compute = _scores if graph else _pairs
-        rows = _flat(a), _flat(b), v if v.dim() == 2 else v[None], _flat(exponentials)
-        return compute(*rows, workspace).view(*a.shape[:-1], b.shape[-2]).to(dtype)
+        powers = None if exponentials is None else _flat(exponentials)
+        rows = _flat(a), _flat(b), v if v.dim() == 2 else v[None]
+        return compute(*rows, powers, workspace).view(*a.shape[:-1], b.shape[-2]).to(dtype)
 
 
 def attend(
@@ -118,7 +119,7 @@ def attend(
             total = _log_sum_exp(pairs, masked, bias) if need_log_sum_exp else None
             return Looked(context.to(dtype), weights.to(dtype) if need_weights else None, total)
         seed = torch.randint(2**62, ()) if dropout > 0 else None
-        given = a, b, values, masked, bias, exponentials
+        given: Any = a, b, values, masked, bias, exponentials
         if a.dim() == 3:
             given = tuple(tensor if tensor is None else tensor[:, None] for tensor in given)
         a, b, values, masked, bias, exponentials = given
@@ -131,9 +132,9 @@ def attend(
         return Looked(context.to(dtype), None, total if need_log_sum_exp else None)
 
 
-def _flat(rows: Tensor | None) -> Tensor | None:
+def _flat(rows: Tensor) -> Tensor:
     """Rows with batch and heads as one axis."""
-    return None if rows is None else rows.flatten(0, -3)
+    return rows.flatten(0, -3)
 
 
 def _log_sum_exp(pairs: Tensor, masked: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -267,7 +268,7 @@ def _blocks(
         powers = None if exponentials is None else _flat(exponentials[items])
         rows = _flat(a[place]), _flat(b[items]), v[place[1]]
         scores = _pairs(*rows, powers, workspace).view(*a[place].shape[:-1], b.shape[-2])
-        hidden = _part(masked, place)
+        hidden = None if masked is None else _part(masked, place)
         if bias is not None:
             scores += _part(bias, place)
         if hidden is not None:
@@ -275,10 +276,8 @@ def _blocks(
         yield _Block(place, items, scores, hidden, eager.drop(scores, dropout, generator))
 
 
-def _part(tensor: Tensor | None, place: tuple[slice, ...]) -> Tensor | None:
+def _part(tensor: Tensor, place: tuple[slice, ...]) -> Tensor:
     """The block of a tensor whose axes have the full size, or 1 and serve every block."""
-    if tensor is None:
-        return None
     cuts = zip(place, tensor.shape, strict=False)
     return tensor[tuple(slice(None) if size == 1 else cut for cut, size in cuts)]
 
@@ -438,7 +437,7 @@ def _plain_attention(
         generator = torch.Generator(a.device).manual_seed(int(seed))
         kept = torch.empty_like(weights)
         for place in _places(a, b, ctx.dropout, ctx.workspace):
-            kept[place] = eager.drop(weights[place], ctx.dropout, generator)
+            kept[place] = cast("Tensor", eager.drop(weights[place], ctx.dropout, generator))
         weights = weights * kept
     total = _log_sum_exp(pairs, masked, bias) if ctx.normalizer == "softmax" else pairs[..., 0] * 0
     return [weights @ values, total]
@@ -452,7 +451,7 @@ def _on_autograd(
 ) -> tuple[Tensor | None, ...]:
     """The gradients of an operator's inputs, themselves differentiable."""
     # views: where one input was made from another, its gradient stays its own
-    inputs = [None if each is None else each.view_as(each) for each in ctx.saved_tensors]
+    inputs: list[Any] = [None if each is None else each.view_as(each) for each in ctx.saved_tensors]
     wanted = [i for i, need in enumerate(ctx.needs_input_grad[: len(inputs)]) if need]
     pairs = [(o, g) for o, g in zip(compute(*inputs), gradients, strict=True) if g is not None]
     outputs, given = zip(*pairs, strict=True)

@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import carray, types
+from numba import types
 from numba.extending import overload
+from numba.np.numpy_support import carray
 from torch import Tensor
 
 from regard.kernels import workers
@@ -99,7 +100,7 @@ def gradients(
     given = [each.contiguous() for each in (queries, sources, vectors, gradient)]
     items, rows, width = queries.shape
     keys = sources.shape[1]
-    shares = [queries.new_empty(each.shape) for each in (queries, sources)]
+    of_queries, of_sources = (queries.new_empty(each.shape) for each in (queries, sources))
     of_vectors = queries.new_empty(items, width)
     make, units, scratch = _make_narrow, items, (rows + 1) * width
     if items < MANY_ITEMS and keys >= LANES and rows >= QUERIES_PER_UNIT:
@@ -107,13 +108,13 @@ def gradients(
         scratch = 3 * FEATURES_PER_UNIT * max(rows, keys)
     outside, sums = queries.new_zeros(units), given[3].sum(-1)
     sizes = vectors.shape[0], rows, keys, width, 0
-    tensors = [*given, *shares, of_vectors, outside, sums]
+    tensors = [*given, of_queries, of_sources, of_vectors, outside, sums]
     workers.run(make, units, sizes, tensors, gradient.numel() * width, scratch)
     if outside.numpy().any():
         return None
     # numpy adds the items in their order, on one thread
     by_head = of_vectors.view(-1, *vectors.shape).numpy()
-    return *shares, torch.from_numpy(by_head.sum(axis=0))
+    return of_queries, of_sources, torch.from_numpy(by_head.sum(axis=0))
 
 
 def _near(vectors: Tensor) -> bool:

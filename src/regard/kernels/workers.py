@@ -10,7 +10,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -36,8 +36,7 @@ FLAGS = {"contract", "reassoc"}
 Kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-@intrinsic
-def take(typing: Any, job: Any, place: Any) -> Any:
+def _take(typing: Any, job: Any, place: Any) -> Any:
     """Read and raise a counter, atomically."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -48,8 +47,7 @@ def take(typing: Any, job: Any, place: Any) -> Any:
     return types.int64(types.CPointer(types.int64), types.int64), code
 
 
-@intrinsic
-def at(typing: Any, address: Any, one: Any) -> Any:
+def _at(typing: Any, address: Any, one: Any) -> Any:
     """An address as a pointer to numbers of the type of `one`."""
     pointer = types.CPointer(one)
 
@@ -59,14 +57,18 @@ def at(typing: Any, address: Any, one: Any) -> Any:
     return pointer(types.int64, one), code
 
 
-@intrinsic
-def as_float(typing: Any, number: Any) -> Any:
+def _as_float(typing: Any, number: Any) -> Any:
     """An integer of 32 bits read as a float."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.bitcast(arguments[0], ir.FloatType())
 
     return types.float32(types.int32), code
+
+
+take: Any = intrinsic(_take)
+at: Any = intrinsic(_at)
+as_float: Any = intrinsic(_as_float)
 
 
 def run(
@@ -156,7 +158,7 @@ def compiled(
     except RuntimeError:
         function = numba.cfunc(signature, **options)(kernel)
     _kept.append(function)
-    return Kernel(function.address)
+    return Kernel(cast("Any", function.address))
 
 
 _kept: list[Any] = []
