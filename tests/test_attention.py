@@ -610,3 +610,9 @@ def test_dropout_in_training_alone(score: str, need_weights: bool) -> None:
 def test_public_names() -> None:
     assert regard.Attention is Attention
     assert Attended._fields == ("context", "weights")
+
+
+def test_annotated_shapes_are_checked_here() -> None:
+    """Under pytest alone: a query and keys of different widths do not fit `look`."""
+    with pytest.raises(TypeError, match="look"):
+        Attention(Dot()).look(torch.randn(2, 3, 4), torch.randn(2, 5, 4), torch.randn(2, 6, 4))

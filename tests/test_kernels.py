@@ -421,6 +421,52 @@ def test_backward_draws_nothing() -> None:
     assert not torch.equal(context, again)
 
 
+def _operators() -> list[tuple[Any, tuple[Any, ...]]]:
+    """Every operator with compact inputs, and with dense ones in another order."""
+    turned = torch.randn(3, 2, 5, requires_grad=True).transpose(0, 1)
+    a, b, _, values = (t.detach().requires_grad_() for t in _inputs((2, 3, 4, 5, 3), torch.float32))
+    heads = torch.randn(1, 5, requires_grad=True)
+    masked = _mask((2, 3, 4))[:, None]
+    bias = torch.randn(1, 1, 3, 4, requires_grad=True)
+    seed, shared = torch.tensor(3), (b[:, None], heads)
+    plain = [t.detach() for t in (a, b, heads)]
+    return [
+        (additive._scores, (a, b, heads, None, 1 << 20)),
+        (additive._scores, (turned, b, heads, additive.exponentials(b), 1 << 20)),
+        (additive._scores_backward, (torch.randn(2, 3, 4), *plain, 1 << 20)),
+        (
+            additive._attention,
+            (a[:, None], *shared, values[:, None], masked, bias, None, seed, "softmax", 0.3, 200),
+        ),
+        (
+            additive._attention,
+            (turned[:, None], *shared, values[:, None], None, None, None, None, "none", 0.0, 200),
+        ),
+    ]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_pytorch_finds_the_operators_in_order(number: int) -> None:
+    operator, arguments = _operators()[number]
+    torch.library.opcheck(operator, arguments)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("workspace", [additive.WORKSPACE, 100])
+def test_compiled_in_one_piece_at_any_size(workspace: int, need_weights: bool) -> None:
+    def call(*inputs: Tensor) -> Tensor:
+        looked = additive.attend(*inputs, need_weights=need_weights, workspace=workspace)
+        return looked.context.sin()
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for size in (3, 6, 4):
+        inputs = _inputs((2, size, size + 1, 5, 3))
+        found, expected = compiled(*inputs), call(*inputs)
+        close(found, expected, 1e-13)
+        for one, other in zip(gradients(found, inputs), gradients(expected, inputs), strict=True):
+            close(one, other, 1e-13)
+
+
 class _Largest(TorchDispatchMode):
     """The bytes of the largest tensor that any operation gave."""
 
