@@ -97,7 +97,7 @@ def test_public_names_are_documented_where_they_live() -> None:
         ("import regard", "torch altair vl_convert fastapi triton tokenizers accelerate"),
         (
             "import regard; regard.Attention",
-            "altair vl_convert fastapi triton tokenizers accelerate",
+            "altair vl_convert fastapi triton numba tokenizers accelerate",
         ),
         (
             "import regard; regard.Translator",

@@ -21,8 +21,8 @@ CELLS = ("gru", "lstm")
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Steps this small wait for a second thread longer than they gain from it."""
+def light_steps(unchecked: None) -> Iterator[None]:
+    """Steps this small wait for a second thread, and for checks of shapes, longer than they take."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -29,8 +29,9 @@ class Schedule:
     """Validations since the best one."""
     factor: float = 1.0
     """What the plateau schedule has made of the rate."""
-    cooling: tuple[int, float, int | None] | None = None
-    """Once cooling: the update and second it began, and the update it ends with (None: the budget's)."""
+    cooling: tuple[int, float, int | None] | list[Any] | None = None
+    """Once cooling: the update and second it began, and the update it ends with (None: the budget's);
+    a list where it comes from JSON."""
 
     def __post_init__(self) -> None:
         """Take up a saved run, whose budget may have grown since."""
