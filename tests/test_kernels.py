@@ -423,24 +423,29 @@ def test_backward_draws_nothing() -> None:
 
 def _operators() -> list[tuple[Any, tuple[Any, ...]]]:
     """Every operator with compact inputs, and with dense ones in another order."""
-    turned = torch.randn(3, 2, 5, requires_grad=True).transpose(0, 1)
-    a, b, _, values = (t.detach().requires_grad_() for t in _inputs((2, 3, 4, 5, 3), torch.float32))
-    heads = torch.randn(1, 5, requires_grad=True)
-    masked = _mask((2, 3, 4))[:, None]
-    bias = torch.randn(1, 1, 3, 4, requires_grad=True)
-    seed, shared = torch.tensor(3), (b[:, None], heads)
-    plain = [t.detach() for t in (a, b, heads)]
+
+    def leaf(*shape: int) -> Tensor:
+        return torch.randn(shape, requires_grad=True)
+
+    def turned(*shape: int) -> Tensor:
+        return torch.randn(shape).transpose(0, 1).requires_grad_()
+
+    a, b, v = leaf(2, 3, 5), leaf(2, 4, 5), leaf(1, 5)
+    of_scores = [torch.randn(2, 3, 4), *(tensor.detach() for tensor in (a, b, v))]
+    masked, bias, seed = _mask((2, 3, 4))[:, None], leaf(1, 1, 3, 4), torch.tensor(3)
+    others = leaf(2, 1, 4, 5), leaf(1, 5), leaf(2, 1, 4, 3)
+    room = 1 << 20
     return [
-        (additive._scores, (a, b, heads, None, 1 << 20)),
-        (additive._scores, (turned, b, heads, additive.exponentials(b), 1 << 20)),
-        (additive._scores_backward, (torch.randn(2, 3, 4), *plain, 1 << 20)),
+        (additive._scores, (a, b, v, None, room)),
+        (additive._scores, (turned(3, 2, 5), b, v, additive.exponentials(b), room)),
+        (additive._scores_backward, (*of_scores, room)),
         (
             additive._attention,
-            (a[:, None], *shared, values[:, None], masked, bias, None, seed, "softmax", 0.3, 200),
+            (leaf(2, 1, 3, 5), *others, masked, bias, None, seed, "softmax", 0.3, 200),
         ),
         (
             additive._attention,
-            (turned[:, None], *shared, values[:, None], None, None, None, None, "none", 0.0, 200),
+            (turned(1, 2, 3, 5), *others, None, None, None, None, "none", 0.0, 200),
         ),
     ]
 

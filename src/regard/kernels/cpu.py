@@ -327,6 +327,7 @@ def _make_narrow(real: Any) -> Callable[[Any], None]:
         of_sources = carray(at(h[FIRST + 5], one), (items, keys, width))
         of_vectors = carray(at(h[FIRST + 6], one), (items, width))
         outside = carray(at(h[FIRST + 7], one), (items,))
+        row_sums = carray(at(h[FIRST + 8], one), (items, rows))
         half = real(0.5)
         mine = at(h[SCRATCH] + take(job, SEATS) * (rows + 1) * width * real_bytes, one)
         powers = carray(mine, (rows + 1, width))
@@ -336,7 +337,10 @@ def _make_narrow(real: Any) -> Callable[[Any], None]:
             if item >= items:
                 return
             v, all_r, beyond = vectors[item % heads], of_vectors[item], 0
-            all_r[:] = real(0)
+            total = real(0)
+            for row in range(rows):
+                total += row_sums[item, row]
+            all_r[:] = -half * total
             of_queries[item, :, :] = real(0)
             for row in range(rows):
                 beyond += _raise(queries[item, row], powers[row])
@@ -352,7 +356,7 @@ def _make_narrow(real: Any) -> Callable[[Any], None]:
                         q = gr - gr * r
                         db[d] += q
                         da[d] += q
-                        all_r[d] += gr - half * g
+                        all_r[d] += gr
                 for d in range(width):
                     db[d] *= real(4) * v[d]
             for row in range(rows):
