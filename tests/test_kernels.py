@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 import oracle
 from oracle import bound, close, double, gradients
 from regard.errors import ConfigError
-from regard.kernels import additive, eager, reference
+from regard.kernels import additive, backends, eager, operators, reference
 
 SIZES = [(1, 1, 1, 1, 1), (2, 3, 5, 7, 4), (3, 1, 9, 2, 1), (1, 7, 2, 5, 3)]
 """B, L, T, D and the width of the values."""
@@ -35,7 +35,7 @@ BACKENDS = ["cpu", "eager"]
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Who computes behind the operator."""
     if request.param == "eager":
-        monkeypatch.setattr(additive, "_module", lambda name: None)
+        monkeypatch.setattr(backends, "module", lambda name: None)
     return request.param
 
 
@@ -436,15 +436,15 @@ def _operators() -> list[tuple[Any, tuple[Any, ...]]]:
     others = leaf(2, 1, 4, 5), leaf(1, 5), leaf(2, 1, 4, 3)
     room = 1 << 20
     return [
-        (additive._scores, (a, b, v, None, room)),
-        (additive._scores, (turned(3, 2, 5), b, v, additive.exponentials(b), room)),
-        (additive._scores_backward, (*of_scores, room)),
+        (operators.scores, (a, b, v, None, room)),
+        (operators.scores, (turned(3, 2, 5), b, v, additive.exponentials(b), room)),
+        (operators.scores_backward, (*of_scores, room)),
         (
-            additive._attention,
+            operators.attention,
             (leaf(2, 1, 3, 5), *others, masked, bias, None, seed, "softmax", 0.3, 200),
         ),
         (
-            additive._attention,
+            operators.attention,
             (turned(1, 2, 3, 5), *others, None, None, None, None, "none", 0.0, 200),
         ),
     ]
@@ -517,7 +517,7 @@ PEAK = """
 import re
 from pathlib import Path
 import torch
-from regard.kernels import additive
+from regard.kernels import additive, backends
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
@@ -536,7 +536,7 @@ print((peak() - before) / 1024)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc/self/status")
-@pytest.mark.parametrize("without", ["", "additive._module = lambda name: None"])
+@pytest.mark.parametrize("without", ["", "backends.module = lambda name: None"])
 @pytest.mark.parametrize("call", CALLS)
 def test_memory_stays_near_the_workspace(call: str, without: str) -> None:
     """16 MiB are asked for where all pairs at once take more than 1 GiB, three times over."""

@@ -6,6 +6,7 @@ stop gaining, the cool-down begins early; a run ends when its rate has come down
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from regard.config import TrainingConfig
@@ -29,7 +30,7 @@ class Schedule:
     """Validations since the best one."""
     factor: float = 1.0
     """What the plateau schedule has made of the rate."""
-    cooling: tuple[int, float, int | None] | list[Any] | None = None
+    cooling: Sequence[Any] | None = None
     """Once cooling: the update and second it began, and the update it ends with (None: the budget's);
     a list where it comes from JSON."""
 
@@ -83,7 +84,7 @@ class Schedule:
 
     def remaining(self) -> float:
         """Seconds until the end of the budget, at the speed so far."""
-        end = (self.cooling and self.cooling[2]) or self.config.max_updates
+        end = (self.cooling[2] if self.cooling else None) or self.config.max_updates
         by_updates = (end - self.update) * self.seconds / max(1, self.update)
         by_time = 60 * (self.config.max_minutes or math.inf) - self.seconds
         return max(0.0, min(by_updates, by_time))
