@@ -125,7 +125,7 @@ def test_infinities_as_plain_pytorch_and_nan_in_its_row(
 @pytest.mark.parametrize("workspace", [additive.WORKSPACE, 64])
 @pytest.mark.parametrize("content", [torch.inf, -torch.inf, torch.nan, 1e30])
 def test_what_is_masked_never_leaks(content: float, workspace: int) -> None:
-    """A key that some queries may not see, spoilt: they get what they got, forward and backward."""
+    """A key that no query may see, spoilt: they get what they got, forward and backward."""
     inputs, values = _inputs((2, 9, 40, 6)), torch.randn(2, 40, 3, requires_grad=True)
     masked = torch.zeros(2, 9, 40, dtype=torch.bool)
     masked[:, :, 7] = True
@@ -253,21 +253,23 @@ def test_the_kernels_after_a_plain_fork(threads: None, monkeypatch: pytest.Monke
 
 
 def test_nowhere_to_keep_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = numba.cfunc
+    whole, refused = numba.cfunc, []
 
     def cfunc(*arguments: Any, **options: Any) -> Any:
         if options.get("cache"):
+            refused.append(arguments)
             raise RuntimeError("cannot cache function: no locator available")
         return whole(*arguments, **options)
 
     monkeypatch.setattr(numba, "cfunc", cfunc)
+    torch.manual_seed(0)
     expected = additive.scores(*_inputs(SHAPES[0], dtype=torch.float64))
     workers.compiled.cache_clear()
     torch.manual_seed(0)
     found = additive.scores(*_inputs(SHAPES[0], dtype=torch.float64))
     workers.compiled.cache_clear()
-    assert found.shape == expected.shape
-    assert found.isfinite().all()
+    assert torch.equal(found, expected)
+    assert refused
 
 
 WITHOUT = """

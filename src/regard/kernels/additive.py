@@ -53,7 +53,7 @@ def scores(
         b: transformed keys.
         v: the vector that sums the features, one per head.
         exponentials: `exponentials(b)`, where they are at hand.
-        workspace: bound in bytes on what is held beyond inputs and outputs.
+        workspace: bound in bytes on what is held beyond inputs, outputs and rows of their size.
     """
     dtype = a.dtype
     with torch.autocast(a.device.type, enabled=False):
@@ -93,8 +93,8 @@ def attend(
         need_weights: give the weights too; they are held whole then.
         need_log_sum_exp: give the log of the partition function too, for `softmax`.
         exponentials: `exponentials(b)`, where they are at hand.
-        workspace: bound in bytes on what is held beyond inputs, outputs and their gradients,
-            forward and backward, unless weights are asked for.
+        workspace: bound in bytes on what is held beyond inputs, outputs, their gradients and rows
+            of their size (exponentials), forward and backward, unless weights are asked for.
 
     A masked pair never matters, whatever its score, forward and backward. Values of keys that some
     queries may not see must be finite.

@@ -52,7 +52,6 @@ def average(
     bias: Float[Tensor, "*#m #L T"] | None = None,
     normalizer: str = "softmax",
     dropout: float = 0.0,
-    generator: torch.Generator | None = None,
 ) -> Averaged:
     """The second and third move for given scores: the context and the weights."""
     dtype = values.dtype
@@ -61,13 +60,13 @@ def average(
         if bias is not None:
             scores = scores + bias
         weights = normalize(scores, masked, normalizer)
-        kept = drop(weights, dropout, generator)
+        kept = drop(weights, dropout)
         dropped = weights if kept is None else weights * kept
         context = torch.matmul(dropped, wide(values).to(dropped.dtype))
         return Averaged(context.to(dtype), weights.to(dtype))
 
 
-def drop(like: Tensor, share: float, generator: torch.Generator | None) -> Tensor | None:
+def drop(like: Tensor, share: float, generator: torch.Generator | None = None) -> Tensor | None:
     """What dropout multiplies with: 0 for this share, 1 / (1 - share) for the rest."""
     if share == 0:
         return None
@@ -117,9 +116,6 @@ def additive_gradients(
         of_a[items, rows] += tanh.sum(2)
         of_b[items, keys] += tanh.sum(1)
     return of_a, of_b, of_v.view(-1, *v.shape).sum(0)
-
-
-Block = tuple[slice, slice, slice]
 
 
 def blocks(sizes: tuple[int, ...], room: int) -> list[tuple[slice, ...]]:

@@ -155,19 +155,7 @@ def attention(
 
 
 @attention.register_fake
-def _(
-    a: Tensor,
-    b: Tensor,
-    v: Tensor,
-    values: Tensor,
-    masked: Tensor | None,
-    bias: Tensor | None,
-    exponentials: Tensor | None,
-    seed: Tensor | None,
-    normalizer: str,
-    dropout: float,
-    workspace: int,
-) -> tuple[Tensor, Tensor]:
+def _(a: Tensor, b: Tensor, v: Tensor, values: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     return values.new_empty(*a.shape[:-1], values.shape[-1]), a.new_empty(a.shape[:-1])
 
 
@@ -226,11 +214,7 @@ def _(
     values: Tensor,
     masked: Tensor | None,
     bias: Tensor | None,
-    exponentials: Tensor | None,
-    seed: Tensor | None,
-    normalizer: str,
-    dropout: float,
-    workspace: int,
+    *others: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     of_bias = a.new_empty(0 if bias is None else bias.shape)
     return _like(a), _like(b), _like(v), _like(values), of_bias
