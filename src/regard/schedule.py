@@ -98,6 +98,9 @@ class Schedule:
     def _cooled(self) -> float:
         if self.cooling is None:
             return 1.0
+        if self.used() >= 1:
+            # also where one slow update used up what was left to cool down in
+            return 0.0
         update, seconds, end = self.cooling
         left = 1 - (self.update - update) / max(1, (end or self.config.max_updates) - update)
         if self.config.max_minutes:
