@@ -575,7 +575,9 @@ def test_what_does_not_fit_is_named(case: str, unchecked: None) -> None:
 
 
 def test_an_unknown_normaliser_lists_the_known() -> None:
-    with pytest.raises(ConfigError, match=r"'softmin'; choose one of softmax, none"):
+    with pytest.raises(
+        ConfigError, match=r"'softmin'; choose one of softmax, sparsemax, entmax15, none"
+    ):
         Attention(Dot(), "softmin")
 
 

@@ -35,7 +35,10 @@ def test_what_is_left_out_has_its_default() -> None:
     ("values", "wrong"),
     [
         ({"modle": {}}, "unknown setting modle; known: data, device, model"),
-        ({"model": {"atention": "dot"}}, r"unknown setting model\.atention; known: attention,"),
+        (
+            {"model": {"atention": "dot"}},
+            r"unknown setting model\.atention; known: activation, attention,",
+        ),
         ({"model": 3}, "model takes settings by name, got 3"),
     ],
 )
@@ -55,7 +58,7 @@ def test_unknown_keys_are_named(values: dict[str, Any], wrong: str) -> None:
         ("model", "cell", None, "takes one of gru, lstm, got None"),
         ("model", "encoder_dim", 0, "must be at least 1"),
         ("model", "embedding_dim", 2.5, "takes a whole number, got 2.5"),
-        ("model", "decoder_layers", True, "takes a whole number, got True"),
+        ("model", "decoder_layers", True, "takes a whole number or nothing, got True"),
         ("model", "bidirectional", 1, "takes true or false, got 1"),
         ("model", "dropout", 1, r"must lie in \[0, 1\), got 1"),
         ("model", "dropout", -0.1, r"must lie in \[0, 1\), got -0.1"),
@@ -105,3 +108,33 @@ def test_every_setting_has_a_line_of_help() -> None:
             if isinstance(field, ast.AnnAssign) and ast.unparse(field.target) not in groups:
                 helped = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
                 assert helped, f"{node.name}.{ast.unparse(field.target)}"
+
+
+def test_a_model_fills_in_what_depends_on_its_kind() -> None:
+    recurrent, transformer = ModelConfig(), ModelConfig(kind="transformer")
+    assert (recurrent.encoder, recurrent.attention, recurrent.encoder_layers) == (
+        "rnn",
+        "additive",
+        1,
+    )
+    assert (transformer.encoder, transformer.attention) == ("transformer", "scaled_dot")
+    assert (transformer.encoder_layers, transformer.decoder_layers) == (3, 3)
+    mixed = ModelConfig(encoder="transformer")
+    assert (mixed.attention, mixed.encoder_layers, mixed.decoder_layers) == ("additive", 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({"encoder_dim": 30}, "model.encoder_dim must be a multiple of model.heads, got 30 and 4"),
+        ({"attention": "additive", "positions": "rotary"}, "compared by an inner product"),
+        (
+            {"encoder_dim": 12, "decoder_dim": 12, "positions": "rotary"},
+            "heads of even width, got 3",
+        ),
+        ({"attention": "none"}, "a transformer is made of attention"),
+    ],
+)
+def test_a_transformer_that_cannot_be_is_refused(settings: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong):
+        ModelConfig(kind="transformer", **settings)

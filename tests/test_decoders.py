@@ -1,5 +1,7 @@
 """Every decoder: one step equals all steps, a batch equals its items, padding never matters."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,22 +19,28 @@ ATTENDING = [
     {"decoder": "luong", "attention": "dot", "input_feeding": True, "tie_embeddings": True},
     {"decoder": "luong", "attention": "additive", "normalizer": "none"},
 ]
-DECODERS = [{"attention": "none"}, *ATTENDING]
+TRANSFORMER = {"kind": "transformer", "encoder_dim": 8, "decoder_dim": 8}
+TRANSFORMERS = [
+    *[{**TRANSFORMER, "attention": name} for name in NAMES],
+    {**TRANSFORMER, "attention": "scaled_dot", "positions": "rotary", "pre_norm": False},
+    {**TRANSFORMER, "attention": "additive", "positions": "learned", "activation": "swiglu"},
+    {**TRANSFORMER, "attention": "dot", "normalizer": "entmax15", "tie_embeddings": True},
+    {**TRANSFORMER, "attention": "scaled_dot", "encoder": "rnn", "encoder_dim": 5},
+]
+MIXED = [
+    {"encoder": "transformer", "encoder_dim": 8, "attention": name, "decoder": decoder}
+    for name, decoder in (("additive", "bahdanau"), ("dot", "luong"), ("none", "luong"))
+]
+DECODERS = [{"attention": "none"}, *ATTENDING, *TRANSFORMERS, *MIXED]
 
 
 def _model(settings: dict[str, object], cell: str = "gru", layers: int = 2) -> Seq2Seq:
     torch.manual_seed(3)
-    config = ModelConfig(
-        cell=cell,
-        embedding_dim=5,
-        encoder_dim=6,
-        decoder_dim=7,
-        attention_dim=4,
-        encoder_layers=layers,
-        decoder_layers=layers,
-        dropout=0.3,
-        **settings,
-    )
+    widths: dict[str, Any] = {
+        "embedding_dim": 5, "encoder_dim": 6, "decoder_dim": 7, "attention_dim": 4,
+        "encoder_layers": layers, "decoder_layers": layers, "heads": 2, "feed_forward_dim": 9,
+    }  # fmt: skip
+    config = ModelConfig(**{**widths, "cell": cell, "dropout": 0.3, **settings})
     return build(config, V, V).eval()
 
 
@@ -46,7 +54,7 @@ def _targets() -> Tensor:
 
 
 def _name(settings: dict[str, object]) -> str:
-    return "-".join(str(value) for value in settings.values())
+    return "-".join(str(value) for key, value in settings.items() if not key.endswith("_dim"))
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
@@ -99,6 +107,15 @@ def test_selecting_rows_and_sources() -> None:
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
 def test_a_batch_equals_its_items_and_padding_never_matters(cell: str, bidirectional: bool) -> None:
     model = _model({"attention": "additive", "bidirectional": bidirectional}, cell)
+    _check_padding(model)
+
+
+@pytest.mark.parametrize("settings", [*TRANSFORMERS, *MIXED], ids=_name)
+def test_padding_never_matters_in_a_transformer(settings: dict[str, object]) -> None:
+    _check_padding(_model(settings))
+
+
+def _check_padding(model: Seq2Seq) -> None:
     source, lengths = _sources()
     whole = model.encoder(source, lengths)
     junk = source.masked_fill(source == 0, 9)
@@ -106,9 +123,9 @@ def test_a_batch_equals_its_items_and_padding_never_matters(cell: str, bidirecti
     for row, length in enumerate(lengths):
         alone = model.encoder(source[row : row + 1, :length], length[None])
         torch.testing.assert_close(
-            alone.states[0], whole.states[row, :length], atol=1e-6, rtol=1e-5
+            alone.states[0], whole.states[row, :length], atol=2e-6, rtol=1e-5
         )
-        torch.testing.assert_close(alone.final[0], whole.final[row], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(alone.final[0], whole.final[row], atol=2e-6, rtol=1e-5)
         assert (whole.states[row, length:] == 0).all()
 
 
@@ -167,6 +184,10 @@ def test_every_parameter_learns(settings: dict[str, object]) -> None:
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
+        if name.endswith(
+            "key.bias"
+        ):  # adds the same to all scores of a query, which softmax ignores
+            continue
         assert parameter.grad.abs().max() > 0, name
 
 
@@ -192,3 +213,32 @@ def test_states_are_projected_where_a_score_needs_one_width() -> None:
 def test_cosine_learns_its_temperature() -> None:
     model = _model({"attention": "cosine"})
     assert model.decoder.attention.score.log_temperature.requires_grad
+
+
+def test_no_step_of_a_transformer_sees_what_comes_after_it() -> None:
+    model = _model(TRANSFORMERS[0])
+    memory = model.encode(*_sources())
+    whole = model.decoder.unroll(memory, _targets(), need_weights=True)
+    changed = _targets()
+    changed[:, 2:] = 9
+    other = model.decoder.unroll(memory, changed, need_weights=True)
+    torch.testing.assert_close(whole.states[:, :2], other.states[:, :2])
+    assert (whole.states[:, 2:] - other.states[:, 2:]).abs().amax(-1).min() > 1e-3
+
+
+def test_a_transformer_knows_the_order_of_its_source() -> None:
+    for positions in ("sinusoidal", "learned", "rotary"):
+        model = _model({**TRANSFORMER, "attention": "scaled_dot", "positions": positions})
+        length = torch.tensor([3])
+        one, other = (
+            model.encoder(torch.tensor([ids]), length).states for ids in ([4, 5, 6], [5, 4, 6])
+        )
+        assert (one[0, 2] - other[0, 2]).abs().max() > 1e-3
+
+
+def test_weights_of_every_layer_and_head_come_along() -> None:
+    model = _model(TRANSFORMERS[0])
+    unrolled = model.decoder.unroll(model.encode(*_sources()), _targets(), need_weights=True)
+    assert unrolled.weights.shape == (3, 4, 2, 2, 6)  # (B, L, layers, heads, T)
+    torch.testing.assert_close(unrolled.weights.sum(-1), torch.ones(3, 4, 2, 2))
+    assert (unrolled.weights[1, ..., 2:] == 0).all()

@@ -44,7 +44,13 @@ def _accuracy(out: Path, **model: object) -> float:
         out=str(out),
         device="cpu",
         model=ModelConfig(
-            embedding_dim=32, encoder_dim=32, decoder_dim=32, attention_dim=32, dropout=0.0, **model
+            embedding_dim=32,
+            encoder_dim=32,
+            decoder_dim=32,
+            attention_dim=32,
+            feed_forward_dim=64,
+            dropout=0.0,
+            **model,
         ),
         training=TrainingConfig(
             batch_tokens=1600,
@@ -76,6 +82,25 @@ def test_attention_turns_sequences_round(
     tmp_path: Path, decoder: dict[str, object], cell: str
 ) -> None:
     assert _accuracy(tmp_path / "model", attention="additive", cell=cell, **decoder) >= 99
+
+
+def test_a_transformer_turns_sequences_round(tmp_path: Path) -> None:
+    assert _accuracy(tmp_path / "model", kind="transformer") >= 99
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("attention", NAMES)
+def test_a_transformer_with_every_score_turns_sequences_round(
+    tmp_path: Path, attention: str
+) -> None:
+    assert _accuracy(tmp_path / "model", kind="transformer", attention=attention) >= 99
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("normalizer", ["sparsemax", "entmax15"])
+@pytest.mark.parametrize("kind", ["rnn", "transformer"])
+def test_sparse_weights_turn_sequences_round(tmp_path: Path, kind: str, normalizer: str) -> None:
+    assert _accuracy(tmp_path / "model", kind=kind, normalizer=normalizer) >= 99
 
 
 @pytest.mark.soak

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regard.alignment import Alignment
-    from regard.attention import Attended, Attention
+    from regard.attention import Attended, Attention, MultiHeadAttention, SelfAttention
     from regard.charts import Chart, heatmap
     from regard.config import Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
     from regard.errors import (
@@ -52,9 +52,11 @@ _HOMES: dict[str, str] = {
     "FolderError": "errors",
     "InnerProduct": "scores",
     "ModelConfig": "config",
+    "MultiHeadAttention": "attention",
     "RegardError": "errors",
     "Report": "evaluation",
     "ScaledDot": "scores",
+    "SelfAttention": "attention",
     "ShapeError": "errors",
     "TextConfig": "config",
     "TrainingConfig": "config",
@@ -84,9 +86,11 @@ __all__ = [
     "FolderError",
     "InnerProduct",
     "ModelConfig",
+    "MultiHeadAttention",
     "RegardError",
     "Report",
     "ScaledDot",
+    "SelfAttention",
     "ShapeError",
     "TextConfig",
     "TrainingConfig",

@@ -7,7 +7,7 @@ that `regard --help` stays quick.
 import dataclasses
 from collections.abc import Mapping
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from regard.errors import ConfigError
 
@@ -62,32 +62,44 @@ class TextConfig:
 class ModelConfig:
     """The encoder, the decoder and the attention between them."""
 
-    kind: Literal["rnn"] = "rnn"
-    """Kind of model."""
-    attention: AttentionName = "additive"
-    """Score of the attention; none gives the decoder only the encoder's final state."""
-    normalizer: Literal["softmax", "none"] = "softmax"
-    """What turns scores into weights."""
+    kind: Literal["rnn", "transformer"] = "rnn"
+    """Kind of model: recurrent, or attention in place of recurrence."""
+    encoder: Literal["rnn", "transformer"] | None = None
+    """Kind of encoder, where it is not the model's."""
+    attention: AttentionName | None = None
+    """Score of every attention (additive; in a transformer scaled_dot); none gives a recurrent decoder only the encoder's final state."""
+    normalizer: Literal["softmax", "sparsemax", "entmax15", "none"] = "softmax"
+    """What turns scores into weights; sparsemax and entmax15 give many sources a weight of exactly 0."""
     decoder: Literal["bahdanau", "luong"] = "luong"
-    """Attend with the state before the step (bahdanau) or after it (luong)."""
+    """Recurrent decoder: attend with the state before the step (bahdanau) or after it (luong)."""
     input_feeding: bool = False
     """Feed the attentional state to the next step (luong only; slower to train)."""
     cell: Literal["gru", "lstm"] = "lstm"
     """Recurrent cell."""
     embedding_dim: int = 128
-    """Width of the embeddings."""
+    """Width of the embeddings (a transformer's have the width of its states)."""
     encoder_dim: int = 256
     """Width of the encoder, per direction."""
     decoder_dim: int = 256
     """Width of the decoder."""
     attention_dim: int = 256
-    """Width inside the additive and concat scores."""
-    encoder_layers: int = 1
-    """Layers of the encoder."""
-    decoder_layers: int = 1
-    """Layers of the decoder."""
+    """Width inside the additive and concat scores (in a transformer the width of a head)."""
+    encoder_layers: int | None = None
+    """Layers of the encoder (1; of a transformer 3)."""
+    decoder_layers: int | None = None
+    """Layers of the decoder (1; of a transformer 3)."""
     bidirectional: bool = True
-    """Read the source in both directions."""
+    """Recurrent encoder: read the source in both directions."""
+    heads: int = 4
+    """Transformer: attention heads, each a part of the width."""
+    feed_forward_dim: int = 1024
+    """Transformer: width inside the feed-forward part of a layer."""
+    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    """Transformer: nonlinearity of the feed-forward part."""
+    positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
+    """Transformer: how it knows the order; rotary is for inner products alone."""
+    pre_norm: bool = True
+    """Transformer: norm before each part of a layer, else after it."""
     dropout: float = 0.2
     """Share of activations dropped while training."""
     tie_embeddings: bool = False
@@ -96,12 +108,54 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _typed(self, "model")
         _at_least(1, self, "model", "embedding_dim", "encoder_dim", "decoder_dim", "attention_dim")
+        _at_least(1, self, "model", "heads", "feed_forward_dim")
+        self._settle()
         _at_least(1, self, "model", "encoder_layers", "decoder_layers")
         _share(self, "model", "dropout")
+        self._check_transformer()
         if self.input_feeding and self.decoder != "luong":
             raise ConfigError(
                 "model.input_feeding needs model.decoder luong; the bahdanau decoder feeds its "
                 "context to the cell already: leave input_feeding out or choose luong"
+            )
+
+    def _settle(self) -> None:
+        """Fill in what depends on the kind of model."""
+        transformer = self.kind == "transformer"
+        settled = {
+            "encoder": self.kind,
+            "attention": "scaled_dot" if transformer else "additive",
+            "encoder_layers": 3 if (self.encoder or self.kind) == "transformer" else 1,
+            "decoder_layers": 3 if transformer else 1,
+        }
+        for name, value in settled.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
+
+    def _check_transformer(self) -> None:
+        for part, kind in (("encoder", self.encoder), ("decoder", self.kind)):
+            if kind != "transformer":
+                continue
+            width = getattr(self, f"{part}_dim")
+            if width % self.heads:
+                raise ConfigError(
+                    f"model.{part}_dim must be a multiple of model.heads, got {width} and "
+                    f"{self.heads}"
+                )
+            if self.positions == "rotary" and self.attention in ("additive", "concat"):
+                raise ConfigError(
+                    "model.positions rotary turns rows that are compared by an inner product, which "
+                    f"{self.attention} is not; take sinusoidal or learned"
+                )
+            if self.positions == "rotary" and width // self.heads % 2:
+                raise ConfigError(
+                    f"model.positions rotary needs heads of even width, got {width // self.heads}; "
+                    "choose another model.heads"
+                )
+        if self.kind == "transformer" and self.attention == "none":
+            raise ConfigError(
+                "a transformer is made of attention: choose a score for model.attention, or "
+                "model.kind rnn"
             )
 
 
@@ -216,7 +270,7 @@ def _typed(config: Any, group: str = "") -> None:
 def _fits(value: Any, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return value in get_args(kind)
-    if isinstance(kind, UnionType):
+    if get_origin(kind) in (Union, UnionType):
         return any(_fits(value, each) for each in get_args(kind))
     if isinstance(value, bool):
         return kind is bool
@@ -226,7 +280,7 @@ def _fits(value: Any, kind: Any) -> bool:
 def _spoken(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(get_args(kind))
-    if isinstance(kind, UnionType):
+    if get_origin(kind) in (Union, UnionType):
         return " or ".join(map(_spoken, get_args(kind)))
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     return names.get(kind, "nothing" if kind is type(None) else f"a {kind.__name__}")

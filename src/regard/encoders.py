@@ -1,14 +1,15 @@
 """Encoders: a batch of source ids in, all their states and the final one out."""
 
 from itertools import zip_longest
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional
 
-from regard.attention import padding_from_lengths
+from regard.attention import MultiHeadAttention, padding_from_lengths
+from regard.kernels.dropout import dropout
+from regard.layers import Embedding, FeedForward, Residual
 
 CELLS = {"gru": nn.GRU, "lstm": nn.LSTM}
 """Recurrent layers by name."""
@@ -20,7 +21,8 @@ class Encoded(NamedTuple):
     states: Tensor
     """(B, T, Dk): one state per source symbol, 0 where the source has ended."""
     final: Tensor
-    """(B, F): the last state of each direction, side by side."""
+    """(B, F): one state for the whole source; of a recurrent encoder the last one of each direction,
+    side by side, of a Transformer the mean."""
     padding: Tensor
     """(B, T), bool: True where the source has ended."""
 
@@ -66,11 +68,7 @@ class RecurrentEncoder(nn.Module):
         self.dropout = dropout
         self.final_dim = hidden_dim * directions
         self.output_dim = output_dim or self.final_dim
-        self.project = (
-            nn.Identity()
-            if output_dim in (None, self.final_dim)
-            else nn.Linear(self.final_dim, self.output_dim)
-        )
+        self.project = _projection(self.final_dim, self.output_dim)
 
     def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Encoded:
         """Encode ids (B, T), of which the first `lengths` (B,) of each row are real."""
@@ -95,7 +93,100 @@ class RecurrentEncoder(nn.Module):
         return torch.cat([ends[:, :width], states[:, 0, width:]], dim=-1)
 
     def _drop(self, states: Tensor) -> Tensor:
-        return functional.dropout(states, self.dropout, self.training)
+        return dropout(states, self.dropout, self.training)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each with its residual branch.
+
+    Args:
+        dim: width D.
+        feed_forward_dim: width inside the feed-forward part.
+        activation: of the feed-forward part.
+        pre_norm: norm before each part, else after its sum.
+        dropout: share of activations dropped.
+        **heads: as `MultiHeadAttention` takes them.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        feed_forward_dim: int,
+        activation: str,
+        pre_norm: bool,
+        dropout: float,
+        **heads: Any,
+    ) -> None:
+        super().__init__()
+        self.within = MultiHeadAttention(dim, **heads)
+        self.feed_forward = FeedForward(dim, feed_forward_dim, activation, dropout)
+        self.residuals = nn.ModuleList(Residual(dim, pre_norm, dropout) for _ in range(2))
+
+    def forward(
+        self, rows: Float[Tensor, "B T D"], masked: Bool[Tensor, "B 1 1 T"]
+    ) -> Float[Tensor, "B T D"]:
+        """Every row looks at all that are not masked."""
+        first, second = cast("list[Residual]", list(self.residuals))
+        entered = first.enter(rows)
+        queries, seen = self.within.project_query(entered), self.within.project(entered, entered)
+        context = self.within.attention.look(queries, *seen, masked).context
+        rows = first.leave(rows, self.within.join(context))
+        return second.leave(rows, self.feed_forward(second.enter(rows)))
+
+
+class TransformerEncoder(nn.Module):
+    """Layers of self-attention over the embedded source, all positions in parallel.
+
+    Vaswani et al. 2017 (arXiv:1706.03762), section 3.1.
+
+    Args:
+        vocabulary: size V of the source vocabulary.
+        dim: width D.
+        layers: number of layers.
+        positions: `sinusoidal`, `learned` or `rotary`.
+        pre_norm: norm before each part (with one more after the last layer), else after its sum.
+        dropout: share of activations dropped.
+        output_dim: project the states once to this width; None leaves them as they are.
+        **parts: as `EncoderLayer` takes them.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        dim: int,
+        layers: int,
+        positions: str,
+        pre_norm: bool,
+        dropout: float,
+        output_dim: int | None = None,
+        **parts: Any,
+    ) -> None:
+        super().__init__()
+        self.embedding = Embedding(vocabulary, dim, positions, dropout)
+        self.layers = nn.ModuleList(
+            EncoderLayer(
+                dim, pre_norm=pre_norm, dropout=dropout, rotary=positions == "rotary", **parts
+            )
+            for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(dim) if pre_norm else nn.Identity()
+        self.final_dim = dim
+        self.output_dim = output_dim or dim
+        self.project = _projection(dim, self.output_dim)
+
+    def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Encoded:
+        """Encode ids (B, T), of which the first `lengths` (B,) of each row are real."""
+        padding = padding_from_lengths(lengths, source.shape[1])
+        rows = self.embedding(source)
+        for layer in self.layers:
+            rows = layer(rows, padding[:, None, None])
+        rows = self.norm(rows).masked_fill(padding[..., None], 0)
+        final = rows.sum(1) / lengths.clamp(min=1)[:, None]
+        return Encoded(self.project(rows).masked_fill(padding[..., None], 0), final, padding)
+
+
+def _projection(width: int, wanted: int) -> nn.Module:
+    return nn.Identity() if width == wanted else nn.Linear(width, wanted)
 
 
 def turn_round(lengths: Int[Tensor, " B"], width: int) -> Int[Tensor, "B T"]:

@@ -1,6 +1,6 @@
 """Encoder and decoder put together, built from the settings."""
 
-from typing import Any
+from typing import Any, cast
 
 from jaxtyping import Int
 from torch import Tensor, nn
@@ -9,8 +9,14 @@ from torch.nn import functional
 from regard import scores
 from regard.attention import Attention, Memory
 from regard.config import ModelConfig
-from regard.decoders import BahdanauDecoder, FixedContextDecoder, LuongDecoder
-from regard.encoders import RecurrentEncoder
+from regard.decoders import (
+    BahdanauDecoder,
+    Decoder,
+    FixedContextDecoder,
+    LuongDecoder,
+    TransformerDecoder,
+)
+from regard.encoders import RecurrentEncoder, TransformerEncoder
 
 
 class Seq2Seq(nn.Module):
@@ -18,8 +24,8 @@ class Seq2Seq(nn.Module):
 
     def __init__(
         self,
-        encoder: RecurrentEncoder,
-        decoder: FixedContextDecoder | LuongDecoder | BahdanauDecoder,
+        encoder: RecurrentEncoder | TransformerEncoder,
+        decoder: Decoder,
         padding_id: int = 0,
     ) -> None:
         super().__init__()
@@ -53,18 +59,65 @@ class Seq2Seq(nn.Module):
 
 def build(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
     """Build the model that the settings describe, with fresh weights."""
-    encoder = RecurrentEncoder(
-        source_vocabulary,
+    encoder = _encoder(config, source_vocabulary)
+    decoder = _transformer_decoder if config.kind == "transformer" else _recurrent_decoder
+    return Seq2Seq(encoder, decoder(config, target_vocabulary, encoder))
+
+
+def _encoder(config: ModelConfig, vocabulary: int) -> RecurrentEncoder | TransformerEncoder:
+    equal = config.kind == "rnn" and config.attention in scores.EQUAL_WIDTHS
+    output_dim = config.decoder_dim if equal else None
+    layers = cast("int", config.encoder_layers)
+    if config.encoder == "transformer":
+        parts = _transformer_parts(config)
+        if config.attention == "none":
+            parts["score"] = "scaled_dot"  # none says what the decoder sees, not the encoder
+        return TransformerEncoder(
+            vocabulary, config.encoder_dim, layers, output_dim=output_dim, **parts
+        )
+    return RecurrentEncoder(
+        vocabulary,
         config.embedding_dim,
         config.encoder_dim,
-        layers=config.encoder_layers,
+        layers=layers,
         bidirectional=config.bidirectional,
         cell=config.cell,
         dropout=config.dropout,
-        output_dim=config.decoder_dim if config.attention in scores.EQUAL_WIDTHS else None,
+        output_dim=output_dim,
     )
+
+
+def _transformer_parts(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "positions": config.positions,
+        "pre_norm": config.pre_norm,
+        "dropout": config.dropout,
+        "feed_forward_dim": config.feed_forward_dim,
+        "activation": config.activation,
+        "num_heads": config.heads,
+        "score": config.attention,
+        "normalizer": config.normalizer,
+    }
+
+
+def _transformer_decoder(
+    config: ModelConfig, vocabulary: int, encoder: RecurrentEncoder | TransformerEncoder
+) -> Decoder:
+    return TransformerDecoder(
+        vocabulary,
+        config.decoder_dim,
+        cast("int", config.decoder_layers),
+        source_dim=encoder.output_dim,
+        tie_embeddings=config.tie_embeddings,
+        **_transformer_parts(config),
+    )
+
+
+def _recurrent_decoder(
+    config: ModelConfig, vocabulary: int, encoder: RecurrentEncoder | TransformerEncoder
+) -> Decoder:
     widths: dict[str, Any] = {
-        "vocabulary": target_vocabulary,
+        "vocabulary": vocabulary,
         "embedding_dim": config.embedding_dim,
         "hidden_dim": config.decoder_dim,
         "final_dim": encoder.final_dim,
@@ -75,10 +128,9 @@ def build(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -
     }
     if config.attention == "none":
         context = encoder.final_dim
-        decoder = FixedContextDecoder(**widths, context_dim=context, extra_dim=context)
-        return Seq2Seq(encoder, decoder)
+        return FixedContextDecoder(**widths, context_dim=context, extra_dim=context)
     score = scores.make_score(
-        config.attention,
+        cast("str", config.attention),
         query_dim=config.decoder_dim,
         key_dim=encoder.output_dim,
         hidden_dim=config.attention_dim,
@@ -87,8 +139,8 @@ def build(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -
     attention = Attention(score, config.normalizer)
     widths["context_dim"] = encoder.output_dim
     if config.decoder == "bahdanau":
-        return Seq2Seq(encoder, BahdanauDecoder(attention, **widths))
-    return Seq2Seq(encoder, LuongDecoder(attention, config.input_feeding, **widths))
+        return BahdanauDecoder(attention, **widths)
+    return LuongDecoder(attention, config.input_feeding, **widths)
 
 
 def count_parameters(model: nn.Module) -> int:

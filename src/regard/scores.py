@@ -24,17 +24,17 @@ class Score(nn.Module, ABC):
     """A score that transforms every query and every key once, on its own."""
 
     @abstractmethod
-    def project_query(self, query: Float[Tensor, "B L Dq"]) -> Float[Tensor, "B L E"]:
+    def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
         """Transform queries, once each."""
 
     @abstractmethod
-    def project_key(self, key: Float[Tensor, "B T Dk"]) -> Float[Tensor, "B T E"]:
+    def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """Transform keys, once per source."""
 
     @abstractmethod
     def compare(
-        self, queries: Float[Tensor, "B L E"], keys: Float[Tensor, "B T E"]
-    ) -> Float[Tensor, "B L T"]:
+        self, queries: Float[Tensor, "*n L E"], keys: Float[Tensor, "*n T E"]
+    ) -> Float[Tensor, "*n L T"]:
         """Score transformed queries against transformed keys."""
 
     def check(self, query: Tensor, key: Tensor) -> None:
@@ -54,19 +54,19 @@ class Score(nn.Module, ABC):
 class InnerScore(Score):
     """A score that is an inner product of transformed rows."""
 
-    def project_query(self, query: Float[Tensor, "B L Dq"]) -> Float[Tensor, "B L E"]:
+    def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
         """Leave queries as they are."""
         return query
 
-    def project_key(self, key: Float[Tensor, "B T Dk"]) -> Float[Tensor, "B T E"]:
+    def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """Leave keys as they are."""
         return key
 
     def compare(
-        self, queries: Float[Tensor, "B L E"], keys: Float[Tensor, "B T E"]
-    ) -> Float[Tensor, "B L T"]:
+        self, queries: Float[Tensor, "*n L E"], keys: Float[Tensor, "*n T E"]
+    ) -> Float[Tensor, "*n L T"]:
         """e_ti = q_t . k_i."""
-        return torch.bmm(queries, keys.transpose(1, 2))
+        return queries @ keys.mT
 
 
 class EqualWidths(InnerScore):
@@ -92,7 +92,7 @@ class ScaledDot(EqualWidths):
     has variance 1 at any width.
     """
 
-    def project_query(self, query: Float[Tensor, "B L Dq"]) -> Float[Tensor, "B L E"]:
+    def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
         """Divide queries by sqrt(D)."""
         return query / math.sqrt(query.shape[-1])
 
@@ -113,13 +113,13 @@ class Cosine(EqualWidths):
             torch.tensor(math.log(temperature)), requires_grad=learned
         )
 
-    def project_query(self, query: Float[Tensor, "B L Dq"]) -> Float[Tensor, "B L E"]:
+    def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
         """Bring queries to length 1 / temperature."""
         return functional.normalize(query, dim=-1) * torch.exp(-self.log_temperature).to(
             query.dtype
         )
 
-    def project_key(self, key: Float[Tensor, "B T Dk"]) -> Float[Tensor, "B T E"]:
+    def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """Bring keys to length 1."""
         return functional.normalize(key, dim=-1)
 
@@ -143,7 +143,7 @@ class Bilinear(InnerScore):
         """Raise a ShapeError where a width is not the one of W."""
         check_widths(self, query, key, *self.weight.shape)
 
-    def project_key(self, key: Float[Tensor, "B T Dk"]) -> Float[Tensor, "B T E"]:
+    def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """W h, times the scale."""
         return functional.linear(key, self.weight * self.scale)
 
@@ -168,7 +168,7 @@ class InnerProduct(EqualWidths):
         """Raise a ShapeError where a width is not the one of W."""
         check_widths(self, query, key, *self.factor.shape)
 
-    def project_key(self, key: Float[Tensor, "B T Dk"]) -> Float[Tensor, "B T E"]:
+    def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """(A A' + eps I) h."""
         return key @ self.factor @ self.factor.T + self.eps * key
 
@@ -177,12 +177,18 @@ class PairwiseScore(Score):
     """A score v . tanh(a + b) over transformed queries a and transformed keys b."""
 
     vector: nn.Parameter
+    """v: (D,), or (H, D) with one for every head."""
+
+    def vectors(self, keys: Float[Tensor, "*n T E"]) -> Float[Tensor, "*h E"]:
+        """The vector in the dtype of the keys, with a row per head where the keys have heads."""
+        vector = self.vector.to(keys.dtype)
+        return vector.repeat(keys.shape[1], 1) if keys.dim() == 4 and vector.dim() == 1 else vector
 
     def compare(
-        self, queries: Float[Tensor, "B L E"], keys: Float[Tensor, "B T E"]
-    ) -> Float[Tensor, "B L T"]:
+        self, queries: Float[Tensor, "*n L E"], keys: Float[Tensor, "*n T E"]
+    ) -> Float[Tensor, "*n L T"]:
         """e_ti = v . tanh(a_t + b_i), in bounded memory."""
-        return additive.scores(queries, keys, self.vector.to(queries.dtype))
+        return additive.scores(queries, keys, self.vectors(keys))
 
 
 class Additive(PairwiseScore):
@@ -210,11 +216,11 @@ class Additive(PairwiseScore):
         """Raise a ShapeError where a width is not the one of W or U."""
         check_widths(self, query, key, self.query.in_features, self.key.in_features)
 
-    def project_query(self, query: Float[Tensor, "B L Dq"]) -> Float[Tensor, "B L E"]:
+    def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
         """W s."""
         return self.query(query)
 
-    def project_key(self, key: Float[Tensor, "B T Dk"]) -> Float[Tensor, "B T E"]:
+    def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """U h, plus the bias where there is one."""
         return self.key(key)
 
@@ -243,13 +249,39 @@ class Concat(PairwiseScore):
         """Raise a ShapeError where a width is not the one of its part of W."""
         check_widths(self, query, key, *self.widths)
 
-    def project_query(self, query: Float[Tensor, "B L Dq"]) -> Float[Tensor, "B L E"]:
+    def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
         """The part of W that meets s, times s."""
         return functional.linear(query, self.weight[:, : self.widths[0]])
 
-    def project_key(self, key: Float[Tensor, "B T Dk"]) -> Float[Tensor, "B T E"]:
+    def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """The part of W that meets h, times h."""
         return functional.linear(key, self.weight[:, self.widths[0] :])
+
+
+class AdditiveHeads(PairwiseScore):
+    """e = v_h . tanh(q + k) for every head h, of rows that W and U have transformed already.
+
+    The additive score inside multi-head attention, whose projections of queries and keys are W and
+    U; so every head has its own W, U and v.
+
+    Args:
+        heads: number H of heads.
+        dim: width D of a head.
+    """
+
+    def __init__(self, heads: int, dim: int) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(torch.empty(heads, dim))
+        bound = math.sqrt(6 / (dim + 1))  # Xavier's, as for one head
+        nn.init.uniform_(self.vector, -bound, bound)
+
+    def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
+        """Leave queries as they are."""
+        return query
+
+    def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
+        """Leave keys as they are."""
+        return key
 
 
 ALIASES: dict[str, str] = {"general": "bilinear", "bahdanau": "additive", "mlp": "additive"}
@@ -257,6 +289,9 @@ ALIASES: dict[str, str] = {"general": "bilinear", "bahdanau": "additive", "mlp":
 
 EQUAL_WIDTHS: frozenset[str] = frozenset({"dot", "scaled_dot", "cosine", "inner_product"})
 """Names of the scores that compare rows of one width."""
+
+PAIRWISE: frozenset[str] = frozenset({"additive", "concat"})
+"""Names of the scores v . tanh(a + b)."""
 
 NAMES: tuple[str, ...] = (
     "dot", "scaled_dot", "cosine", "bilinear", "inner_product", "additive", "concat",

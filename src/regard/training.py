@@ -20,12 +20,16 @@ from regard.config import Config, TrainingConfig
 from regard.corpus import Corpus, make_corpus, settled
 from regard.data import Batch, bucket, collate, epoch
 from regard.errors import ConfigError, FolderError
+from regard.evaluation import layer_agreements
 from regard.files import claim_folder, write_text
 from regard.models import Seq2Seq, build, count_parameters
 from regard.progress import Progress
 from regard.schedule import Schedule
 from regard.text import Tokenizer
 from regard.translator import Translator, find_device
+
+_ALIGNED = 200
+"""Pairs of dev on which the layer to show is found."""
 
 LOWER_IS_BETTER: frozenset[str] = frozenset({"loss", "per", "cer"})
 """Metrics that a better model has less of."""
@@ -80,7 +84,26 @@ def train(
         for note in [*corpus.notes, *run.notes]:
             progress.say(note)
         run.go(progress)
-    return Translator.load(out, config.device)
+        return _with_layer(Translator.load(out, config.device), out, corpus, progress)
+
+
+def _with_layer(
+    translator: Translator, out: Path, corpus: Corpus, progress: Progress
+) -> Translator:
+    """Find the layer whose attention is shown, where there are several."""
+    trained = translator.trained
+    if trained.config.model.kind != "transformer" or trained.config.model.decoder_layers == 1:
+        return translator
+    shares = layer_agreements(translator, corpus.dev[:_ALIGNED])
+    best = shares.index(max(shares))
+    said = ", ".join(f"{100 * share:.0f} %" for share in shares)
+    progress.say(
+        f"attention: layer {best + 1} of {len(shares)} looks most often where erasing a source "
+        f"symbol costs most (by layer {said}); its heads' average is what is shown"
+    )
+    trained = dataclasses.replace(trained, facts={**trained.facts, "attention_layer": best})
+    folder.save_description(out, trained)
+    return Translator(trained, translator.device)
 
 
 class _Run:

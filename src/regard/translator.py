@@ -34,7 +34,10 @@ class Translation:
     score: float
     """Sum of log-probabilities (nats), the end symbol's included, over the length penalty."""
     attention: np.ndarray | None
-    """(len(tokens), len(source_tokens)), rows sum to 1; None where the model has no attention."""
+    """(len(tokens), len(source_tokens)), rows sum to 1; None where the model has no attention. Of many
+    heads their average, of many layers the one that looks where it matters (found after training)."""
+    attention_heads: np.ndarray | None = None
+    """(len(tokens), layers, heads, len(source_tokens)): every head of every layer."""
     complete: bool = True
     """False where the output was cut at its length limit."""
     unknown: list[str] = field(default_factory=list)
@@ -186,6 +189,10 @@ class Translator:
         found = self._over_batches(texts, batch_tokens, search, advance, encoded)
         return [best[0] for best in found]
 
+    def attention_layer(self, layers: int) -> int:
+        """The layer whose weights are shown, of so many; the middle one until training found it."""
+        return self.trained.facts.get("attention_layer", layers // 2)
+
     def _over_batches(
         self,
         texts: Sequence[str],
@@ -218,7 +225,10 @@ class Translator:
     ) -> Translation:
         tokens = self.target.tokens(found.ids) if given is None else list(given.tokens)
         width = len(encoding.tokens) + 1
-        weights = None if found.weights is None else found.weights.mean((1, 2))[:, :width]
+        heads = weights = None
+        if found.weights is not None:
+            heads = found.weights[..., :width]
+            weights = heads[:, self.attention_layer(heads.shape[1])].mean(1)
         return Translation(
             source=text,
             source_tokens=[*encoding.tokens, END_TOKEN],
@@ -226,6 +236,7 @@ class Translator:
             text=self.target.text(tokens),
             score=found.score,
             attention=weights,
+            attention_heads=heads,
             complete=found.complete,
             unknown=encoding.unknown,
             source_words=[*self.source.words(encoding.tokens), None],
@@ -246,7 +257,8 @@ class _Sources:
 
 def _nothing(text: str, attends: bool) -> Translation:
     attention = np.zeros((0, 0), np.float32) if attends else None
-    return Translation(text, [], [], "", 0.0, attention)
+    heads = np.zeros((0, 1, 1, 0), np.float32) if attends else None
+    return Translation(text, [], [], "", 0.0, attention, heads)
 
 
 def find_device(name: str) -> torch.device:

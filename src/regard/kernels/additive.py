@@ -88,7 +88,7 @@ def attend(
         values: what is averaged, (B, T, Dv) or (B, H, T, Dv).
         masked: True = may not be attended to; with as many axes as `a`, those of size 1 serve all.
         bias: added to the scores; with as many axes as `a`.
-        normalizer: `softmax` or `none`.
+        normalizer: one of `eager.NORMALIZERS`.
         dropout: share of weights dropped, the others scaled up.
         need_weights: give the weights too; they are held whole then.
         need_log_sum_exp: give the log of the partition function too, for `softmax`.
@@ -104,7 +104,8 @@ def attend(
     dtype = values.dtype
     with torch.autocast(a.device.type, enabled=False):
         a, b, v, values = (eager.wide(rows) for rows in (a, b, v, values))
-        if need_weights or not b.shape[-2] or len(operators.places(a, b, dropout, workspace)) <= 1:
+        room = operators.rows_at_once(b, normalizer, dropout, workspace)
+        if need_weights or not b.shape[-2] or a.shape[:-1].numel() <= room:
             pairs = scores(a, b, v, exponentials, workspace)
             context, weights = eager.average(pairs, values, masked, bias, normalizer, dropout)
             total = operators.log_sum_exp(pairs, masked, bias) if need_log_sum_exp else None

@@ -6,14 +6,19 @@ faster where they can; what is made of the scores is computed here for all of th
 """
 
 import itertools
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from regard.kernels.dropout import keep
+
 WORKSPACE = 16 * 2**20
 """Default bound, in bytes, on what one call holds beyond inputs, outputs and their gradients."""
+
+NORMALIZERS: tuple[str, ...] = ("softmax", "sparsemax", "entmax15", "none")
+"""What can turn scores into weights."""
 
 # live copies of a block: the tanh, its gradient and a product
 _COPIES = 3
@@ -27,13 +32,84 @@ def normalize(
     Scores of masked keys never matter, NaN and infinities included, forward and backward.
     """
     if masked is None:
-        return scores if normalizer == "none" else torch.softmax(scores, dim=-1)
-    if normalizer == "softmax":
+        return weigh(scores, normalizer)
+    if normalizer != "none":
         # a row of -inf alone would be NaN: give it equal scores, its weights are zeroed below
         empty = masked.all(-1, keepdim=True)
         scores = scores.masked_fill(masked & ~empty, -torch.inf).masked_fill(empty, 0)
-        scores = torch.softmax(scores, dim=-1)
-    return scores.masked_fill(masked, 0)
+    return weigh(scores, normalizer).masked_fill(masked, 0)
+
+
+def weigh(scores: Float[Tensor, "*n T"], normalizer: str) -> Float[Tensor, "*n T"]:
+    """The normaliser of this name, over the last axis."""
+    if normalizer == "none" or not scores.shape[-1]:
+        return scores
+    if normalizer == "softmax":
+        return torch.softmax(scores, dim=-1)
+    return cast("Tensor", _Sparse.apply(scores, normalizer))
+
+
+def weigh_backward(
+    gradient: Float[Tensor, "*n T"], weights: Float[Tensor, "*n T"], normalizer: str
+) -> Float[Tensor, "*n T"]:
+    """The gradient of the scores, given that of the weights; a row of weights 0 gets none.
+
+    With s the slopes of the weights, g their gradient: s (g - (s . g) / sum(s)), where s is the
+    weights (softmax), 1 on those above 0 (sparsemax), their square roots (entmax15). Peters et al.
+    2019 (arXiv:1905.05702), appendix A.
+    """
+    if normalizer == "none":
+        return gradient
+    if normalizer == "softmax":
+        return torch.ops.aten._softmax_backward_data(gradient, weights, -1, weights.dtype)
+    inside = weights > 0
+    slopes = inside.to(weights.dtype)
+    if normalizer == "entmax15":
+        # the root of 0 has no finite derivative, which a second derivative would meet
+        slopes = torch.where(inside, weights, 1).sqrt() * slopes
+    shares = gradient * slopes
+    # the slopes of a row sum to 1 at least, unless every key is masked
+    mean = shares.sum(-1, keepdim=True) / slopes.sum(-1, keepdim=True).clamp(min=1)
+    return shares - slopes * mean
+
+
+class _Sparse(torch.autograd.Function):
+    """Weights that are exactly 0 below a threshold, differentiable as often as one likes."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, normalizer: str) -> Tensor:
+        threshold = _sparsemax if normalizer == "sparsemax" else _entmax15
+        # the highest score at 0: none below -1 has weight, and -inf need not be computed with
+        weights = threshold((scores - scores.amax(-1, keepdim=True)).clamp(min=-4))
+        ctx.save_for_backward(weights)
+        ctx.normalizer = normalizer
+        return weights
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (weights,) = ctx.saved_tensors
+        return weigh_backward(gradients[0], weights, ctx.normalizer), None
+
+
+def _sparsemax(scores: Tensor) -> Tensor:
+    """max(z - tau, 0) with the tau that makes it sum to 1 (Martins and Astudillo 2016, alg. 1)."""
+    ordered = scores.sort(dim=-1, descending=True).values
+    ranks = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+    excess = ordered.cumsum(-1) - 1
+    size = (ranks * ordered > excess).sum(-1, keepdim=True).clamp(min=1)
+    return (scores - excess.gather(-1, size - 1) / size).clamp(min=0)
+
+
+def _entmax15(scores: Tensor) -> Tensor:
+    """max(z / 2 - tau, 0)^2 with the tau that makes it sum to 1 (Peters et al. 2019, alg. 2)."""
+    scores = scores / 2
+    ordered = scores.sort(dim=-1, descending=True).values
+    ranks = torch.arange(1, scores.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+    mean = ordered.cumsum(-1) / ranks
+    variance = ordered.square().cumsum(-1) / ranks - mean.square()
+    tau = mean - (1 / ranks - variance).clamp(min=0).sqrt()
+    size = (tau <= ordered).sum(-1, keepdim=True).clamp(min=1)
+    return (scores - tau.gather(-1, size - 1)).clamp(min=0).square()
 
 
 class Averaged(NamedTuple):
@@ -60,17 +136,9 @@ def average(
         if bias is not None:
             scores = scores + bias
         weights = normalize(scores, masked, normalizer)
-        kept = drop(weights, dropout)
-        dropped = weights if kept is None else weights * kept
+        dropped = weights * keep(weights, dropout) if dropout > 0 else weights
         context = torch.matmul(dropped, wide(values).to(dropped.dtype))
         return Averaged(context.to(dtype), weights.to(dtype))
-
-
-def drop(like: Tensor, share: float, generator: torch.Generator | None = None) -> Tensor | None:
-    """What dropout multiplies with: 0 for this share, 1 / (1 - share) for the rest."""
-    if share == 0:
-        return None
-    return torch.empty_like(like).bernoulli_(1 - share, generator=generator).div_(1 - share)
 
 
 def wide(tensor: Tensor) -> Tensor:

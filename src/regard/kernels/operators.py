@@ -7,12 +7,13 @@ differentiated runs on plain autograd and holds all B x L x T x D pairs.
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.kernels import backends, eager
+from regard.kernels.dropout import keep
 
 # The scores: a (N, L, D), b (N, T, D), v (H, D), item n with row n mod H of v.
 
@@ -63,12 +64,20 @@ scores.register_autograd(_differentiate_scores, setup_context=_keep_scores)
 # Attention in blocks: a (B, H, L, D), b (B, H, T, D), v (H, D), values (B, H, T, Dv).
 
 
-def places(a: Tensor, b: Tensor, dropout: float, workspace: int) -> list[tuple[slice, ...]]:
-    """Blocks of queries whose scores, and what is made of them, fit into the workspace."""
+def rows_at_once(b: Tensor, normalizer: str, dropout: float, workspace: int) -> int:
+    """Queries whose scores, and what is made of them, fit into the workspace."""
     # the scores, the weights and the gradients of both; with dropout what it keeps, twice
     copies = 6 if dropout > 0 else 4
-    room = workspace // (copies * a.element_size() * max(1, b.shape[-2]))
-    return eager.blocks(a.shape[:-1], room)
+    # the scores in order, where they were (integers of 8 bytes), and what is summed up of them
+    copies += 0 if normalizer in ("softmax", "none") else 8
+    return workspace // (copies * b.element_size() * max(1, b.shape[-2]))
+
+
+def places(
+    a: Tensor, b: Tensor, normalizer: str, dropout: float, workspace: int
+) -> list[tuple[slice, ...]]:
+    """Blocks of so many queries."""
+    return eager.blocks(a.shape[:-1], rows_at_once(b, normalizer, dropout, workspace))
 
 
 class _Block(NamedTuple):
@@ -92,6 +101,7 @@ def _blocks(
     bias: Tensor | None,
     exponentials: Tensor | None,
     seed: Tensor | None,
+    normalizer: str,
     dropout: float,
     workspace: int,
 ) -> Iterator[_Block]:
@@ -99,7 +109,7 @@ def _blocks(
     if exponentials is None and a.device.type == "cpu" and (cpu := backends.module("cpu")):
         exponentials = cpu.exponentials(b)
     generator = None if seed is None else torch.Generator(a.device).manual_seed(int(seed))
-    for place in places(a, b, dropout, workspace):
+    for place in places(a, b, normalizer, dropout, workspace):
         items = place[:-1]
         powers = None if exponentials is None else flat(exponentials[items])
         rows = flat(a[place]), flat(b[items]), v[place[1]]
@@ -109,7 +119,8 @@ def _blocks(
             scores += _part(bias, place)
         if hidden is not None:
             scores.masked_fill_(hidden, -torch.inf)
-        yield _Block(place, items, scores, hidden, eager.drop(scores, dropout, generator))
+        kept = keep(scores, dropout, generator) if dropout > 0 else None
+        yield _Block(place, items, scores, hidden, kept)
 
 
 def _part(tensor: Tensor, place: tuple[slice, ...]) -> Tensor:
@@ -120,7 +131,7 @@ def _part(tensor: Tensor, place: tuple[slice, ...]) -> Tensor:
 
 def _weigh(block: _Block, normalizer: str) -> Tensor:
     """The weights of a block; its scores are spent."""
-    weights = block.scores if normalizer == "none" else torch.softmax(block.scores, dim=-1)
+    weights = eager.weigh(block.scores, normalizer)
     return weights if block.masked is None else weights.masked_fill_(block.masked, 0)
 
 
@@ -141,7 +152,7 @@ def attention(
     """The context (B, H, L, Dv) and the log-sum-exp (B, H, L), never more than a block of weights."""
     context = values.new_empty(*a.shape[:-1], values.shape[-1])
     total = a.new_zeros(a.shape[:-1])
-    shared = a, b, v, masked, bias, exponentials, seed, dropout, workspace
+    shared = a, b, v, masked, bias, exponentials, seed, normalizer, dropout, workspace
     for block in _blocks(*shared):
         highest = block.scores.amax(-1)
         weights = _weigh(block, normalizer)
@@ -178,7 +189,7 @@ def attention_backward(
     """The gradients of a, b, v, values and bias; every block's weights are made again."""
     of_a, of_b, of_v, of_values = (each.new_zeros(each.shape) for each in (a, b, v, values))
     of_bias = a.new_zeros(0 if bias is None else bias.shape)
-    shared = a, b, v, masked, bias, exponentials, seed, dropout, workspace
+    shared = a, b, v, masked, bias, exponentials, seed, normalizer, dropout, workspace
     for block in _blocks(*shared):
         place, items = block.place, block.items
         weights = _weigh(block, normalizer)
@@ -189,8 +200,7 @@ def attention_backward(
             gradient *= block.kept
         if block.masked is not None:
             gradient.masked_fill_(block.masked, 0)
-        if normalizer == "softmax":
-            gradient = torch.ops.aten._softmax_backward_data(gradient, weights, -1, weights.dtype)
+        gradient = eager.weigh_backward(gradient, weights, normalizer)
         if of_total is not None:
             gradient += weights * of_total[place][..., None]
         if bias is not None:
@@ -258,8 +268,8 @@ def _plain_attention(
     if seed is not None:
         generator = torch.Generator(a.device).manual_seed(int(seed))
         kept = torch.empty_like(weights)
-        for place in places(a, b, ctx.dropout, ctx.workspace):
-            kept[place] = cast("Tensor", eager.drop(weights[place], ctx.dropout, generator))
+        for place in places(a, b, ctx.normalizer, ctx.dropout, ctx.workspace):
+            kept[place] = keep(weights[place], ctx.dropout, generator)
         weights = weights * kept
     total = log_sum_exp(pairs, masked, bias) if ctx.normalizer == "softmax" else pairs[..., 0] * 0
     return [weights @ values, total]

@@ -38,9 +38,38 @@ def normalize(
     for item, step in itertools.product(*map(range, scores.shape[:2])):
         seen = ~masked[item, step]
         if seen.any():
-            exponentials = torch.exp(scores[item, step, seen] - scores[item, step, seen].max())
-            weights[item, step, seen] = exponentials / exponentials.sum()
+            weights[item, step, seen] = _ROWS[normalizer](scores[item, step, seen])
     return weights
+
+
+def _softmax(scores: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+    exponentials = torch.exp(scores - scores.max())
+    return exponentials / exponentials.sum()
+
+
+def _sparsemax(scores: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """max(z - tau, 0), with the one tau that makes it sum to 1: try every number of keys above it."""
+    ordered = scores.sort(descending=True).values
+    for count in range(1, len(scores) + 1):
+        tau = (ordered[:count].sum() - 1) / count
+        if count == len(scores) or ordered[count] <= tau:
+            return (scores - tau).clamp(min=0)
+    return torch.full_like(scores, torch.nan)
+
+
+def _entmax15(scores: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
+    """max(z / 2 - tau, 0)^2, with the one tau that makes it sum to 1: try every number of keys."""
+    halves = (scores - scores.max()) / 2
+    ordered = halves.sort(descending=True).values
+    for count in range(1, len(scores) + 1):
+        top = ordered[:count]
+        tau = top.mean() - ((1 - (top - top.mean()).square().sum()) / count).sqrt()
+        if count == len(scores) or ordered[count] <= tau:
+            return (halves - tau).clamp(min=0).square()
+    return torch.full_like(scores, torch.nan)
+
+
+_ROWS = {"softmax": _softmax, "sparsemax": _sparsemax, "entmax15": _entmax15}
 
 
 def average(

@@ -1,16 +1,8 @@
-"""Decoders: one protocol for every way of writing a target while looking back at the source.
-
-    start(memory) -> State                      before the first symbol
-    step(token, state) -> Step                  one symbol further: log-probabilities, state, weights
-    unroll(memory, tokens) -> Unrolled          all steps at once for given targets (the same numbers)
-
-Search knows only this protocol. A state holds N rows, the same number for every source of its
-memory and grouped by source, so that N = B x beams; the queries of one source share its memory.
-"""
+"""Recurrent decoders: with a fixed context, and attending after the step or before it."""
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -18,63 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.attention import Attention, Memory
+from regard.decoders.protocol import Step, Unrolled
 from regard.encoders import CELLS, Encoded
-
-
-@runtime_checkable
-class State(Protocol):
-    """What a decoder remembers between steps; only its decoder looks inside."""
-
-    def select(self, rows: Tensor, items: Tensor | None = None) -> "State":
-        """These rows (N',), in this order; `items` (B',) are the sources that stay, None for all."""
-        ...
-
-
-class Step(NamedTuple):
-    """What one step gives for each of N rows."""
-
-    log_probs: Tensor
-    """(N, V): log-probability of every symbol."""
-    state: Any
-    """A `State`: what the next step takes."""
-    weights: Tensor | None
-    """(N, layers, heads, T): where the step looked; None for a decoder without attention."""
-
-
-class Unrolled(NamedTuple):
-    """What a decoder gives for whole targets."""
-
-    states: Tensor
-    """(B, L, R): the readout states, from which `predict` makes logits."""
-    weights: Tensor | None
-    """(B, L, layers, heads, T): where each step looked; None unless asked for."""
-
-
-@runtime_checkable
-class Decoder(Protocol):
-    """What search, training and alignment need of a decoder."""
-
-    def remember(self, encoded: Encoded) -> Memory:
-        """Compute once what every step needs of the source."""
-        ...
-
-    def start(self, memory: Memory) -> Any:
-        """The `State` before the first symbol, one row per source."""
-        ...
-
-    def step(self, token: Int[Tensor, " N"], state: Any) -> Step:
-        """Read the symbol written last and give the next one's log-probabilities."""
-        ...
-
-    def unroll(
-        self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
-    ) -> Unrolled:
-        """All steps at once, reading `tokens` (a start symbol, then the target)."""
-        ...
-
-    def predict(self, states: Float[Tensor, "*n R"]) -> Float[Tensor, "*n V"]:
-        """Logits over the vocabulary from readout states."""
-        ...
+from regard.kernels.dropout import dropout
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,7 +153,7 @@ class RecurrentDecoder(nn.Module):
         return self._drop(torch.tanh(self.readout(torch.cat([context, hidden], dim=-1))))
 
     def _drop(self, tensor: Tensor) -> Tensor:
-        return functional.dropout(tensor, self.dropout, self.training)
+        return dropout(tensor, self.dropout, self.training)
 
     @property
     def _layers(self) -> list[Cell]:
@@ -389,7 +327,9 @@ class BahdanauDecoder(RecurrentDecoder):
 def _with_keys(attention: Attention, encoded: Encoded) -> Memory:
     keys = attention.project_key(encoded.states)
     exponentials = attention.exponentials(keys)
-    return Memory(encoded.states, encoded.padding, encoded.final, (keys,), (exponentials,))
+    return Memory(
+        encoded.states, encoded.padding, encoded.final, keys=(keys,), exponentials=(exponentials,)
+    )
 
 
 def _look(

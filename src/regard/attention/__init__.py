@@ -1,0 +1,21 @@
+"""Attention: score, mask, normalise, average; with one head or many.
+
+attend.py one head: `Attention` · multihead.py many: `MultiHeadAttention`, `SelfAttention` ·
+local.py a window of the source · masks.py what may not be seen · memory.py what is computed once per
+source
+"""
+
+from regard.attention.attend import NORMALIZERS, Attended, Attention
+from regard.attention.masks import padding_from_lengths
+from regard.attention.memory import Memory
+from regard.attention.multihead import MultiHeadAttention, SelfAttention
+
+__all__ = [
+    "NORMALIZERS",
+    "Attended",
+    "Attention",
+    "Memory",
+    "MultiHeadAttention",
+    "SelfAttention",
+    "padding_from_lengths",
+]

@@ -1,0 +1,36 @@
+"""What is computed once per source, and looked at in every step."""
+
+import dataclasses
+
+from jaxtyping import Int
+from torch import Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """One batch of encoded sources, with all that is computed once per source."""
+
+    states: Tensor
+    """(B, T, Dk): the encoder's states."""
+    padding: Tensor
+    """(B, T), bool: True where the source has ended."""
+    final: Tensor
+    """(B, F): the encoder's final state, all that a decoder without attention sees."""
+    keys: tuple[Tensor, ...] = ()
+    """(B, T, E) or with heads (B, H, T, E), for every attention that looks at the source: its
+    projected keys."""
+    values: tuple[Tensor, ...] = ()
+    """(B, H, T, E) for every attention with heads: its projected values."""
+    exponentials: tuple[Tensor | None, ...] = ()
+    """As `keys`, for every attention with a pairwise score: the exponentials of those keys."""
+
+    def select(self, items: Int[Tensor, " N"]) -> "Memory":
+        """The memory of these sources alone, in this order."""
+        return Memory(
+            states=self.states[items],
+            padding=self.padding[items],
+            final=self.final[items],
+            keys=tuple(keys[items] for keys in self.keys),
+            values=tuple(values[items] for values in self.values),
+            exponentials=tuple(each if each is None else each[items] for each in self.exponentials),
+        )

@@ -1,0 +1,218 @@
+"""The Transformer's decoder: self-attention over what is written, then a look at the source.
+
+Vaswani et al. 2017, "Attention Is All You Need" (arXiv:1706.03762), section 3.1.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.attention import Memory, MultiHeadAttention
+from regard.attention.multihead import Heads, causal_mask
+from regard.decoders.protocol import Step, Unrolled
+from regard.encoders import Encoded
+from regard.layers import Embedding, FeedForward, Residual
+
+
+@dataclasses.dataclass(frozen=True)
+class TransformerState:
+    """What is written so far, as the keys and values that later steps look at; N rows."""
+
+    memory: Memory
+    past: tuple[Heads, ...]
+    """Of each layer keys and values of the t symbols read, (N, H, t, E) each."""
+
+    @property
+    def length(self) -> int:
+        """Symbols read so far."""
+        return self.past[0].values.shape[2]
+
+    def select(self, rows: Int[Tensor, " N2"], items: Tensor | None = None) -> "TransformerState":
+        """These rows, and where `items` is given the memory of these sources alone."""
+        return TransformerState(
+            memory=self.memory if items is None else self.memory.select(items),
+            past=tuple(Heads(past.keys[rows], past.values[rows]) for past in self.past),
+        )
+
+
+class _Source(NamedTuple):
+    """The source as one layer looks at it."""
+
+    seen: Heads
+    exponentials: Tensor | None
+    masked: Tensor
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention, attention to the source, feed-forward, each with its residual branch.
+
+    Args:
+        dim: width D.
+        source_dim: width of the encoder's states.
+        feed_forward_dim: width inside the feed-forward part.
+        activation: of the feed-forward part.
+        pre_norm: norm before each part, else after its sum.
+        dropout: share of activations dropped.
+        **heads: as `MultiHeadAttention` takes them; `rotary` is for self-attention alone.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        source_dim: int,
+        feed_forward_dim: int,
+        activation: str,
+        pre_norm: bool,
+        dropout: float,
+        **heads: Any,
+    ) -> None:
+        super().__init__()
+        self.within = MultiHeadAttention(dim, **heads)
+        across: dict[str, Any] = {**heads, "rotary": False, "key_dim": source_dim}
+        self.across = MultiHeadAttention(dim, **across)
+        self.feed_forward = FeedForward(dim, feed_forward_dim, activation, dropout)
+        self.residuals = nn.ModuleList(Residual(dim, pre_norm, dropout) for _ in range(3))
+
+    def forward(
+        self, rows: Float[Tensor, "N L D"], past: Heads | None, source: _Source, need_weights: bool
+    ) -> tuple[Tensor, Heads, Tensor | None]:
+        """Carry rows through: the new rows, all keys and values so far, and where they looked.
+
+        Without a past the rows are whole targets, N = B; with one they are the next symbol of each
+        of N = B x beams hypotheses. The weights are (B, H, L, T) and (B, H, beams, T).
+        """
+        first, second, third = cast("list[Residual]", list(self.residuals))
+        entered = first.enter(rows)
+        read = 0 if past is None else past.values.shape[2]
+        written = self.within.project(entered, entered, read)
+        masked = None
+        if past is not None:
+            pairs = zip(past, written, strict=True)
+            written = Heads(*(torch.cat(pair, dim=2) for pair in pairs))
+        elif rows.shape[1] > 1:
+            masked = causal_mask(rows.shape[1], rows.device)[None, None]
+        queries = self.within.project_query(entered, read)
+        context = self.within.attention.look(queries, *written, masked).context
+        rows = first.leave(rows, self.within.join(context))
+
+        # the queries of one source side by side, whether steps or beams
+        queries = second.enter(rows).view(source.masked.shape[0], -1, rows.shape[-1])
+        found = self.across.attention.look(
+            self.across.project_query(queries), *source.seen, source.masked, None, need_weights,
+            source.exponentials,
+        )  # fmt: skip
+        rows = second.leave(rows, self.across.join(found.context).view_as(rows))
+        rows = third.leave(rows, self.feed_forward(third.enter(rows)))
+        return rows, written, found.weights
+
+
+class TransformerDecoder(nn.Module):
+    """Layers of self-attention and attention to the source, all steps of a target in parallel.
+
+    Step by step, keys and values of what is written are kept in the state, so that a step costs one
+    row per layer.
+
+    Args:
+        vocabulary: size V of the target vocabulary.
+        dim: width D.
+        layers: number of layers.
+        positions: `sinusoidal`, `learned` or `rotary`.
+        pre_norm: norm before each part (with one more after the last layer), else after its sum.
+        dropout: share of activations dropped.
+        tie_embeddings: one matrix for embeddings and output layer.
+        **parts: as `DecoderLayer` takes them.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        dim: int,
+        layers: int,
+        positions: str,
+        pre_norm: bool,
+        dropout: float,
+        tie_embeddings: bool,
+        **parts: Any,
+    ) -> None:
+        super().__init__()
+        self.embedding = Embedding(vocabulary, dim, positions, dropout)
+        self.layers = nn.ModuleList(
+            DecoderLayer(
+                dim, pre_norm=pre_norm, dropout=dropout, rotary=positions == "rotary", **parts
+            )
+            for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(dim) if pre_norm else nn.Identity()
+        self.output = nn.Linear(dim, vocabulary)
+        if tie_embeddings:
+            self.output.weight = self.embedding.symbols.weight
+
+    def remember(self, encoded: Encoded) -> Memory:
+        """Project keys and values of the source for every layer, once per source."""
+        attentions = [layer.across for layer in self._layers]
+        seen = [across.project(encoded.states, encoded.states) for across in attentions]
+        powers = [
+            across.attention.exponentials(heads.keys)
+            for across, heads in zip(attentions, seen, strict=True)
+        ]
+        return Memory(
+            encoded.states,
+            encoded.padding,
+            encoded.final,
+            keys=tuple(heads.keys for heads in seen),
+            values=tuple(heads.values for heads in seen),
+            exponentials=tuple(powers),
+        )
+
+    def start(self, memory: Memory) -> TransformerState:
+        """Nothing is written yet."""
+        empty: list[Heads] = []
+        for layer in self._layers:
+            nothing = memory.states.new_zeros(memory.states.shape[0], 0, layer.within.embed_dim)
+            empty.append(layer.within.project(nothing, nothing))
+        return TransformerState(memory, tuple(empty))
+
+    def step(self, token: Int[Tensor, " N"], state: TransformerState) -> Step:
+        """One symbol further."""
+        rows = self.embedding(token[:, None], state.length)
+        rows, past, looks = self._carry(rows, state.past, state.memory, need_weights=True)
+        weights = torch.stack([look.transpose(1, 2).flatten(0, 1) for look in looks], dim=1)
+        log_probs = torch.log_softmax(self.predict(rows[:, 0]).float(), dim=-1)
+        return Step(log_probs, TransformerState(state.memory, past), weights)
+
+    def unroll(
+        self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
+    ) -> Unrolled:
+        """All steps at once, each blind to what comes after it."""
+        rows = self.embedding(tokens)
+        rows, _, looks = self._carry(rows, None, memory, need_weights)
+        weights = torch.stack([look.transpose(1, 2) for look in looks], dim=2) if looks else None
+        return Unrolled(rows, weights)
+
+    def predict(self, states: Float[Tensor, "*n R"]) -> Float[Tensor, "*n V"]:
+        """Logits over the vocabulary from the states of the last layer."""
+        return self.output(states)
+
+    @property
+    def _layers(self) -> list[DecoderLayer]:
+        return cast("list[DecoderLayer]", list(self.layers))
+
+    def _carry(
+        self, rows: Tensor, past: tuple[Heads, ...] | None, memory: Memory, need_weights: bool
+    ) -> tuple[Tensor, tuple[Heads, ...], list[Tensor]]:
+        """Through all layers: rows, keys and values so far, and the weights where asked for."""
+        masked = memory.padding[:, None, None]
+        written: list[Heads] = []
+        looks: list[Tensor] = []
+        for number, layer in enumerate(self._layers):
+            seen = Heads(memory.keys[number], memory.values[number])
+            source = _Source(seen, memory.exponentials[number], masked)
+            before = None if past is None else past[number]
+            rows, now, weights = layer(rows, before, source, need_weights)
+            written.append(now)
+            if weights is not None:
+                looks.append(weights)
+        return self.norm(rows), tuple(written), looks
