@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from regard import charts
-from regard.charts import MissingGlyphWarning, heatmap, terminal_heatmap
+from regard.charts import MissingGlyphWarning, heatmap, picture, terminal_heatmap
 from regard.errors import ConfigError, DataError, ShapeError
 
 SOURCE = ["el", "gato", "negro", "no", "duerme"]
@@ -33,7 +32,7 @@ def even(source, target):
     return np.full((len(target), len(source)), 1 / max(1, len(source)))
 
 
-def picture(chart):
+def drawn(chart):
     return ET.fromstring(chart.to_svg())
 
 
@@ -77,39 +76,39 @@ def values(spec, name):
 
 
 def test_one_cell_per_weight_darker_for_more():
-    svg = picture(heatmap(WEIGHTS, SOURCE, TARGET))
-    drawn = {cell.get("aria-label"): cell.get("fill") for cell in cells(svg)}
-    assert len(drawn) == WEIGHTS.size
-    light = sum(int(n) for n in drawn["the looks at no: 0.000"][4:-1].split(","))
-    dark = sum(int(n) for n in drawn["the looks at el: 0.900"][4:-1].split(","))
+    svg = drawn(heatmap(WEIGHTS, SOURCE, TARGET))
+    found = {cell.get("aria-label"): cell.get("fill") for cell in cells(svg)}
+    assert len(found) == WEIGHTS.size
+    light = sum(int(n) for n in found["the looks at no: 0.000"][4:-1].split(","))
+    dark = sum(int(n) for n in found["the looks at el: 0.900"][4:-1].split(","))
     assert dark < light / 2
 
 
 def test_labels_name_columns_then_rows():
-    assert axis_labels(picture(heatmap(WEIGHTS, SOURCE, TARGET))) == [SOURCE, TARGET]
+    assert axis_labels(drawn(heatmap(WEIGHTS, SOURCE, TARGET))) == [SOURCE, TARGET]
 
 
 def test_the_same_weight_has_the_same_colour_in_every_map():
-    one = cells(picture(heatmap(np.array([[0.2, 0.8]]), ["a", "b"], ["c"])))[0]
-    other = cells(picture(heatmap(np.array([[0.2, 0.0]]), ["a", "b"], ["c"])))[0]
+    one = cells(drawn(heatmap(np.array([[0.2, 0.8]]), ["a", "b"], ["c"])))[0]
+    other = cells(drawn(heatmap(np.array([[0.2, 0.0]]), ["a", "b"], ["c"])))[0]
     assert one.get("fill") == other.get("fill")
 
 
 def test_repeated_tokens_keep_their_columns_and_rows():
     source, target = ["the", "cat", "the", "the"], ["le", "le"]
-    svg = picture(heatmap(even(source, target), source, target))
+    svg = drawn(heatmap(even(source, target), source, target))
     assert len(cells(svg)) == 8
     assert axis_labels(svg) == [source, target]
 
 
 def test_more_than_ten_columns_stay_in_order():
     source = [f"w{i}" for i in range(23)]
-    assert axis_labels(picture(heatmap(even(source, ["x"]), source, ["x"])))[0] == source
+    assert axis_labels(drawn(heatmap(even(source, ["x"]), source, ["x"])))[0] == source
 
 
 def test_long_labels_are_cut_on_the_axis_and_whole_elsewhere():
     word = "Donaudampfschifffahrtsgesellschaftskapitän"
-    svg = picture(heatmap(np.ones((1, 1)), [word], ["x"]))
+    svg = drawn(heatmap(np.ones((1, 1)), [word], ["x"]))
     label = axis_labels(svg)[0][0]
     assert label.endswith("…")
     assert word.startswith(label[:-1])
@@ -118,11 +117,11 @@ def test_long_labels_are_cut_on_the_axis_and_whole_elsewhere():
 
 def test_all_labels_are_drawn_at_two_hundred_tokens():
     source, target = [f"s{i}" for i in range(200)], ["x", "y"]
-    assert axis_labels(picture(heatmap(even(source, target), source, target))) == [source, target]
+    assert axis_labels(drawn(heatmap(even(source, target), source, target))) == [source, target]
 
 
 def test_a_blank_is_visible():
-    assert axis_labels(picture(heatmap(np.eye(2), ["a", " "], ["\u00a0", ""]))) == [
+    assert axis_labels(drawn(heatmap(np.eye(2), ["a", " "], ["\u00a0", ""]))) == [
         ["a", "␣"],
         ["␣", "␣"],
     ]
@@ -132,7 +131,7 @@ def test_a_blank_is_visible():
 @given(st.lists(st.text(max_size=6), min_size=1, max_size=4), st.text(max_size=6))
 def test_any_token_makes_a_whole_picture_and_page(tokens, title):
     chart = heatmap(even(tokens, ["x"]), tokens, ["x"], title=title)
-    assert len(cells(picture(chart))) == len(tokens)
+    assert len(cells(drawn(chart))) == len(tokens)
     assert not any(map(str.isascii, chart.missing_glyphs))
     assert len(values(Page(chart.to_html()).spec, "source_tokens")) == len(tokens)
     assert json.loads(chart.to_json())["source_tokens"] == tokens
@@ -170,7 +169,7 @@ def test_tokens_and_title_stay_text(evil):
     assert page.title == f"</title>{evil}"
     assert values(page.spec, "source_tokens") == [evil]
     assert evil not in chart.to_html()
-    assert cells(picture(chart))[0].get("aria-label") == f"{evil} looks at {evil}: 1.000"
+    assert cells(drawn(chart))[0].get("aria-label") == f"{evil} looks at {evil}: 1.000"
 
 
 def test_json_holds_tokens_and_weights():
@@ -204,7 +203,7 @@ def test_save_refuses_other_suffixes(tmp_path, name):
 def test_png_has_two_pixels_to_a_unit():
     chart = heatmap(WEIGHTS, SOURCE, TARGET)
     width = int.from_bytes(chart.to_png()[16:20], "big")
-    assert abs(width - 2 * float(picture(chart).get("width"))) <= 2
+    assert abs(width - 2 * float(drawn(chart).get("width"))) <= 2
 
 
 def test_a_notebook_shows_picture_and_live_map():
@@ -232,13 +231,13 @@ def test_pictures_with_the_readers_fonts_do_not_warn(tmp_path):
     ("fonts", "missing"), [("", "中é文字"), ("é", "中文字"), ("中文字", "é"), ("中é文字", "")]
 )
 def test_missing_glyphs_follow_the_fonts(monkeypatch, fonts, missing):
-    monkeypatch.setattr(charts, "_drawing", lambda c: c.encode() if c in fonts else b"box")
+    monkeypatch.setattr(picture, "_drawing", lambda c: c.encode() if c in fonts else b"box")
     chart = heatmap(np.ones((1, 3)), ["a中", "é", "文中"], ["b"], title="字 é")
     assert chart.missing_glyphs == missing
 
 
 def test_a_long_list_of_missing_characters_is_cut(monkeypatch):
-    monkeypatch.setattr(charts, "_drawable", lambda _: False)
+    monkeypatch.setattr(picture, "_drawable", lambda _: False)
     with pytest.warns(MissingGlyphWarning, match="draw abcdefghijklmnopqrst and 6 more: "):
         heatmap(np.ones((1, 1)), ["abcdefghijklm"], ["nopqrstuvwxyz"]).to_png()
 

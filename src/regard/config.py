@@ -28,6 +28,8 @@ class DataConfig:
     """Pairs to learn from: a TSV file, or two parallel files as F.src,F.tgt; .gz is read as it is."""
     dev: str | None = None
     """Pairs to choose the best model by; without it, 5 % of the training sources (at most 1,000) are held out."""
+    features_column: int | None = None
+    """Column, from 1, with features of the source, such as V;PST: read as further source symbols, cut at ; | , or spaces."""
     max_length: int = 200
     """Longest source or target that is used, in symbols as the model sees them."""
     bad_lines: Literal["stop", "skip"] = "stop"
@@ -36,6 +38,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         _typed(self, "data")
         _at_least(1, self, "data", "max_length")
+        if self.features_column is not None:
+            _at_least(1, self, "data", "features_column")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

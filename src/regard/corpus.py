@@ -30,6 +30,11 @@ class Corpus:
     """What a person should know before training starts, a line each."""
 
     @property
+    def longest_source(self) -> int:
+        """Symbols of the longest training source, without its end symbol."""
+        return max(len(example.source) for example in self.train) - 1
+
+    @property
     def longest_target(self) -> int:
         """Symbols of the longest training target."""
         return max(len(example.target) for example in self.train)
@@ -66,7 +71,11 @@ def make_corpus(
     if dev_pairs is None:
         train_pairs, dev_pairs = _hold_out(train_pairs, config.training.seed, notes)
     source, target = tokenizers or (
-        Tokenizer.learn([pair.source for pair in train_pairs.pairs], config.source),
+        Tokenizer.learn(
+            [pair.source for pair in train_pairs.pairs],
+            config.source,
+            features=config.data.features_column is not None,
+        ),
         Tokenizer.learn([pair.target for pair in train_pairs.pairs], config.target),
     )
     for side, tokenizer, settings in (
@@ -74,7 +83,10 @@ def make_corpus(
         ("target", target, config.target),
     ):
         found = " (found from the data)" if settings.unit == "auto" and not tokenizers else ""
-        notes.append(f"{side}: unit {tokenizer.unit}{found}, vocabulary of {len(tokenizer):,}")
+        tags = f", {len(tokenizer.features)} of them features" if tokenizer.features else ""
+        notes.append(
+            f"{side}: unit {tokenizer.unit}{found}, vocabulary of {len(tokenizer):,}{tags}"
+        )
     train_pairs, train_examples = _encode(train_pairs, source, target, config, notes)
     dev_pairs, dev_examples = _encode(dev_pairs, source, target, config, notes)
     references: dict[str, list[str]] = {}
@@ -118,14 +130,18 @@ def _read(
 ) -> Pairs | None:
     if items is None and path is None:
         return None
-    found = pairs_from(items, name) if items is not None else read_pairs(str(path))
+    found = (
+        pairs_from(items, name)
+        if items is not None
+        else read_pairs(str(path), config.data.features_column)
+    )
     if config.data.bad_lines == "stop":
         found.require_good(_MEND)
     if not found.pairs:
         raise DataError(f"{found.name} holds no pair; expected lines of source TAB target")
     notes.append(f"{name}: {len(found.pairs):,} pairs read from {found.name}")
     if found.extra_columns:
-        notes.append(f"{name}: columns beyond the second ignored on {found.extra_columns:,} lines")
+        notes.append(f"{name}: further columns ignored on {found.extra_columns:,} lines")
     _say_skipped(found.bad, name, notes)
     return found
 

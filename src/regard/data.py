@@ -39,7 +39,7 @@ class Pairs(NamedTuple):
     """The line of each pair, from 1."""
     bad: list[BadLine]
     extra_columns: int = 0
-    """Lines with columns beyond the second, which are ignored."""
+    """Lines with further columns, which are ignored."""
 
     def require_good(self, mend: str) -> None:
         """Raise a DataError that lists the bad lines, if there are any."""
@@ -53,21 +53,57 @@ class Pairs(NamedTuple):
             )
 
 
-def read_pairs(path: str) -> Pairs:
+def read_pairs(path: str, features_column: int | None = None) -> Pairs:
     """Read a TSV file (source TAB target), or two parallel files named `F.src,F.tgt`.
 
     `.gz` is read as it is; UTF-8 with or without byte order mark, LF or CRLF. A line whose source
     or target is missing or blank is listed in `bad`; it is never part of the pairs.
+
+    Args:
+        path: the file, or two files with a comma between them.
+        features_column: column, from 1, with features of the source. The first of the other
+            columns is the source and the second the target; the pair's source is then source TAB
+            features.
 
     Raises:
         DataError: a file cannot be read, or parallel files differ in length.
     """
     parts = path.split(",")
     if len(parts) == 2 and not Path(path).exists():
+        if features_column is not None:
+            raise DataError(
+                f"{path}: parallel files have no columns, so features_column {features_column} has "
+                "nothing to name; give a TSV file"
+            )
         return _read_parallel(path, *parts)
     rows = [line.split("\t") for line in read_lines(path)]
+    if features_column is not None:
+        return _read_featured(path, rows, features_column - 1)
     extra = sum(len(row) > 2 for row in rows)
     return _sort_out(path, [(row[0], row[1] if len(row) > 1 else None) for row in rows], extra)
+
+
+def _read_featured(path: str, rows: Sequence[list[str]], column: int) -> Pairs:
+    """The pairs of rows with features in a column, counted from 0; without it a row is bad."""
+    good: list[tuple[str, str | None]] = []
+    lacking: list[BadLine] = []
+    numbers: list[int] = []
+    for number, row in enumerate(rows, start=1):
+        source, target, *_ = [*row[:column], *row[column + 1 :], None, None]
+        if len(row) <= column and (source or "").strip():
+            lacking.append(BadLine(number, f"has no column {column + 1} with features"))
+            continue
+        numbers.append(number)
+        features = row[column] if len(row) > column else ""
+        # a blank source stays blank, whatever its features
+        good.append((f"{source}\t{features}" if (source or "").strip() else "", target))
+    found = _sort_out(path, good, sum(len(row) > 3 for row in rows))
+    return found._replace(
+        numbers=[numbers[place - 1] for place in found.numbers],
+        bad=sorted(
+            [*lacking, *(each._replace(number=numbers[each.number - 1]) for each in found.bad)]
+        ),
+    )
 
 
 def pairs_from(items: Sequence[tuple[str, str]], name: str = "pairs") -> Pairs:

@@ -23,6 +23,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -43,6 +44,7 @@ _FORMAT = 1
 _JOINT = "‿"
 _SPACE = "▁"
 _SAMPLE = 5000
+_FEATURES = re.compile("[;|,]")
 
 # Whitespace as str.split sees it, so that words() and text().split() count alike.
 _BLANK = r"\s\x1c-\x1f"
@@ -60,6 +62,8 @@ class Encoding(NamedTuple):
     """Vocabulary entries; UNKNOWN where the vocabulary has none."""
     tokens: list[str]
     """What stands there: an unknown symbol by its own (normalised) spelling."""
+    features: int = 0
+    """How many of them, at the end, are features."""
 
     @property
     def unknown(self) -> list[str]:
@@ -87,9 +91,11 @@ class Tokenizer:
     """Pairs that bpe joins, in order."""
     scores: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     """Natural logarithms of the unigram probabilities, one per symbol."""
+    features: tuple[str, ...] | None = dataclasses.field(default=None, repr=False)
+    """Entries after the symbols for what stands behind a TAB, `V;PST`; None where a TAB is text."""
 
     @classmethod
-    def learn(cls, texts: Iterable[str], config: TextConfig) -> "Tokenizer":
+    def learn(cls, texts: Iterable[str], config: TextConfig, features: bool = False) -> "Tokenizer":
         """Learn a vocabulary: the same texts and settings always give the same one.
 
         Symbols (for bpe and unigram: characters) that occur less than `min_frequency` times are
@@ -99,6 +105,9 @@ class Tokenizer:
         Args:
             texts: one side of the training pairs.
             config: how to cut them; unit auto is settled by `choose_unit`.
+            features: behind a TAB each text has features, cut at `;`, `|`, `,` and spaces, which are
+                symbols of their own, all of them (Kann and Schütze 2016, "MED", arXiv:1604.00502,
+                whose order is features first).
 
         Raises:
             ConfigError: the vocabulary has no room for a symbol beside the four specials.
@@ -110,14 +119,25 @@ class Tokenizer:
                 f"vocabulary_size must be above {len(SPECIALS)}, which padding, unknown, start and "
                 f"end take up, got {config.vocabulary_size}"
             )
+        found: set[str] | None = None
+        if features:
+            texts, tags = zip(*map(_split_features, texts), strict=True) if texts else ((), ())
+            found = set(chain.from_iterable(tags))
         clean = [_normalised(text, config.normal_form, config.lowercase) for text in texts]
         unit = choose_unit(clean) if config.unit == "auto" else config.unit
         learned = _learn(unit, clean, room, config.min_frequency)
-        return cls(unit, normal_form=config.normal_form, lowercase=config.lowercase, **learned)
+        tags = None if found is None else tuple(sorted(found))
+        return cls(
+            unit,
+            normal_form=config.normal_form,
+            lowercase=config.lowercase,
+            features=tags,
+            **learned,
+        )
 
     def __len__(self) -> int:
-        """Size V of the vocabulary, the four specials included."""
-        return len(SPECIALS) + len(self.symbols)
+        """Size V of the vocabulary, the four specials and the features included."""
+        return len(SPECIALS) + len(self.symbols) + len(self.features or ())
 
     def normalised(self, text: str) -> str:
         """The text as it is cut: in the normal form, lower-cased if that was asked for."""
@@ -129,6 +149,23 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
         """Cut many texts, in order."""
+        if self.features is not None:
+            return self._encode_featured(texts)
+        return self._encode_plain(texts)
+
+    def _encode_featured(self, texts: Sequence[str]) -> list[Encoding]:
+        parts = [_split_features(text) for text in texts]
+        plain = self._encode_plain([text for text, _ in parts])
+        first = len(SPECIALS) + len(self.symbols)
+        known = {feature: id for id, feature in enumerate(self.features or (), start=first)}
+        return [
+            Encoding(
+                [*ids, *(known.get(tag, UNKNOWN) for tag in tags)], [*tokens, *tags], len(tags)
+            )
+            for (ids, tokens, _), (_, tags) in zip(plain, parts, strict=True)
+        ]
+
+    def _encode_plain(self, texts: Sequence[str]) -> list[Encoding]:
         clean = [self.normalised(text) for text in texts]
         if self.unit in _SUBWORD_UNITS:
             return self._encode_subwords(clean)
@@ -150,13 +187,18 @@ class Tokenizer:
         shown = [id for id in ids if id == UNKNOWN or id >= len(SPECIALS)]
         return self.text(self.tokens(shown))
 
-    def words(self, tokens: Sequence[str]) -> list[int | None]:
+    def words(self, tokens: Sequence[str], features: int = 0) -> list[int | None]:
         """For each token the number of the word it belongs to, from 0: what alignments count.
 
         For word, bpe and unigram these are the words of `text(tokens).split()`: subwords and glued
         punctuation share a number, a lone space goes with the word after it, and with None where
-        none follows. For char, grapheme and symbol every token, a space too, has its own number.
+        none follows. For char, grapheme and symbol every token, a space too, has its own number, and
+        so has each of the `features` at the end.
         """
+        if features:
+            numbered = self.words(tokens[:-features])
+            first = 1 + max((number for number in numbered if number is not None), default=-1)
+            return [*numbered, *range(first, first + features)]
         if self.unit not in ("word", *_SUBWORD_UNITS):
             return list(range(len(tokens)))
         numbers: list[int] = []
@@ -186,6 +228,8 @@ class Tokenizer:
                 raise ValueError(f"format {version!r}, this version of regard reads {_FORMAT}")
             document["symbols"] = tuple(document["symbols"])
             document["scores"] = tuple(document["scores"])
+            if document.get("features") is not None:
+                document["features"] = tuple(document["features"])
             document["merges"] = tuple((left, right) for left, right in document["merges"])
             return _sound(cls(**document))
         except Exception as error:  # a damaged document fails in whatever way it likes
@@ -212,7 +256,8 @@ class Tokenizer:
     @functools.cached_property
     def _shown(self) -> list[str]:
         subwords = self.unit in _SUBWORD_UNITS
-        return [*SPECIALS, *(map(_written, self.symbols) if subwords else self.symbols)]
+        symbols = map(_written, self.symbols) if subwords else self.symbols
+        return [*SPECIALS, *symbols, *(self.features or ())]
 
     @functools.cached_property
     def _subwords(self) -> "tokenizers.Tokenizer":
@@ -225,6 +270,12 @@ class Tokenizer:
             return _library(models.BPE(vocabulary, list(self.merges), unk_token=SPECIALS[UNKNOWN]))
         scores = [0.0] * len(SPECIALS) + list(self.scores)
         return _library(models.Unigram(list(zip(entries, scores, strict=True)), unk_id=UNKNOWN))
+
+
+def _split_features(text: str) -> tuple[str, list[str]]:
+    """What stands before the TAB, and the features behind it."""
+    text, _, features = text.partition("\t")
+    return text, _FEATURES.sub(" ", features).split()
 
 
 def choose_unit(texts: Sequence[str]) -> Unit:
@@ -432,6 +483,7 @@ def _sound(read: Tokenizer) -> Tokenizer:
         and all(entries.issuperset((left, right, left + right)) for left, right in read.merges)
         and len(read.scores) == (len(read.symbols) if read.unit == "unigram" else 0)
         and all(map(math.isfinite, read.scores))
+        and all(type(feature) is str and feature for feature in read.features or ())
     ):
         raise ValueError("its parts do not agree")
     return read

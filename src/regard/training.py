@@ -70,6 +70,7 @@ def train(
     if weights is not None:
         model.load_state_dict(weights)
     facts = {
+        "longest_source": corpus.longest_source,
         "longest_target": corpus.longest_target,
         "parameters": count_parameters(model),
         "encoder_states": _say_states(model),

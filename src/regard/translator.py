@@ -239,7 +239,7 @@ class Translator:
             attention_heads=heads,
             complete=found.complete,
             unknown=encoding.unknown,
-            source_words=[*self.source.words(encoding.tokens), None],
+            source_words=[*self.source.words(encoding.tokens, encoding.features), None],
             target_words=self.target.words(tokens),
         )
 

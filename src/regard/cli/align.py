@@ -30,14 +30,14 @@ def run(arguments: list[str]) -> None:
     from regard.evaluation import align
     from regard.translator import Translator
 
-    pairs = good_pairs(given.pairs)
+    translator = Translator.load(given.folder, given.device)
+    pairs = good_pairs(given.pairs, translator.trained.config.data.features_column)
     gold = read_gold(given.gold) if given.gold else None
     if gold is not None and len(gold) != len(pairs):
         raise DataError(
             f"{given.gold} has {len(gold):,} lines for the {len(pairs):,} pairs of {given.pairs}; it "
             "needs one line per pair"
         )
-    translator = Translator.load(given.folder, given.device)
     with Progress("aligning", len(pairs), "pairs") as progress:
         found, scores = align(translator, pairs, gold, progress.advance)
     print("".join(f"{alignment}\n" for alignment in found), end="")

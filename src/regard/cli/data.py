@@ -9,7 +9,9 @@ from regard.files import claim_folder
 def run(arguments: list[str]) -> None:
     """Generate the set and write it."""
     parser = Parser(prog="regard data", description=__doc__)
-    parser.add_argument("name", type=str, help="phrasebook, dates, numbers, copy or reverse")
+    parser.add_argument(
+        "name", type=str, help="phrasebook, dates, numbers, inflection, copy or reverse"
+    )
     parser.add_argument("--out", type=str, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=1, help="of the random choices")
     given = parser.parse_args(arguments)

@@ -34,8 +34,8 @@ def run(arguments: list[str]) -> None:
     from regard.evaluation import evaluate
     from regard.translator import Translator
 
-    pairs = good_pairs(given.pairs)
     translator = Translator.load(given.folder, given.device)
+    pairs = good_pairs(given.pairs, translator.trained.config.data.features_column)
     with Progress("translating", len({pair.source for pair in pairs}), "sources") as progress:
         report = evaluate(
             translator,

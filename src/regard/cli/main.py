@@ -17,6 +17,7 @@ VERBS: dict[str, str] = {
     "translate": "translate lines, with their attention if asked",
     "evaluate": "measure a model on pairs",
     "align": "align given pairs by the model's attention",
+    "compare": "train several models on the same pairs and lay them side by side",
     "plot": "draw where a model looks for one text",
 }
 """Every verb and what it does; each lives in its own file."""

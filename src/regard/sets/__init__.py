@@ -3,6 +3,7 @@
 phrasebook   small grammars, Chinese-English and Spanish-English, with gold links
 dates        dates as people write them in many languages -> 2026-11-21
 numbers      48213 -> forty eight thousand two hundred and thirteen
+inflection   tocar, V;IND;PST;PFV;1;SG -> toqué: invented Spanish verbs, tags in the third column
 copy         letters -> the same letters, with gold links
 reverse      letters -> the same letters from the last to the first, with gold links
 
@@ -12,7 +13,7 @@ No source stands in two parts of a set.
 import difflib
 
 from regard.errors import DataError
-from regard.sets import copy, dates, numbers, phrasebook, reverse
+from regard.sets import copy, dates, inflection, numbers, phrasebook, reverse
 from regard.sets.pairs import Example, Splits, split, write
 
 __all__ = ["NAMES", "Example", "Splits", "make", "split", "write"]
@@ -21,6 +22,7 @@ _MAKERS = {
     "phrasebook": phrasebook.make,
     "dates": dates.make,
     "numbers": numbers.make,
+    "inflection": inflection.make,
     "copy": copy.make,
     "reverse": reverse.make,
 }

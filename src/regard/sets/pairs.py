@@ -16,6 +16,7 @@ class Example:
     """A source, its target, and which of their words belong together."""
 
     source: str
+    """With features behind a TAB, where the set has them."""
     target: str
     links: tuple[tuple[int, int], ...] | None = None
     """Pairs (source word, target word), 0-based over words between spaces; None where unknown."""
@@ -62,7 +63,7 @@ def split(examples: Iterable[Example], dev: int, test: int, seed: int) -> Splits
 
 
 def write(splits: Splits, folder: Path) -> None:
-    """Write train.tsv, dev.tsv and test.tsv: a line per pair, source TAB target.
+    """Write train.tsv, dev.tsv and test.tsv: a line per pair, source TAB target (TAB features).
 
     Where the links are known, train.align, dev.align and test.align stand beside them: a line per
     pair in the Pharaoh format, as in `0-0 1-2`.
@@ -72,11 +73,16 @@ def write(splits: Splits, folder: Path) -> None:
     """
     for part in (field.name for field in fields(splits)):
         examples: tuple[Example, ...] = getattr(splits, part)
-        pairs = (f"{example.source}\t{example.target}\n" for example in examples)
+        pairs = ("\t".join(_columns(example)) + "\n" for example in examples)
         write_text(folder / f"{part}.tsv", "".join(pairs))
         links = [example.links for example in examples if example.links is not None]
         if len(links) == len(examples):
             write_text(folder / f"{part}.align", "".join(map(_pharaoh, links)))
+
+
+def _columns(example: Example) -> list[str]:
+    source, *features = example.source.split("\t")
+    return [source, example.target, *features]
 
 
 def _pharaoh(links: tuple[tuple[int, int], ...]) -> str:
