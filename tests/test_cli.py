@@ -311,7 +311,7 @@ def test_train_says_what_it_does_on_standard_error(regard: Command, tmp_path: Pa
     out = tmp_path / "m"
     done = regard("train", "--data.train", tmp_path / "f.tsv", "--out", out, *BRIEF)
     assert (done.status, done.lines) == (0, [f"{out} is trained; regard translate {out} uses it"])
-    assert done.err.count("columns beyond the second ignored on 2 lines") == 1
+    assert done.err.count("further columns ignored on 2 lines") == 1
     assert "dev: 1 pairs held out from the training pairs" in done.err
     assert "update 2, " in done.err
 
@@ -607,7 +607,7 @@ def test_pairs_to_measure_on_must_all_be_good(
     path.write_text("ab\tA B\tx\nba\tB A\ty\n")
     done = regard(verb, folders.model, path)
     assert done.status == 0
-    assert done.err.count("columns beyond the second ignored on 2 lines") == 1
+    assert done.err.count("further columns ignored on 2 lines") == 1
 
 
 # regard align

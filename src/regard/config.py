@@ -76,6 +76,8 @@ class ModelConfig:
     """What turns scores into weights; sparsemax and entmax15 give many sources a weight of exactly 0."""
     decoder: Literal["bahdanau", "luong"] = "luong"
     """Recurrent decoder: attend with the state before the step (bahdanau) or after it (luong)."""
+    copy: bool = False
+    """Let the decoder copy source symbols, unknown ones too (pointer-generator); both sides need one unit of text."""
     input_feeding: bool = False
     """Feed the attentional state to the next step (luong only; slower to train)."""
     cell: Literal["gru", "lstm"] = "lstm"
@@ -117,6 +119,8 @@ class ModelConfig:
         _at_least(1, self, "model", "encoder_layers", "decoder_layers")
         _share(self, "model", "dropout")
         self._check_transformer()
+        if self.copy and self.attention == "none":
+            raise ConfigError("model.copy copies where attention looks: choose a model.attention")
         if self.input_feeding and self.decoder != "luong":
             raise ConfigError(
                 "model.input_feeding needs model.decoder luong; the bahdanau decoder feeds its "

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from regard.config import Config, TextConfig
+from regard.copying import copies_of, widened
 from regard.data import BadLine, Example, Pairs, pairs_from, read_pairs
 from regard.errors import ConfigError, DataError
 from regard.text import END, Encoding, Tokenizer, say_unknown
@@ -41,7 +42,7 @@ class Corpus:
 
     def fingerprint(self) -> str:
         """A hash of the training examples, to know them again."""
-        text = repr([tuple(example) for example in self.train])
+        text = repr([(example.source, example.target) for example in self.train])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -196,7 +197,13 @@ def _encode(
     _say_skipped(bad, found.name, notes)
     for side, encodings in (("source", sources), ("target", targets)):
         _say_unknown(found.name, side, [encodings[place] for place in kept], notes)
-    examples = [Example([*sources[place].ids, END], targets[place].ids) for place in kept]
+    if not config.model.copy:
+        return good, [Example([*sources[place].ids, END], targets[place].ids) for place in kept]
+    examples: list[Example] = []
+    for place in kept:
+        copies = copies_of(sources[place], target)
+        ids = widened(targets[place], copies, len(target))
+        examples.append(Example([*sources[place].ids, END], ids, copies.ids))
     return good, examples
 
 

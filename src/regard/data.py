@@ -1,7 +1,7 @@
 """Pairs from files, and batches of about equal work from pairs."""
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -145,6 +145,8 @@ class Example(NamedTuple):
     """Ends with the end symbol."""
     target: list[int]
     """Without start and end symbols."""
+    copies: Sequence[int] = ()
+    """Of every source symbol its id on the target side, where it may be copied (copying.py)."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -163,10 +165,15 @@ class Batch(NamedTuple):
     """(B, L): start symbol, then the target."""
     targets: Tensor
     """(B, L): the target, then the end symbol."""
+    copies: Tensor | None = None
+    """(B, T): of every source symbol its id on the target side, where it may be copied."""
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        return Batch(*(tensor.to(device) for tensor in self))
+        copies = None if self.copies is None else self.copies.to(device)
+        tensors = self.source, self.lengths, self.inputs, self.targets
+        source, lengths, inputs, targets = (tensor.to(device) for tensor in tensors)
+        return Batch(source, lengths, inputs, targets, copies)
 
     @property
     def symbols(self) -> int:
@@ -187,6 +194,7 @@ def collate(examples: Sequence[Example]) -> Batch:
         torch.tensor([len(example.source) for example in examples]),
         pad([[START, *example.target] for example in examples]),
         pad([[*example.target, END] for example in examples]),
+        pad([example.copies for example in examples]) if examples and examples[0].copies else None,
     )
 
 
@@ -224,7 +232,12 @@ def bucket(
 
 
 def epoch(
-    examples: Sequence[Example], batch_tokens: int, seed: int, number: int, skip: int = 0
+    examples: Sequence[Example],
+    batch_tokens: int,
+    seed: int,
+    number: int,
+    skip: int = 0,
+    change: Callable[[Example, random.Random], Example] | None = None,
 ) -> Iterator[Batch]:
     """The batches of one pass over the examples, in an order that `seed` and `number` fix.
 
@@ -234,7 +247,14 @@ def epoch(
         seed: of the run.
         number: of the pass.
         skip: batches to leave out at the start, done before an interruption.
+        change: what to make of each example in this pass; sizes must stay.
     """
     rng = random.Random(f"{seed}:{number}")
-    for batch in bucket([example.size for example in examples], batch_tokens, rng)[skip:]:
-        yield collate([examples[index] for index in batch])
+    batches = bucket([example.size for example in examples], batch_tokens, rng)
+    for place, batch in enumerate(batches[skip:], start=skip):
+        chosen = [examples[index] for index in batch]
+        if change is not None:
+            # of its own, so that a pass that goes on in the middle changes what is left alike
+            draws = random.Random(f"{seed}:{number}:{place}")
+            chosen = [change(example, draws) for example in chosen]
+        yield collate(chosen)

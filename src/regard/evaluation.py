@@ -105,11 +105,12 @@ def _erasures(
     sources = [list(example.source) for _ in range(length + 1)]
     for place in range(length):
         sources[place][place] = UNKNOWN
-    batch = collate([Example(source, example.target) for source in sources])
+    batch = collate([Example(source, example.target, example.copies) for source in sources])
     batch = batch.to(translator.device)
-    memory = model.encode(batch.source, batch.lengths)
+    memory = model.encode(batch.source, batch.lengths, batch.copies)
     unrolled = model.decoder.unroll(memory, batch.inputs, need_weights=True)
-    log_probs = torch.log_softmax(model.decoder.predict(unrolled.states).float(), dim=-1)
+    logits = model.decoder.predict(unrolled.states, unrolled.weights, memory.copies)
+    log_probs = torch.log_softmax(logits.float(), dim=-1)
     found = log_probs.gather(2, batch.targets[..., None])[:, :-1, 0]
     assert unrolled.weights is not None
     weights = unrolled.weights[-1, :-1, :, :, :-1].mean(2)

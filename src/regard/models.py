@@ -1,5 +1,6 @@
 """Encoder and decoder put together, built from the settings."""
 
+import dataclasses
 from typing import Any, cast
 
 from jaxtyping import Int
@@ -18,6 +19,8 @@ from regard.decoders import (
 )
 from regard.encoders import RecurrentEncoder, TransformerEncoder
 
+_LOWEST = -30.0
+
 
 class Seq2Seq(nn.Module):
     """An encoder, and a decoder that may look back at all of the encoder's states."""
@@ -33,9 +36,18 @@ class Seq2Seq(nn.Module):
         self.decoder = decoder
         self.padding_id = padding_id
 
-    def encode(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Memory:
-        """All that a decoder needs of a batch of sources, computed once."""
-        return self.decoder.remember(self.encoder(source, lengths))
+    def encode(
+        self,
+        source: Int[Tensor, "B T"],
+        lengths: Int[Tensor, " B"],
+        copies: Int[Tensor, "B T"] | None = None,
+    ) -> Memory:
+        """All that a decoder needs of a batch of sources, computed once.
+
+        `copies` are the ids of the source's symbols on the target side, for a copying decoder.
+        """
+        memory = self.decoder.remember(self.encoder(source, lengths))
+        return dataclasses.replace(memory, copies=copies)
 
     def forward(
         self,
@@ -43,15 +55,24 @@ class Seq2Seq(nn.Module):
         lengths: Int[Tensor, " B"],
         inputs: Int[Tensor, "B L"],
         targets: Int[Tensor, "B L"],
+        copies: Int[Tensor, "B T"] | None = None,
         label_smoothing: float = 0.0,
     ) -> Tensor:
         """Cross-entropy, in nats per target symbol, of `targets` given `inputs` shifted by one.
 
         Padding (`padding_id`) in `targets` does not count.
         """
-        unrolled = self.decoder.unroll(self.encode(source, lengths), inputs)
+        memory = self.encode(source, lengths, copies)
+        unrolled = self.decoder.unroll(memory, inputs, need_weights=copies is not None)
         real = targets != self.padding_id
-        logits = self.decoder.predict(unrolled.states[real])
+        if copies is None:
+            logits = self.decoder.predict(unrolled.states[real])
+        else:
+            assert unrolled.weights is not None
+            rows = copies[real.nonzero()[:, 0]]
+            logits = self.decoder.predict(unrolled.states[real], unrolled.weights[real], rows)
+            # smoothing gives a share to every symbol, also to those that cannot be: bound the cost
+            logits = logits.clamp(min=_LOWEST)
         return functional.cross_entropy(
             logits.float(), targets[real], label_smoothing=label_smoothing
         )
@@ -109,6 +130,7 @@ def _transformer_decoder(
         cast("int", config.decoder_layers),
         source_dim=encoder.output_dim,
         tie_embeddings=config.tie_embeddings,
+        copying=config.copy,
         **_transformer_parts(config),
     )
 
@@ -125,6 +147,7 @@ def _recurrent_decoder(
         "cell": config.cell,
         "dropout": config.dropout,
         "tie_embeddings": config.tie_embeddings,
+        "copying": config.copy,
     }
     if config.attention == "none":
         context = encoder.final_dim

@@ -109,7 +109,9 @@ def forced(
     starts = torch.full_like(outputs[:, :1], START)
     inputs = torch.cat([starts, outputs[:, :-1]], dim=1)
     unrolled = decoder.unroll(memory, inputs, need_weights=True)
-    log_probs = torch.log_softmax(decoder.predict(unrolled.states).float(), dim=-1)
+    log_probs = torch.log_softmax(
+        decoder.predict(unrolled.states, unrolled.weights, memory.copies).float(), dim=-1
+    )
     found = log_probs.gather(2, outputs[..., None])[..., 0].masked_fill(outputs == PAD, 0)
     scores = found.sum(1).cpu() / length_penalty(torch.tensor(lengths), alpha)
     weights = None if unrolled.weights is None else unrolled.weights.float().cpu().numpy()

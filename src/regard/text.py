@@ -182,6 +182,10 @@ class Tokenizer:
         """Join tokens, of this vocabulary or copied from a source, to readable text."""
         return "".join(_SPELL[self.unit](tokens))
 
+    def ids_of(self, tokens: Sequence[str]) -> list[int]:
+        """The entries that are written so; UNKNOWN for others."""
+        return [self._written_ids.get(token, UNKNOWN) for token in tokens]
+
     def decode(self, ids: Sequence[int]) -> str:
         """Readable text; of the specials only UNKNOWN shows, as `<unk>`."""
         shown = [id for id in ids if id == UNKNOWN or id >= len(SPECIALS)]
@@ -252,6 +256,11 @@ class Tokenizer:
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
         return {symbol: id for id, symbol in enumerate(self.symbols, start=len(SPECIALS))}
+
+    @functools.cached_property
+    def _written_ids(self) -> dict[str, int]:
+        first = len(SPECIALS)
+        return {token: id for id, token in enumerate(self._shown[first:], start=first)}
 
     @functools.cached_property
     def _shown(self) -> list[str]:

@@ -3,9 +3,10 @@
 import dataclasses
 import json
 import math
+import random
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -17,8 +18,9 @@ from torch import nn
 
 from regard import card, checkpoints, folder, metrics
 from regard.config import Config, TrainingConfig
+from regard.copying import hide
 from regard.corpus import Corpus, make_corpus, settled
-from regard.data import Batch, bucket, collate, epoch
+from regard.data import Batch, Example, bucket, collate, epoch
 from regard.errors import ConfigError, FolderError
 from regard.evaluation import layer_agreements
 from regard.files import claim_folder, write_text
@@ -164,15 +166,23 @@ class _Run:
             return
         while True:
             seed, size = self.settings.seed, self.settings.batch_tokens
-            yield from epoch(self.corpus.train, size, seed, self.epoch, self.batches_done)
+            train, done = self.corpus.train, self.batches_done
+            yield from epoch(train, size, seed, self.epoch, done, self._hide())
             self.epoch, self.batches_done = self.epoch + 1, 0
+
+    def _hide(self) -> Callable[[Example, random.Random], Example] | None:
+        """What a copying model learns to copy unknown symbols from."""
+        if not self.trained.config.model.copy:
+            return None
+        vocabulary = len(self.corpus.target)
+        return lambda example, rng: hide(example, vocabulary, rng)
 
     def _update(self, batch: Batch) -> torch.Tensor:
         settings = self.settings
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate()
         self.model.train()
-        loss = self.model(*batch, settings.label_smoothing)
+        loss = self.model(*batch, label_smoothing=settings.label_smoothing)
         self.accelerator.backward(loss)
         self.accelerator.clip_grad_norm_(self.model.parameters(), settings.clip_norm)
         self.optimizer.step()

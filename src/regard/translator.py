@@ -10,6 +10,7 @@ import torch
 
 from regard import folder as folders
 from regard.alignment import Alignment, from_weights
+from regard.copying import Copies, copies_of, widened
 from regard.data import bucket, pad
 from regard.errors import ConfigError, DataError
 from regard.search import Hypothesis, beam_search, forced
@@ -183,7 +184,12 @@ class Translator:
 
         def search(batch: "_Sources") -> list[list[Hypothesis]]:
             memory = batch.encode(self.trained, self.device)
-            ids = [encoded[place].ids for place in batch.places]
+            ids = [
+                encoded[place].ids
+                if copies is None
+                else widened(encoded[place], copies, len(self.target))
+                for place, copies in zip(batch.places, batch.copies, strict=True)
+            ]
             return [[one] for one in forced(self.trained.model.decoder, memory, ids, alpha)]
 
         found = self._over_batches(texts, batch_tokens, search, advance, encoded)
@@ -209,21 +215,37 @@ class Translator:
         sizes = [(len(encodings[place].ids) + 1, 0) for place in real]
         for chosen in bucket(sizes, batch_tokens):
             places = [real[index] for index in chosen]
-            batch = _Sources(places, [[*encodings[place].ids, END] for place in places])
-            for place, hypotheses in zip(places, search(batch), strict=True):
-                given = None if targets is None else targets[place]
+            batch = self._sources(places, [encodings[place] for place in places])
+            for place, copies, hypotheses in zip(places, batch.copies, search(batch), strict=True):
+                given = None if targets is None else targets[place].tokens
                 results[place] = [
-                    self._translation(texts[place], encodings[place], one, given)
+                    self._translation(
+                        texts[place], encodings[place], one, given or self._tokens(one.ids, copies)
+                    )
                     for one in hypotheses
                 ]
             if advance is not None:
                 advance(len(places))
         return results
 
+    def _sources(self, places: list[int], encodings: list[Encoding]) -> "_Sources":
+        copying = self.trained.config.model.copy
+        ids = [[*encoding.ids, END] for encoding in encodings]
+        copies = [copies_of(each, self.target) if copying else None for each in encodings]
+        return _Sources(places, ids, copies)
+
+    def _tokens(self, ids: Sequence[int], copies: Copies | None) -> list[str]:
+        """What ids are written as; those beyond the vocabulary are copied from the source."""
+        if copies is None:
+            return self.target.tokens(ids)
+        size = len(self.target)
+        return [
+            self.target.tokens([id])[0] if id < size else copies.symbols[id - size] for id in ids
+        ]
+
     def _translation(
-        self, text: str, encoding: Encoding, found: Hypothesis, given: Encoding | None
+        self, text: str, encoding: Encoding, found: Hypothesis, tokens: list[str]
     ) -> Translation:
-        tokens = self.target.tokens(found.ids) if given is None else list(given.tokens)
         width = len(encoding.tokens) + 1
         heads = weights = None
         if found.weights is not None:
@@ -248,11 +270,14 @@ class Translator:
 class _Sources:
     places: list[int]
     ids: list[list[int]]
+    copies: list[Copies | None]
 
     def encode(self, trained: folders.Trained, device: torch.device) -> Any:
         lengths = torch.tensor([len(ids) for ids in self.ids])
+        rows = [each.ids for each in self.copies if each is not None]
+        copies = pad(rows).to(device) if rows else None
         with torch.inference_mode():
-            return trained.model.encode(pad(self.ids).to(device), lengths.to(device))
+            return trained.model.encode(pad(self.ids).to(device), lengths.to(device), copies)
 
 
 def _nothing(text: str, attends: bool) -> Translation:

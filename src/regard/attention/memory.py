@@ -24,6 +24,9 @@ class Memory:
     exponentials: tuple[Tensor | None, ...] = ()
     """As `keys`, for every attention with a pairwise score: the exponentials of those keys."""
 
+    copies: Tensor | None = None
+    """(B, T): of every source symbol its id on the target side, where it may be copied."""
+
     def select(self, items: Int[Tensor, " N"]) -> "Memory":
         """The memory of these sources alone, in this order."""
         return Memory(
@@ -33,4 +36,5 @@ class Memory:
             keys=tuple(keys[items] for keys in self.keys),
             values=tuple(values[items] for values in self.values),
             exponentials=tuple(each if each is None else each[items] for each in self.exponentials),
+            copies=None if self.copies is None else self.copies[items],
         )

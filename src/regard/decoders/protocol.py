@@ -60,6 +60,15 @@ class Decoder(Protocol):
         """All steps at once, reading `tokens` (a start symbol, then the target)."""
         ...
 
-    def predict(self, states: Float[Tensor, "*n R"]) -> Float[Tensor, "*n V"]:
-        """Logits over the vocabulary from readout states."""
+    def predict(
+        self,
+        states: Float[Tensor, "*n R"],
+        weights: Float[Tensor, "*n layers heads T"] | None = None,
+        copies: Int[Tensor, "*m T"] | None = None,
+    ) -> Float[Tensor, "*n V"]:
+        """Logits over the vocabulary from readout states.
+
+        A copying decoder needs to know where they looked, and the ids of the source's symbols,
+        (B, T) or one row per state; it gives log-probabilities over V + K symbols.
+        """
         ...

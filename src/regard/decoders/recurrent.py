@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.attention import Attention, Memory
+from regard.decoders.output import CopyingOutput, Output, readable, spread_copies
 from regard.decoders.protocol import Step, Unrolled
 from regard.encoders import CELLS, Encoded
 from regard.kernels.dropout import dropout
@@ -98,6 +99,7 @@ class RecurrentDecoder(nn.Module):
         cell: `gru` or `lstm`.
         dropout: share of activations dropped on embeddings, between layers and on the readout.
         tie_embeddings: one matrix for embeddings and output layer.
+        copying: the next symbol may be copied from the source.
     """
 
     def __init__(
@@ -112,6 +114,7 @@ class RecurrentDecoder(nn.Module):
         cell: str = "lstm",
         dropout: float = 0.0,
         tie_embeddings: bool = False,
+        copying: bool = False,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding_dim)
@@ -126,7 +129,7 @@ class RecurrentDecoder(nn.Module):
         self.bridge = nn.Linear(final_dim, layers * self.parts * hidden_dim)
         readout_dim = embedding_dim if tie_embeddings else hidden_dim
         self.readout = nn.Linear(context_dim + hidden_dim, readout_dim)
-        self.output = nn.Linear(readout_dim, vocabulary)
+        self.output = (CopyingOutput if copying else Output)(readout_dim, vocabulary)
         if tie_embeddings:
             self.output.weight = self.embedding.weight
         self.dropout = dropout
@@ -141,12 +144,17 @@ class RecurrentDecoder(nn.Module):
         count = len(self.cells) * self.parts
         return RecurrentState(memory, hidden.chunk(count, dim=-1))
 
-    def predict(self, states: Float[Tensor, "*n R"]) -> Float[Tensor, "*n V"]:
+    def predict(
+        self,
+        states: Float[Tensor, "*n R"],
+        weights: Float[Tensor, "*n layers heads T"] | None = None,
+        copies: Int[Tensor, "*m T"] | None = None,
+    ) -> Float[Tensor, "*n V"]:
         """Logits over the vocabulary from readout states."""
-        return self.output(states)
+        return self.output(states, weights, copies)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        return self._drop(self.embedding(tokens))
+        return self._drop(self.embedding(readable(tokens, self.output.out_features)))
 
     def _read_out(self, context: Tensor, hidden: Tensor) -> Tensor:
         """Luong et al. 2015, eq. 5: tanh(W_c [c_t; s_t])."""
@@ -184,8 +192,9 @@ class RecurrentDecoder(nn.Module):
         return self._layers[0].project(self._embed(tokens))
 
     def _finish(self, state: RecurrentState, readout: Tensor, weights: Tensor | None) -> Step:
-        log_probs = torch.log_softmax(self.predict(readout).float(), dim=-1)
-        return Step(log_probs, state, None if weights is None else weights[:, None, None])
+        looked = None if weights is None else weights[:, None, None]
+        logits = self.predict(readout, looked, spread_copies(state.memory, len(readout)))
+        return Step(torch.log_softmax(logits.float(), dim=-1), state, looked)
 
 
 class FixedContextDecoder(RecurrentDecoder):

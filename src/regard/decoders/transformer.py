@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.attention import Memory, MultiHeadAttention
 from regard.attention.multihead import Heads, causal_mask
+from regard.decoders.output import CopyingOutput, Output, readable, spread_copies
 from regard.decoders.protocol import Step, Unrolled
 from regard.encoders import Encoded
 from regard.layers import Embedding, FeedForward, Residual
@@ -123,6 +124,7 @@ class TransformerDecoder(nn.Module):
         pre_norm: norm before each part (with one more after the last layer), else after its sum.
         dropout: share of activations dropped.
         tie_embeddings: one matrix for embeddings and output layer.
+        copying: the next symbol may be copied from the source.
         **parts: as `DecoderLayer` takes them.
     """
 
@@ -135,6 +137,7 @@ class TransformerDecoder(nn.Module):
         pre_norm: bool,
         dropout: float,
         tie_embeddings: bool,
+        copying: bool = False,
         **parts: Any,
     ) -> None:
         super().__init__()
@@ -146,7 +149,7 @@ class TransformerDecoder(nn.Module):
             for _ in range(layers)
         )
         self.norm = nn.LayerNorm(dim) if pre_norm else nn.Identity()
-        self.output = nn.Linear(dim, vocabulary)
+        self.output = (CopyingOutput if copying else Output)(dim, vocabulary)
         if tie_embeddings:
             self.output.weight = self.embedding.symbols.weight
 
@@ -177,24 +180,31 @@ class TransformerDecoder(nn.Module):
 
     def step(self, token: Int[Tensor, " N"], state: TransformerState) -> Step:
         """One symbol further."""
-        rows = self.embedding(token[:, None], state.length)
+        rows = self.embedding(readable(token, self.output.out_features)[:, None], state.length)
         rows, past, looks = self._carry(rows, state.past, state.memory, need_weights=True)
         weights = torch.stack([look.transpose(1, 2).flatten(0, 1) for look in looks], dim=1)
-        log_probs = torch.log_softmax(self.predict(rows[:, 0]).float(), dim=-1)
+        copies = spread_copies(state.memory, len(rows))
+        logits = self.predict(rows[:, 0], weights, copies)
+        log_probs = torch.log_softmax(logits.float(), dim=-1)
         return Step(log_probs, TransformerState(state.memory, past), weights)
 
     def unroll(
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
     ) -> Unrolled:
         """All steps at once, each blind to what comes after it."""
-        rows = self.embedding(tokens)
+        rows = self.embedding(readable(tokens, self.output.out_features))
         rows, _, looks = self._carry(rows, None, memory, need_weights)
         weights = torch.stack([look.transpose(1, 2) for look in looks], dim=2) if looks else None
         return Unrolled(rows, weights)
 
-    def predict(self, states: Float[Tensor, "*n R"]) -> Float[Tensor, "*n V"]:
+    def predict(
+        self,
+        states: Float[Tensor, "*n R"],
+        weights: Float[Tensor, "*n layers heads T"] | None = None,
+        copies: Int[Tensor, "*m T"] | None = None,
+    ) -> Float[Tensor, "*n V"]:
         """Logits over the vocabulary from the states of the last layer."""
-        return self.output(states)
+        return self.output(states, weights, copies)
 
     @property
     def _layers(self) -> list[DecoderLayer]:
