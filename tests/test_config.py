@@ -138,3 +138,18 @@ def test_a_model_fills_in_what_depends_on_its_kind() -> None:
 def test_a_transformer_that_cannot_be_is_refused(settings: dict[str, Any], wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
         ModelConfig(kind="transformer", **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "wrong"),
+    [
+        ({"attention": "none", "copy": True}, "model.copy copies where attention looks"),
+        ({"attention": "none", "window": "local-m"}, "is for recurrent decoders with attention"),
+        ({"kind": "transformer", "window": "local-p"}, "is for recurrent decoders with attention"),
+        ({"attention": "dot", "coverage": True}, "got model.kind rnn and model.attention dot"),
+        ({"kind": "transformer", "attention": "additive", "coverage": True}, "kind transformer"),
+    ],
+)
+def test_looks_that_cannot_be_are_refused(settings: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong):
+        ModelConfig(**settings)

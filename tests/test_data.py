@@ -14,7 +14,9 @@ from regard.text import END, PAD, START
 lengths = st.integers(1, 30)
 sizes = st.lists(st.tuples(lengths, lengths), max_size=60)
 ids = st.lists(st.integers(4, 99), max_size=9)
-examples = st.lists(st.builds(Example, ids.map(lambda row: [*row, END]), ids), max_size=40)
+examples = st.lists(
+    st.builds(Example, ids.map(lambda row: [*row, END]), ids, st.just(())), max_size=40
+)
 
 
 def numbered(count: int) -> list[Example]:
@@ -119,7 +121,7 @@ def test_a_batch_is_its_examples_and_padding(examples: list[Example]) -> None:
     assert batch.inputs.shape == batch.targets.shape
     assert batch.inputs.shape[1] == max(len(e.target) for e in examples) + 1
     assert batch.symbols == sum(len(e.target) + 1 for e in examples)
-    for row, (source, target) in enumerate(examples):
+    for row, (source, target, _) in enumerate(examples):
         assert batch.lengths[row] == len(source)
         for tensor, real in (
             (batch.source, source),
@@ -147,7 +149,8 @@ def test_an_epoch_can_be_taken_up_where_it_was_left(seed: int, number: int, skip
     rest = list(epoch(numbered(40), 40, seed, number, skip))
     assert len(rest) == max(0, len(whole) - skip)
     for left, right in zip(rest, whole[skip:], strict=True):
-        assert all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+        assert left.copies is right.copies is None
+        assert all(torch.equal(a, b) for a, b in zip(left[:4], right[:4], strict=True))
 
 
 def test_the_order_changes_with_the_epoch_and_the_seed() -> None:
@@ -156,3 +159,34 @@ def test_the_order_changes_with_the_epoch_and_the_seed() -> None:
         for seed, number in ((1, 0), (1, 1), (2, 0), (1, 11), (11, 1))
     ]
     assert len(set(orders)) == 5
+
+
+def test_features_go_with_the_source_wherever_their_column_stands(tmp_path: Path) -> None:
+    last, middle, first = (tmp_path / name for name in ("last.tsv", "middle.tsv", "first.tsv"))
+    last.write_text("run\tran\tV;PST\nsee\tsaw\tV;PST\textra\n", encoding="utf-8")
+    middle.write_text("run\tV;PST\tran\n", encoding="utf-8")
+    first.write_text("V;PST\trun\tran\n", encoding="utf-8")
+    found = read_pairs(str(last), features_column=3)
+    assert found.pairs == [Pair("run\tV;PST", "ran"), Pair("see\tV;PST", "saw")]
+    assert found.extra_columns == 1
+    assert read_pairs(str(middle), features_column=2).pairs == [Pair("run\tV;PST", "ran")]
+    assert read_pairs(str(first), features_column=1).pairs == [Pair("run\tV;PST", "ran")]
+
+
+def test_lines_without_their_features_are_bad(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.tsv"
+    path.write_text("run\tran\tV\nsee\tsaw\n\n\tx\tV\nsee\t\tV\ngo\tgo\t\n", encoding="utf-8")
+    found = read_pairs(str(path), features_column=3)
+    assert found.pairs == [Pair("run\tV", "ran"), Pair("go\t", "go")]
+    assert found.numbers == [1, 6]
+    assert [tuple(bad) for bad in found.bad] == [
+        (2, "has no column 3 with features"),
+        (3, "is empty"),
+        (4, "has an empty source"),
+        (5, "has an empty target"),
+    ]
+
+
+def test_parallel_files_have_no_columns(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="parallel files have no columns, so features_column 3"):
+        read_pairs(f"{tmp_path / 'a'},{tmp_path / 'b'}", features_column=3)

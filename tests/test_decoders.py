@@ -18,6 +18,14 @@ ATTENDING = [
     {"decoder": "luong", "attention": "additive", "input_feeding": True},
     {"decoder": "luong", "attention": "dot", "input_feeding": True, "tie_embeddings": True},
     {"decoder": "luong", "attention": "additive", "normalizer": "none"},
+    {"decoder": "luong", "attention": "additive", "normalizer": "sparsemax"},
+    {"decoder": "luong", "attention": "dot", "window": "local-m", "window_radius": 1},
+    {"decoder": "luong", "attention": "additive", "window": "local-p", "window_radius": 2},
+    {"decoder": "bahdanau", "attention": "additive", "window": "local-p", "window_radius": 2},
+    {"decoder": "luong", "attention": "additive", "coverage": True},
+    {"decoder": "luong", "attention": "concat", "coverage": True, "input_feeding": True},
+    {"decoder": "bahdanau", "attention": "additive", "coverage": True},
+    {"decoder": "bahdanau", "attention": "concat", "coverage": True, "window": "local-p"},
 ]
 TRANSFORMER = {"kind": "transformer", "encoder_dim": 8, "decoder_dim": 8}
 TRANSFORMERS = [
@@ -242,3 +250,62 @@ def test_weights_of_every_layer_and_head_come_along() -> None:
     assert unrolled.weights.shape == (3, 4, 2, 2, 6)  # (B, L, layers, heads, T)
     torch.testing.assert_close(unrolled.weights.sum(-1), torch.ones(3, 4, 2, 2))
     assert (unrolled.weights[1, ..., 2:] == 0).all()
+
+
+def test_a_window_walks_along_and_stops_at_the_end() -> None:
+    model = _model({"attention": "additive", "window": "local-m", "window_radius": 1})
+    unrolled = model.decoder.unroll(model.encode(*_sources()), _targets(), need_weights=True)
+    seen = unrolled.weights[:, :, 0, 0] > 0
+    assert seen[2].tolist() == [
+        [True, True, False, False, False, False],
+        [True, True, True, False, False, False],
+        [False, True, True, True, False, False],
+        [False, False, True, True, True, False],
+    ]
+    assert seen[1].tolist() == [[True, True, False, False, False, False]] * 4
+
+
+def test_a_predicted_window_prefers_its_centre() -> None:
+    model = _model({"attention": "dot", "window": "local-p", "window_radius": 2})
+    window = model.decoder.window
+    query, padding = torch.randn(3, 4, 7), torch.zeros(3, 9, dtype=torch.bool)
+    padding[1, 5:] = True
+    outside, bias = window(query, padding, torch.arange(4))
+    centres = torch.tensor([8, 4, 8])[:, None] * torch.sigmoid(window.predict(query))[..., 0]
+    assert ((torch.arange(9) - centres[..., None]).abs() > 2).equal(outside)
+    nearest = (torch.arange(9) - centres[..., None]).abs().argmin(-1)
+    assert bias.argmax(-1).equal(nearest)
+    # sigma = radius / 2 = 1: two away costs exp(-2)
+    torch.testing.assert_close(bias, -((torch.arange(9) - centres[..., None]) ** 2) / 2)
+
+
+@pytest.mark.parametrize("decoder", ["luong", "bahdanau"])
+def test_coverage_is_the_sum_of_earlier_weights(decoder: str) -> None:
+    model = _model({"attention": "additive", "coverage": True, "decoder": decoder})
+    memory = model.encode(*_sources())
+    state, sums = model.decoder.start(memory), torch.zeros(3, 6)
+    for tokens in _targets().unbind(1):
+        torch.testing.assert_close(state.covered, sums)
+        step = model.decoder.step(tokens, state)
+        state, sums = step.state, sums + step.weights[:, 0, 0]
+    without = model.decoder.unroll(memory, _targets(), need_weights=True).weights
+    model.decoder.coverage.weight.data.mul_(-5)
+    with_it = model.decoder.unroll(memory, _targets(), need_weights=True).weights
+    torch.testing.assert_close(without[:, 0], with_it[:, 0])  # nothing is covered yet
+    assert (without[:, 1:] - with_it[:, 1:]).abs().max() > 1e-3
+
+
+def test_the_coverage_loss_is_attention_to_what_was_attended_to() -> None:
+    model = _model({"attention": "additive", "coverage": True})
+    source, lengths = _sources()
+    inputs, targets = _targets(), torch.tensor([[4, 5, 6, 3], [7, 8, 3, 0], [9, 10, 4, 3]])
+    plain = model(source, lengths, inputs, targets)
+    weights = model.decoder.unroll(model.encode(source, lengths), inputs, need_weights=True).weights
+    costs = []
+    for row in range(3):
+        for t in range(int((targets[row] != 0).sum())):
+            before = weights[row, :t, 0, 0].sum(0) if t else torch.zeros(6)
+            costs.append(torch.minimum(weights[row, t, 0, 0], before).sum())
+    want = plain + 0.7 * torch.stack(costs).mean()
+    found = model(source, lengths, inputs, targets, coverage_loss=0.7)
+    torch.testing.assert_close(found, want)

@@ -15,7 +15,7 @@ import pytest
 
 from regard import sets
 from regard.errors import DataError
-from regard.sets import copy, dates, english, phrasebook
+from regard.sets import copy, dates, english, inflection, phrasebook
 from regard.sets.chinese import Chinese
 from regard.sets.pairs import Example, Splits, split
 from regard.sets.spanish import Spanish
@@ -26,6 +26,7 @@ SIZES = {
     "phrasebook": (7_402, 400, 600),
     "dates": (10_000, 500, 1_000),
     "numbers": (8_000, 500, 1_000),
+    "inflection": (10_000, 500, 1_000),
     "copy": (10_000, 500, 1_000),
     "reverse": (10_000, 500, 1_000),
 }
@@ -64,7 +65,7 @@ def test_sizes(name: str) -> None:
 @pytest.mark.parametrize("name", sets.NAMES)
 def test_the_words_of_dev_and_test_are_learnable(name: str) -> None:
     parts = made(name)
-    pieces = list if name in ("dates", "numbers") else str.split
+    pieces = list if name in ("dates", "numbers", "inflection") else str.split
     known = {piece for example in parts.train for piece in pieces(example.source)}
     for example in parts.dev + parts.test:
         assert known.issuperset(pieces(example.source)), example
@@ -275,3 +276,33 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
 def test_examples_are_values() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Example("a", "b").source = "c"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("lemma", "tense", "person", "form"),
+    [
+        ("tocar", "V;IND;PST;PFV", 0, "toqué"),
+        ("llegar", "V;SBJV;PRS", 3, "lleguemos"),
+        ("cazar", "V;SBJV;PRS", 0, "cace"),
+        ("mecer", "V;IND;PRS", 0, "mezo"),
+        ("rugir", "V;SBJV;PRS", 5, "rujan"),
+        ("comer", "V;IND;PST;IPFV", 3, "comíamos"),
+        ("vivir", "V;IND;PRS", 4, "vivís"),
+        ("hablar", "V;COND", 1, "hablarías"),
+        ("hablar", "V;IND;FUT", 0, "hablaré"),
+        ("defender", "V;IND;PRS", 2, "defiende"),
+        ("defender", "V;IND;PRS", 3, "defendemos"),
+    ],
+)
+def test_verbs_are_bent_and_spelled_as_in_spanish(
+    lemma: str, tense: str, person: int, form: str
+) -> None:
+    assert inflection.inflect(lemma, tense, person) == form
+
+
+def test_features_are_written_to_the_third_column(tmp_path: Path) -> None:
+    sets.write(made("inflection"), tmp_path)
+    line = (tmp_path / "dev.tsv").read_text(encoding="utf-8").splitlines()[0]
+    lemma, form, features = line.split("\t")
+    assert made("inflection").dev[0] == Example(f"{lemma}\t{features}", form)
+    assert features.startswith("V;")

@@ -309,3 +309,35 @@ def test_the_unit_is_found_from_the_data(texts: list[str], unit: Unit) -> None:
 
 def test_the_sample_comes_from_all_texts() -> None:
     assert choose_unit(["AA"] * 6000 + ["AA N K"] * 24000) == "symbol"
+
+
+@pytest.mark.parametrize("unit", ["char", "word", "bpe"])
+def test_features_are_symbols_of_their_own(unit: str) -> None:
+    texts = ["big cat\tV;PST|3", "a cat\tV, PRS", "dog"]
+    tokenizer = Tokenizer.learn(texts, TextConfig(unit=unit), features=True)
+    assert tokenizer.features == ("3", "PRS", "PST", "V")
+    plain = Tokenizer.learn([text.split("\t")[0] for text in texts], TextConfig(unit=unit))
+    assert tokenizer.symbols == plain.symbols
+    assert len(tokenizer) == len(plain) + 4
+    found = tokenizer.encode("big cat\tV;PST;NEW")
+    assert found.tokens == [*plain.encode("big cat").tokens, "V", "PST", "NEW"]
+    assert found.features == 3
+    assert found.unknown == ["NEW"]
+    assert tokenizer.tokens(found.ids[-3:-1]) == ["V", "PST"]
+    assert found.ids[:-3] == plain.encode("big cat").ids
+    words = tokenizer.words(found.tokens, found.features)
+    last = max(n for n in plain.words(plain.encode("big cat").tokens) if n is not None)
+    assert words[-3:] == [last + 1, last + 2, last + 3]
+    assert tokenizer.encode("dog").features == 0
+    assert Tokenizer.from_json(tokenizer.to_json()) == tokenizer
+
+
+def test_a_tab_is_text_where_there_are_no_features() -> None:
+    tokenizer = Tokenizer.learn(["a\tb"], TextConfig(unit="char"))
+    assert tokenizer.encode("a\tb").tokens == ["a", "\t", "b"]
+
+
+def test_a_tokenizer_from_before_there_were_features_loads() -> None:
+    document = json.loads(Tokenizer.learn(["ab"], TextConfig(unit="char")).to_json())
+    del document["features"]
+    assert Tokenizer.from_json(json.dumps(document)).features is None

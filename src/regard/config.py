@@ -76,6 +76,12 @@ class ModelConfig:
     """What turns scores into weights; sparsemax and entmax15 give many sources a weight of exactly 0."""
     decoder: Literal["bahdanau", "luong"] = "luong"
     """Recurrent decoder: attend with the state before the step (bahdanau) or after it (luong)."""
+    window: Literal["none", "local-m", "local-p"] = "none"
+    """Recurrent decoder: see a window of the source that walks along (local-m) or is predicted (local-p)."""
+    window_radius: int = 10
+    """Positions that such a window reaches to each side."""
+    coverage: bool = False
+    """Recurrent decoder: the score minds what was looked at before (additive and concat)."""
     copy: bool = False
     """Let the decoder copy source symbols, unknown ones too (pointer-generator); both sides need one unit of text."""
     input_feeding: bool = False
@@ -114,11 +120,12 @@ class ModelConfig:
     def __post_init__(self) -> None:
         _typed(self, "model")
         _at_least(1, self, "model", "embedding_dim", "encoder_dim", "decoder_dim", "attention_dim")
-        _at_least(1, self, "model", "heads", "feed_forward_dim")
+        _at_least(1, self, "model", "heads", "feed_forward_dim", "window_radius")
         self._settle()
         _at_least(1, self, "model", "encoder_layers", "decoder_layers")
         _share(self, "model", "dropout")
         self._check_transformer()
+        self._check_looks()
         if self.copy and self.attention == "none":
             raise ConfigError("model.copy copies where attention looks: choose a model.attention")
         if self.input_feeding and self.decoder != "luong":
@@ -139,6 +146,19 @@ class ModelConfig:
         for name, value in settled.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, value)
+
+    def _check_looks(self) -> None:
+        recurrent = self.kind == "rnn" and self.attention != "none"
+        if self.window != "none" and not recurrent:
+            raise ConfigError(
+                f"model.window {self.window} is for recurrent decoders with attention: leave it out, "
+                "or choose model.kind rnn and a score"
+            )
+        if self.coverage and not (recurrent and self.attention in ("additive", "concat")):
+            raise ConfigError(
+                "model.coverage is one more input of the additive and concat scores of recurrent "
+                f"decoders, got model.kind {self.kind} and model.attention {self.attention}"
+            )
 
     def _check_transformer(self) -> None:
         for part, kind in (("encoder", self.encoder), ("decoder", self.kind)):
@@ -201,6 +221,8 @@ class TrainingConfig:
     """Share of the run at its end over which the rate falls linearly to 0."""
     label_smoothing: float = 0.1
     """Share of the target's probability spread over the vocabulary."""
+    coverage_loss: float = 0.0
+    """With model.coverage: what is added to the loss per unit of attention to what was attended to before."""
     clip_norm: float = 1.0
     """Longest gradient, as the norm over all parameters."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -209,7 +231,9 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         _typed(self, "training")
         _at_least(1, self, "training", "batch_tokens", "max_updates", "validate_every", "patience")
-        _at_least(0, self, "training", "warmup", "weight_decay", "plateau_patience")
+        _at_least(
+            0, self, "training", "warmup", "weight_decay", "plateau_patience", "coverage_loss"
+        )
         _share(self, "training", "cooldown", "label_smoothing")
         for name in ("learning_rate", "clip_norm", "max_minutes"):
             value = getattr(self, name)

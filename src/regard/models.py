@@ -9,6 +9,8 @@ from torch.nn import functional
 
 from regard import scores
 from regard.attention import Attention, Memory
+from regard.attention.coverage import Coverage, coverage_cost
+from regard.attention.window import Window
 from regard.config import ModelConfig
 from regard.decoders import (
     BahdanauDecoder,
@@ -57,13 +59,17 @@ class Seq2Seq(nn.Module):
         targets: Int[Tensor, "B L"],
         copies: Int[Tensor, "B T"] | None = None,
         label_smoothing: float = 0.0,
+        coverage_loss: float = 0.0,
     ) -> Tensor:
         """Cross-entropy, in nats per target symbol, of `targets` given `inputs` shifted by one.
 
-        Padding (`padding_id`) in `targets` does not count.
+        Padding (`padding_id`) in `targets` does not count. `coverage_loss` times the attention that
+        goes where it went before is added (See et al. 2017, arXiv:1704.04368, eq. 13).
         """
         memory = self.encode(source, lengths, copies)
-        unrolled = self.decoder.unroll(memory, inputs, need_weights=copies is not None)
+        unrolled = self.decoder.unroll(
+            memory, inputs, need_weights=copies is not None or coverage_loss > 0
+        )
         real = targets != self.padding_id
         if copies is None:
             logits = self.decoder.predict(unrolled.states[real])
@@ -73,9 +79,13 @@ class Seq2Seq(nn.Module):
             logits = self.decoder.predict(unrolled.states[real], unrolled.weights[real], rows)
             # smoothing gives a share to every symbol, also to those that cannot be: bound the cost
             logits = logits.clamp(min=_LOWEST)
-        return functional.cross_entropy(
+        loss = functional.cross_entropy(
             logits.float(), targets[real], label_smoothing=label_smoothing
         )
+        if coverage_loss > 0 and unrolled.weights is not None:
+            again = coverage_cost(unrolled.weights[:, :, -1].mean(2))[real]
+            loss = loss + coverage_loss * again.mean()
+        return loss
 
 
 def build(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
@@ -161,6 +171,10 @@ def _recurrent_decoder(
     )
     attention = Attention(score, config.normalizer)
     widths["context_dim"] = encoder.output_dim
+    if config.window != "none":
+        widths["window"] = Window(config.window, config.window_radius, config.decoder_dim)
+    if config.coverage:
+        widths["coverage"] = Coverage(config.attention_dim)
     if config.decoder == "bahdanau":
         return BahdanauDecoder(attention, **widths)
     return LuongDecoder(attention, config.input_feeding, **widths)

@@ -182,7 +182,8 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate()
         self.model.train()
-        loss = self.model(*batch, label_smoothing=settings.label_smoothing)
+        covering = settings.coverage_loss if self.trained.config.model.coverage else 0.0
+        loss = self.model(*batch, settings.label_smoothing, covering)
         self.accelerator.backward(loss)
         self.accelerator.clip_grad_norm_(self.model.parameters(), settings.clip_norm)
         self.optimizer.step()

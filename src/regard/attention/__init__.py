@@ -1,8 +1,8 @@
 """Attention: score, mask, normalise, average; with one head or many.
 
 attend.py one head: `Attention` · multihead.py many: `MultiHeadAttention`, `SelfAttention` ·
-local.py a window of the source · masks.py what may not be seen · memory.py what is computed once per
-source
+window.py a part of the source · coverage.py what was seen before · masks.py what may not be seen ·
+memory.py what is computed once per source
 """
 
 from regard.attention.attend import NORMALIZERS, Attended, Attention

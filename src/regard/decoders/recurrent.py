@@ -7,12 +7,14 @@ from typing import Any, cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional
 
 from regard.attention import Attention, Memory
+from regard.attention.coverage import Coverage
+from regard.attention.window import Window
+from regard.decoders.cells import Cell
 from regard.decoders.output import CopyingOutput, Output, readable, spread_copies
 from regard.decoders.protocol import Step, Unrolled
-from regard.encoders import CELLS, Encoded
+from regard.encoders import Encoded
 from regard.kernels.dropout import dropout
 
 
@@ -25,6 +27,10 @@ class RecurrentState:
     """Of each layer the tensors that its cell carries: (h,) or (h, c) in a row, each (N, D)."""
     feed: Tensor | None = None
     """(N, R): the attentional state of the step before, with input feeding."""
+    steps: int = 0
+    """Looks at the source so far."""
+    covered: Tensor | None = None
+    """(N, T): the sum of their weights, with coverage."""
 
     def select(self, rows: Int[Tensor, " N2"], items: Tensor | None = None) -> "RecurrentState":
         """These rows, and where `items` is given the memory of these sources alone."""
@@ -32,57 +38,9 @@ class RecurrentState:
             memory=self.memory if items is None else self.memory.select(items),
             hidden=tuple(tensor[rows] for tensor in self.hidden),
             feed=None if self.feed is None else self.feed[rows],
+            steps=self.steps,
+            covered=None if self.covered is None else self.covered[rows],
         )
-
-
-class Cell(nn.Module):
-    """A recurrent cell that can run one step, or a whole sequence with PyTorch's fast layer.
-
-    Its input may come in two parts: what is known for all steps beforehand (`project` it once),
-    and what each step finds out (`extra`).
-
-    Args:
-        input_dim: width of the part that is known beforehand.
-        extra_dim: width of the part that each step finds out; 0 for none.
-        hidden_dim: width of the state.
-        cell: `gru` or `lstm`.
-    """
-
-    def __init__(self, input_dim: int, extra_dim: int, hidden_dim: int, cell: str) -> None:
-        super().__init__()
-        self.rnn = CELLS[cell](input_dim + extra_dim, hidden_dim, batch_first=True)
-        self.input_dim = input_dim
-
-    def run(self, inputs: Tensor, hidden: Sequence[Tensor]) -> Tensor:
-        """The states (B, L, D) of a whole sequence of complete inputs (B, L, input + extra)."""
-        first = [tensor[None].contiguous() for tensor in hidden]
-        return self.rnn(inputs, first[0] if len(first) == 1 else tuple(first))[0]
-
-    def project(self, inputs: Tensor) -> Tensor:
-        """The part of the gates that comes from the known input, for any number of steps."""
-        weight, _, bias, _ = self._weights()
-        return functional.linear(inputs, weight[:, : self.input_dim], bias)
-
-    def step(
-        self, known: Tensor, extra: Tensor | None, hidden: Sequence[Tensor]
-    ) -> tuple[Tensor, ...]:
-        """Carry `hidden` one step on; `known` comes from `project`, `extra` from this step."""
-        weight, weight_hidden, _, bias_hidden = self._weights()
-        if extra is not None:
-            known = known + functional.linear(extra, weight[:, self.input_dim :])
-        recurrent = functional.linear(hidden[0], weight_hidden, bias_hidden)
-        if isinstance(self.rnn, nn.LSTM):
-            keep, forget, new, out = (known + recurrent).chunk(4, dim=-1)
-            c = torch.sigmoid(forget) * hidden[1] + torch.sigmoid(keep) * torch.tanh(new)
-            return torch.sigmoid(out) * torch.tanh(c), c
-        width = 2 * hidden[0].shape[-1]
-        reset, update = torch.sigmoid(known[:, :width] + recurrent[:, :width]).chunk(2, dim=-1)
-        new = torch.tanh(known[:, width:] + reset * recurrent[:, width:])
-        return (new + update * (hidden[0] - new),)
-
-    def _weights(self) -> list[nn.Parameter]:
-        """Of input and state, then their biases: PyTorch's order."""
-        return self.rnn.all_weights[0]
 
 
 class RecurrentDecoder(nn.Module):
@@ -221,29 +179,117 @@ class FixedContextDecoder(RecurrentDecoder):
         return Unrolled(self._read_out(context, top), None)
 
 
-class LuongDecoder(RecurrentDecoder):
+class AttendingDecoder(RecurrentDecoder):
+    """What recurrent decoders with attention share: how they look at the source.
+
+    Args:
+        attention: with queries of width `hidden_dim`.
+        window: see a part of the source only; None: all of it.
+        coverage: mind what was looked at before; for additive scores.
+        **widths: as `RecurrentDecoder` takes them.
+    """
+
+    def __init__(
+        self,
+        attention: Attention,
+        window: Window | None = None,
+        coverage: Coverage | None = None,
+        **widths: Any,
+    ) -> None:
+        super().__init__(**widths)
+        self.attention = attention
+        self.window = window
+        self.coverage = coverage
+
+    def remember(self, encoded: Encoded) -> Memory:
+        """Project the keys, once per source."""
+        keys = self.attention.project_key(encoded.states)
+        return Memory(
+            encoded.states,
+            encoded.padding,
+            encoded.final,
+            keys=(keys,),
+            exponentials=(self.attention.exponentials(keys),),
+        )
+
+    def start(self, memory: Memory) -> RecurrentState:
+        """The first state; nothing is covered yet."""
+        state = super().start(memory)
+        if self.coverage is None:
+            return state
+        return dataclasses.replace(state, covered=memory.states.new_zeros(memory.padding.shape))
+
+    def _look(
+        self,
+        query: Float[Tensor, "B L D"],
+        memory: Memory,
+        steps: Int[Tensor, " L"],
+        covered: Float[Tensor, "B L T"] | None,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Look at the source; `steps` are the numbers of the looks, from 0."""
+        masked, bias = memory.padding[:, None], None
+        if self.window is not None:
+            outside, bias = self.window(query, memory.padding, steps)
+            masked = masked | outside
+        if self.coverage is None or covered is None:
+            return self.attention.look(
+                query, memory.keys[0], memory.states, masked, bias, need_weights,
+                memory.exponentials[0],
+            )  # fmt: skip
+        # every row sees keys of its own
+        batch, length = query.shape[:2]
+        masked, bias = (
+            None if each is None else each.expand(batch, length, -1).flatten(0, 1)[:, None]
+            for each in (masked, bias)
+        )
+        context, weights = self.attention.look(
+            query.flatten(0, 1)[:, None],
+            self.coverage(memory.keys[0], covered),
+            memory.states.repeat_interleave(length, 0),
+            masked,
+            bias,
+            need_weights=True,
+        )
+        assert weights is not None
+        return context.unflatten(0, (batch, length))[:, :, 0], weights.unflatten(
+            0, (batch, length)
+        )[:, :, 0]
+
+    def _look_once(
+        self, query: Float[Tensor, "N D"], state: RecurrentState, need_weights: bool = True
+    ) -> tuple[Tensor, Tensor | None, RecurrentState]:
+        """Look from N = B x beams rows at the memories of B sources: (N, Dv), (N, T), new state."""
+        sources = state.memory.states.shape[0]
+        queries = query.view(sources, -1, query.shape[-1])
+        steps = torch.full((queries.shape[1],), state.steps, device=query.device)
+        covered = None if state.covered is None else state.covered.view(*queries.shape[:2], -1)
+        context, weights = self._look(queries, state.memory, steps, covered, need_weights)
+        weights = None if weights is None else weights.flatten(0, 1)
+        if state.covered is not None and weights is not None:
+            state = dataclasses.replace(state, covered=state.covered + weights)
+        state = dataclasses.replace(state, steps=state.steps + 1)
+        return context.flatten(0, 1), weights, state
+
+
+class LuongDecoder(AttendingDecoder):
     """Attend with the state after the step (Luong et al. 2015, arXiv:1508.04025, section 3).
 
         s_t = cell(s_{t-1}, [y_{t-1}; feed])    c_t = attention(s_t, h)    s~_t = tanh(W_c [c_t; s_t])
 
     With input feeding (section 3.3) the attentional state s~_{t-1} is read beside the embedding.
-    Without it no step waits for an attention, so whole targets run at once.
+    Without it and without coverage no step waits for an attention, so whole targets run at once.
 
     Args:
         attention: with queries of width `hidden_dim`.
         input_feeding: read the attentional state of the step before (default False).
-        **widths: as `RecurrentDecoder` takes them.
+        **others: as `AttendingDecoder` takes them.
     """
 
-    def __init__(self, attention: Attention, input_feeding: bool = False, **widths: Any) -> None:
-        extra = widths["embedding_dim"] if widths.get("tie_embeddings") else widths["hidden_dim"]
-        super().__init__(**widths, extra_dim=extra if input_feeding else 0)
-        self.attention = attention
+    def __init__(self, attention: Attention, input_feeding: bool = False, **others: Any) -> None:
+        extra = others["embedding_dim"] if others.get("tie_embeddings") else others["hidden_dim"]
+        super().__init__(attention, **others, extra_dim=extra if input_feeding else 0)
         self.input_feeding = input_feeding
-
-    def remember(self, encoded: Encoded) -> Memory:
-        """Project the keys, once per source."""
-        return _with_keys(self.attention, encoded)
 
     def start(self, memory: Memory) -> RecurrentState:
         """The first state; the first feed is zero."""
@@ -255,38 +301,42 @@ class LuongDecoder(RecurrentDecoder):
 
     def step(self, token: Int[Tensor, " N"], state: RecurrentState) -> Step:
         """One symbol further."""
-        top, hidden = self._advance(self._project(token), state.feed, state.hidden)
-        context, weights = _look_rows(self.attention, top, state.memory)
-        readout = self._read_out(context, top)
-        feed = readout if self.input_feeding else None
-        state = dataclasses.replace(state, hidden=hidden, feed=feed)
+        readout, weights, state = self._write(self._project(token), state, need_weights=True)
         return self._finish(state, readout, weights)
 
     def unroll(
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
     ) -> Unrolled:
-        """All steps at once: one look for all of them, or step by step with input feeding."""
-        if self.input_feeding:
-            return self._unroll_feeding(memory, tokens, need_weights)
+        """All steps at once: one look for all of them, or step by step where one waits for another."""
+        if self.input_feeding or self.coverage is not None:
+            return self._unroll_steps(memory, tokens, need_weights)
         top = self._run(self._embed(tokens), self.start(memory).hidden)
-        context, weights = _look(self.attention, top, memory, need_weights)
+        steps = torch.arange(tokens.shape[1], device=tokens.device)
+        context, weights = self._look(top, memory, steps, None, need_weights)
         return Unrolled(self._read_out(context, top), _one_head(weights))
 
-    def _unroll_feeding(self, memory: Memory, tokens: Tensor, need_weights: bool) -> Unrolled:
-        start = self.start(memory)
-        hidden, feed = start.hidden, start.feed
+    def _unroll_steps(self, memory: Memory, tokens: Tensor, need_weights: bool) -> Unrolled:
+        state = self.start(memory)
         readouts: list[Tensor] = []
         looks: list[Tensor | None] = []
         for known in self._project(tokens).unbind(1):
-            top, hidden = self._advance(known, feed, hidden)
-            context, weights = _look(self.attention, top[:, None], memory, need_weights)
-            feed = self._read_out(context[:, 0], top)
-            readouts.append(feed)
+            readout, weights, state = self._write(known, state, need_weights)
+            readouts.append(readout)
             looks.append(weights)
         return Unrolled(torch.stack(readouts, 1), _one_head(_join(looks)))
 
+    def _write(
+        self, known: Tensor, state: RecurrentState, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None, RecurrentState]:
+        """The readout of the next symbol, and where it looked."""
+        top, hidden = self._advance(known, state.feed, state.hidden)
+        context, weights, state = self._look_once(top, state, need_weights)
+        readout = self._read_out(context, top)
+        feed = readout if self.input_feeding else None
+        return readout, weights, dataclasses.replace(state, hidden=hidden, feed=feed)
 
-class BahdanauDecoder(RecurrentDecoder):
+
+class BahdanauDecoder(AttendingDecoder):
     """Attend with the state before the step (Bahdanau et al. 2015, arXiv:1409.0473, A.2.2).
 
         c_t = attention(s_{t-1}, h)    s_t = cell(s_{t-1}, [y_{t-1}; c_t])
@@ -296,20 +346,15 @@ class BahdanauDecoder(RecurrentDecoder):
 
     Args:
         attention: with queries of width `hidden_dim`.
-        **widths: as `RecurrentDecoder` takes them.
+        **others: as `AttendingDecoder` takes them.
     """
 
-    def __init__(self, attention: Attention, **widths: Any) -> None:
-        super().__init__(**widths, extra_dim=widths["context_dim"])
-        self.attention = attention
-
-    def remember(self, encoded: Encoded) -> Memory:
-        """Project the keys, once per source."""
-        return _with_keys(self.attention, encoded)
+    def __init__(self, attention: Attention, **others: Any) -> None:
+        super().__init__(attention, **others, extra_dim=others["context_dim"])
 
     def step(self, token: Int[Tensor, " N"], state: RecurrentState) -> Step:
         """One symbol further."""
-        context, weights = _look_rows(self.attention, state.hidden[0], state.memory)
+        context, weights, state = self._look_once(state.hidden[0], state)
         top, hidden = self._advance(self._project(token), context, state.hidden)
         state = dataclasses.replace(state, hidden=hidden)
         return self._finish(state, self._read_out(context, top), weights)
@@ -318,45 +363,19 @@ class BahdanauDecoder(RecurrentDecoder):
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
     ) -> Unrolled:
         """All steps: the first layer one by one, everything else at once."""
-        start = self.start(memory).hidden
-        hidden = tuple(self._hidden(start, 0))
+        state = self.start(memory)
+        hidden = tuple(self._hidden(state.hidden, 0))
         states: list[Tensor] = []
         contexts: list[Tensor] = []
         looks: list[Tensor | None] = []
         for known in self._project(tokens).unbind(1):
-            context, weights = _look(self.attention, hidden[0][:, None], memory, need_weights)
-            hidden = self._layers[0].step(known, context[:, 0], hidden)
+            context, weights, state = self._look_once(hidden[0], state, need_weights)
+            hidden = self._layers[0].step(known, context, hidden)
             states.append(hidden[0])
-            contexts.append(context[:, 0])
+            contexts.append(context)
             looks.append(weights)
-        top = self._run(torch.stack(states, 1), start, first=1)
+        top = self._run(torch.stack(states, 1), state.hidden, first=1)
         return Unrolled(self._read_out(torch.stack(contexts, 1), top), _one_head(_join(looks)))
-
-
-def _with_keys(attention: Attention, encoded: Encoded) -> Memory:
-    keys = attention.project_key(encoded.states)
-    exponentials = attention.exponentials(keys)
-    return Memory(
-        encoded.states, encoded.padding, encoded.final, keys=(keys,), exponentials=(exponentials,)
-    )
-
-
-def _look(
-    attention: Attention, query: Tensor, memory: Memory, need_weights: bool
-) -> tuple[Tensor, Tensor | None]:
-    keys, exponentials = memory.keys[0], memory.exponentials[0]
-    masked = memory.padding[:, None]
-    return attention.look(query, keys, memory.states, masked, None, need_weights, exponentials)
-
-
-def _look_rows(attention: Attention, query: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-    """Look from N = B x beams rows at the memories of B sources: (N, Dv) and (N, T)."""
-    sources = memory.states.shape[0]
-    context, weights = _look(
-        attention, query.view(sources, -1, query.shape[-1]), memory, need_weights=True
-    )
-    assert weights is not None
-    return context.flatten(0, 1), weights.flatten(0, 1)
 
 
 def _spread(final: Tensor, rows: int) -> Tensor:
@@ -365,7 +384,7 @@ def _spread(final: Tensor, rows: int) -> Tensor:
 
 def _join(looks: Sequence[Tensor | None]) -> Tensor | None:
     kept = [weights for weights in looks if weights is not None]
-    return torch.cat(kept, dim=1) if kept else None
+    return torch.stack(kept, dim=1) if kept else None
 
 
 def _one_head(weights: Tensor | None) -> Tensor | None:
