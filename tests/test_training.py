@@ -264,3 +264,29 @@ def test_every_metric_can_choose(tmp_path: Path) -> None:
         out = tmp_path / metric
         regard.train(_config(out, metric=metric, max_updates=5), PAIRS, DEV)
         assert (metric if metric != "loss" else "dev_loss") in _metrics(out)[0]
+
+
+def test_a_transformer_is_told_which_of_its_layers_to_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    model = {"kind": "transformer", "heads": 2, "decoder_layers": 2, "feed_forward_dim": 8}
+    trained = regard.train(_config(out, model), PAIRS, DEV).trained
+    layer = json.loads((out / "config.json").read_text())["facts"]["attention_layer"]
+    assert layer in (0, 1)
+    assert trained.facts["attention_layer"] == layer
+    assert f"attention: layer {layer + 1} of 2 looks most often" in capsys.readouterr().err
+    assert regard.Translator.load(out).attention_layer(2) == layer
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"kind": "transformer", "heads": 2, "feed_forward_dim": 8, "tie_embeddings": True},
+        {"copy": True},
+        {"coverage": True, "window": "local-p"},
+    ],
+    ids=str,
+)
+def test_every_kind_of_model_resumes_exactly(tmp_path: Path, model: dict[str, object]) -> None:
+    test_resuming_continues_exactly(tmp_path, model)

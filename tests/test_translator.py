@@ -20,12 +20,11 @@ def _translator(
 ) -> regard.Translator:
     torch.manual_seed(1)
     sides = [TextConfig(unit=unit) for unit in (source, target)]  # type: ignore[arg-type]
+    widths = {"embedding_dim": 8, "encoder_dim": 8, "decoder_dim": 8, "attention_dim": 8}
     config = Config(
         source=sides[0],
         target=sides[1],
-        model=ModelConfig(
-            embedding_dim=8, encoder_dim=8, decoder_dim=8, attention_dim=8, dropout=0.0, **model
-        ),
+        model=ModelConfig(**{**widths, "feed_forward_dim": 8, "dropout": 0.0, **model}),
     )
     tokenizers = [Tokenizer.learn(["a b c", "c b a", "abc cab bac"], side) for side in sides]
     built = build(config.model, *map(len, tokenizers)).eval()
@@ -148,3 +147,47 @@ def test_an_unknown_device_is_refused() -> None:
         regard.ConfigError, match=r"no device 'tpu' here; choose auto or one of .*cpu"
     ):
         find_device("tpu")
+
+
+def test_a_transformer_gives_every_head_and_shows_one_layer() -> None:
+    translator = _translator(kind="transformer", heads=2, decoder_layers=3)
+    one = translator.translate(["a b c"], beam_size=3)[0]
+    assert one.attention_heads.shape == (len(one.tokens), 3, 2, 4)
+    np.testing.assert_allclose(one.attention_heads.sum(-1), 1, atol=1e-5)
+    np.testing.assert_allclose(one.attention, one.attention_heads[:, 1].mean(1), atol=1e-6)
+    translator.trained.facts["attention_layer"] = 2
+    found = translator.translate(["a b c"], beam_size=3)[0]
+    np.testing.assert_allclose(found.attention, one.attention_heads[:, 2].mean(1), atol=1e-6)
+    assert translator.translate([" "])[0].attention_heads.shape == (0, 1, 1, 0)
+
+
+@pytest.mark.parametrize("kind", ["rnn", "transformer"])
+def test_forced_and_found_outputs_agree(kind: str) -> None:
+    translator = _translator(kind=kind)
+    found = translator.translate(["a b c", "b"], beam_size=2)
+    forced = translator.align(["a b c", "b"], [one.text for one in found])
+    for left, right in zip(found, forced, strict=True):
+        assert left.tokens == right.tokens
+        if left.complete:
+            assert left.score == pytest.approx(right.score, abs=1e-4)
+        np.testing.assert_allclose(left.attention_heads, right.attention_heads, atol=1e-5)
+
+
+def test_a_recurrent_model_has_one_layer_and_head() -> None:
+    one = _translator().translate(["a b c"])[0]
+    np.testing.assert_array_equal(one.attention_heads[:, 0, 0], one.attention)
+    assert _translator(attention="none").translate(["a b c"])[0].attention_heads is None
+
+
+def test_features_are_source_tokens_with_words_of_their_own() -> None:
+    config = Config(model=ModelConfig(embedding_dim=8, encoder_dim=8, decoder_dim=8))
+    source = Tokenizer.learn(["ab\tV;PST", "ba\tV;PRS"], TextConfig(unit="char"), features=True)
+    target = Tokenizer.learn(["ab", "ba"], TextConfig(unit="char"))
+    model = build(config.model, len(source), len(target)).eval()
+    trained = folder.Trained(config, model, source, target, {"longest_target": 2})
+    translator = regard.Translator(trained, torch.device("cpu"))
+    one, other = translator.translate(["ab\tV;PST", "ab\tV;PRS"])
+    assert one.source_tokens == ["a", "b", "V", "PST", "</s>"]
+    assert one.source_words == [0, 1, 2, 3, None]
+    assert one.attention.shape == (len(one.tokens), 5)
+    assert not np.allclose(one.score, other.score)

@@ -166,8 +166,8 @@ def by_length(runs: Sequence[Run]) -> Lines:
         y_title="right to the last symbol, %",
         title="What fits through one state, and what attention looks up",
         explanation="Same pairs, same time for training; each mark is a range of source lengths.",
-        rule=(runs[0].longest_source, "longest in training"),
-        y_domain=(0, 100),
+        rule=(float(runs[0].longest_source), "longest in training"),
+        y_domain=(0.0, 100.0),
     )
 
 

@@ -1,0 +1,154 @@
+"""Comparing models: the same pairs, budget and seeds, a table and a chart."""
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.alignment import Gold
+from regard.cli.main import main
+from regard.compare import Run, by_length, compare, model_settings, table
+from regard.data import Pair
+from regard.errors import ConfigError
+from regard.metrics import report
+
+TINY = {
+    "model": {"embedding_dim": 8, "encoder_dim": 8, "decoder_dim": 8, "attention_dim": 8, "feed_forward_dim": 8},
+    "training": {"max_updates": 4, "validate_every": 2, "batch_tokens": 200},
+}  # fmt: skip
+
+
+def _pairs(count: int, seed: int) -> list[Pair]:
+    rng = random.Random(seed)
+    words = [" ".join(rng.choice("abcd") for _ in range(rng.randint(1, 8))) for _ in range(count)]
+    return [Pair(word, word) for word in dict.fromkeys(words)]
+
+
+def _write(path: Path, pairs: list[Pair]) -> str:
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
+    return str(path)
+
+
+def _settings(tmp_path: Path) -> dict[str, Any]:
+    data = {"train": _write(tmp_path / "train.tsv", _pairs(60, 1))}
+    data["dev"] = _write(tmp_path / "dev.tsv", _pairs(20, 2))
+    return {**TINY, "data": data, "device": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("item", "settings"),
+    [
+        ("none", {"kind": "rnn", "attention": "none"}),
+        ("additive", {"kind": "rnn", "attention": "additive"}),
+        ("luong:dot", {"kind": "rnn", "attention": "dot", "decoder": "luong"}),
+        ("bahdanau:concat", {"kind": "rnn", "attention": "concat", "decoder": "bahdanau"}),
+        ("transformer", {"kind": "transformer"}),
+        ("transformer:additive", {"kind": "transformer", "attention": "additive"}),
+    ],
+)
+def test_items_are_models(item: str, settings: dict[str, str]) -> None:
+    assert model_settings(item) == settings
+
+
+@pytest.mark.parametrize("item", ["", "sum", "luong", "luong:sum", "cho:dot", "dot:luong"])
+def test_what_is_no_model_is_named(item: str) -> None:
+    with pytest.raises(ConfigError, match=f"no model is named '{item}'; items of --attention are"):
+        model_settings(item)
+
+
+def test_every_item_is_trained_measured_and_drawn(tmp_path: Path) -> None:
+    test = _pairs(30, 3)
+    gold = [Gold(frozenset((i, i) for i in range(len(pair.source.split())))) for pair in test]
+    items = ["none", "luong:dot", "transformer"]
+    said: list[str] = []
+    runs = compare(
+        _settings(tmp_path), items, tmp_path / "out", test, seeds=(1, 2), gold=gold, say=said.append
+    )
+    assert [(run.name, run.seed) for run in runs] == [(item, s) for item in items for s in (1, 2)]
+    assert said[1] == "[2 of 6] none, seed 2"
+    assert [run.aer is None for run in runs] == [True, True, False, False, False, False]
+    for run in runs:
+        folder = tmp_path / "out" / run.name.replace(":", "-") / f"seed-{run.seed}"
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        assert config["training"]["seed"] == run.seed
+        assert config["training"]["max_minutes"] == pytest.approx(8 / 6)
+        assert run.parameters == config["facts"]["parameters"]
+        assert run.updates == 4
+        assert run.scores.n == len(test)
+    rows = json.loads((tmp_path / "out" / "table.json").read_text(encoding="utf-8"))
+    assert [row["name"] for row in rows] == [run.name for run in runs]
+    assert (tmp_path / "out" / "table.md").read_text(encoding="utf-8") == table(runs)
+    for suffix in ("html", "png", "svg"):
+        assert (tmp_path / "out" / f"by_length.{suffix}").stat().st_size > 1000
+
+
+def _run(name: str, seed: int, right: int) -> Run:
+    """A run of which `right` of 20 outputs are right: the first 10 of 3 symbols, the others of 9."""
+    outputs = ["a"] * right + ["b"] * (20 - right)
+    scores = report(outputs, [["a"]] * 20, [3] * 10 + [9] * 10)
+    return Run(name, seed, scores, 2.0, 100, 1234, 50.0, 9, 0.25)
+
+
+def test_the_table_gives_means_and_intervals_over_seeds() -> None:
+    one = table([_run("dot", 1, 10)])
+    low, high = (
+        _run("dot", 1, 10).scores.exact_match.low,
+        _run("dot", 1, 10).scores.exact_match.high,
+    )
+    assert f"| dot | 50.0 ({low:.1f} – {high:.1f})" in one
+    assert "one seed (bootstrap); 20 sources" in one
+    three = table([_run("dot", seed, right) for seed, right in ((1, 10), (2, 12), (3, 14))])
+    # of 50, 60 and 70 the mean is 60, the deviation 10, and t with 2 degrees of freedom 4.303
+    assert f"| dot | 60.0 ± {4.303 * 10 / math.sqrt(3):.1f} |" in three
+    assert "mean over 3 seeds (Student's t)" in three
+    assert "| 1,234 | 2.0 | 100 | 50 | 25.0 |" in three
+
+
+def test_the_chart_has_a_line_per_item_and_a_mark_per_length() -> None:
+    chart = by_length([_run("none", 1, 10), _run("none", 2, 15), _run("dot", 1, 20)])
+    marks = [(point.line, point.x, point.y) for point in chart.points]
+    assert marks == [("none", 3, 100), ("none", 8, 25), ("dot", 3, 100), ("dot", 8, 100)]
+    assert chart.rule == (9, "longest in training")
+    assert "none" in chart.to_svg()
+    assert "longest in training" in chart.to_svg()
+
+
+def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = _settings(tmp_path)["data"]
+    flags = [
+        f"--{group}.{name}={value}"
+        for group, fields in TINY.items()
+        for name, value in fields.items()
+    ]
+    out = tmp_path / "out"
+    given = ["compare", "--data.train", data["train"], "--data.dev", data["dev"], *flags]
+    call = [*given, "--attention", "none,additive", "--out", str(out), "--device", "cpu"]
+    assert main(call) == 0
+    done = capsys.readouterr()
+    assert "| none | " in done.out
+    assert "| additive | " in done.out
+    assert main(call) == 1
+    assert "exists and is not empty" in capsys.readouterr().err
+    assert main([*call, "--resume"]) == 0
+    assert "[1 of 2]" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "wrong"),
+    [
+        (["--attention", "none,sum"], "no model is named 'sum'"),
+        (["--seeds", "1,x"], "--seeds takes whole numbers with commas, got '1,x'"),
+        (["--data.dev", "nowhere.tsv"], "cannot read nowhere.tsv"),
+    ],
+)
+def test_bad_calls_are_said_before_anything_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], wrong: str
+) -> None:
+    data = _settings(tmp_path)["data"]
+    given = ["compare", "--data.train", data["train"], "--data.dev", data["dev"]]
+    assert main([*given, "--out", str(tmp_path / "out"), *more]) == 1
+    assert wrong in capsys.readouterr().err
+    assert not any((tmp_path / "out").glob("*/*"))

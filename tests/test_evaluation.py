@@ -1,0 +1,67 @@
+"""What is measured of a translator: which layer looks where it matters."""
+
+import pytest
+import torch
+
+import regard
+from regard import folder
+from regard.config import Config, ModelConfig, TextConfig
+from regard.data import Example
+from regard.evaluation import layer_agreements
+from regard.models import build
+from regard.text import END, START, UNKNOWN, Tokenizer
+
+
+def _translator(**model: object) -> regard.Translator:
+    torch.manual_seed(2)
+    config = Config(model=ModelConfig(encoder_dim=8, decoder_dim=8, embedding_dim=8, **model))
+    tokenizer = Tokenizer.learn(["a b c d"], TextConfig(unit="symbol"))
+    built = build(config.model, len(tokenizer), len(tokenizer)).eval()
+    for parameter in built.parameters():
+        parameter.data.mul_(3)
+    trained = folder.Trained(config, built, tokenizer, tokenizer, {"longest_target": 5})
+    return regard.Translator(trained, torch.device("cpu"))
+
+
+def _costs(translator: regard.Translator, example: Example) -> list[int]:
+    """For every target symbol the source symbol whose erasure costs it most, one run for each."""
+    model = translator.trained.model
+
+    def log_probs(source: list[int]) -> torch.Tensor:
+        memory = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
+        inputs = torch.tensor([[START, *example.target]])
+        states = model.decoder.unroll(memory, inputs).states
+        found = torch.log_softmax(model.decoder.predict(states), -1)[0]
+        return found[range(len(example.target)), example.target]
+
+    whole, costs = log_probs(example.source), []
+    for place in range(len(example.source) - 1):
+        erased = [*example.source[:place], UNKNOWN, *example.source[place + 1 :]]
+        costs.append(whole - log_probs(erased))
+    return torch.stack(costs).argmax(0).tolist()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"kind": "transformer", "heads": 2}, {"kind": "rnn"}], ids=["transformer", "rnn"]
+)
+@torch.no_grad()
+def test_a_layer_agrees_where_it_looks_at_what_erasing_costs_most(
+    settings: dict[str, object],
+) -> None:
+    translator = _translator(**settings)
+    examples = [
+        Example([4, 5, 6, 7, END], [5, 6, 4]), Example([6, 4, END], [4, 7]),
+        Example([7, 6, 5, END], [4]),
+    ]  # fmt: skip
+    model, hits = translator.trained.model, []
+    for example in examples:
+        source = torch.tensor([example.source])
+        memory = model.encode(source, torch.tensor([source.shape[1]]))
+        inputs = torch.tensor([[START, *example.target]])
+        weights = model.decoder.unroll(memory, inputs, need_weights=True).weights[0]
+        for t, cost in enumerate(_costs(translator, example)):
+            places = weights[t, :, :, :-1].mean(1).argmax(-1)
+            hits.append((places == cost).float())
+    want = torch.stack(hits).mean(0).tolist()
+    assert layer_agreements(translator, examples) == pytest.approx(want)
+    assert len(want) == (3 if settings["kind"] == "transformer" else 1)
