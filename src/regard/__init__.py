@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ShapeError,
     )
     from regard.evaluation import Report, evaluate
+    from regard.explanation import Explanation, explain
     from regard.scores import (
         Additive,
         Bilinear,
@@ -48,6 +49,7 @@ _HOMES: dict[str, str] = {
     "DataConfig": "config",
     "DataError": "errors",
     "Dot": "scores",
+    "Explanation": "explanation",
     "ExtraError": "errors",
     "FolderError": "errors",
     "InnerProduct": "scores",
@@ -63,6 +65,7 @@ _HOMES: dict[str, str] = {
     "Translation": "translator",
     "Translator": "translator",
     "evaluate": "evaluation",
+    "explain": "explanation",
     "heatmap": "charts",
     "make_score": "scores",
     "train": "training",
@@ -82,6 +85,7 @@ __all__ = [
     "DataConfig",
     "DataError",
     "Dot",
+    "Explanation",
     "ExtraError",
     "FolderError",
     "InnerProduct",
@@ -97,6 +101,7 @@ __all__ = [
     "Translation",
     "Translator",
     "evaluate",
+    "explain",
     "heatmap",
     "make_score",
     "train",

@@ -32,6 +32,7 @@ _UNFIT = re.compile(
     r"""key "([^"]+)": (?:Expected a |Does not validate .*?Subtypes: \[)"""
     r"""(?:<class '(\w+)'>|(.*)).*(?:Got|Given) value: (.*)"""
 )
+_NEGATIVE = re.compile(r"-[\d.]")
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 
 
@@ -81,7 +82,11 @@ class Parser(ArgumentParser):
                 options.append(argument)
                 action = self._option_string_actions.get(argument)
                 if action is not None and action.nargs != 0:
-                    options += itertools.islice(remaining, 1)
+                    for value in itertools.islice(remaining, 1):
+                        # argparse takes `-1,2` for an option unless it is tied to its own
+                        options[-1:] = (
+                            [f"{argument}={value}"] if _NEGATIVE.match(value) else [argument, value]
+                        )
         return [*options, *(["--", *words] if words else [])]
 
 

@@ -304,6 +304,10 @@ class LuongDecoder(AttendingDecoder):
         readout, weights, state = self._write(self._project(token), state, need_weights=True)
         return self._finish(state, readout, weights)
 
+    def query(self, before: RecurrentState, after: RecurrentState) -> Float[Tensor, "N D"]:
+        """What the step between two states looked with: s_t."""
+        return after.hidden[-self.parts]
+
     def unroll(
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
     ) -> Unrolled:
@@ -358,6 +362,10 @@ class BahdanauDecoder(AttendingDecoder):
         top, hidden = self._advance(self._project(token), context, state.hidden)
         state = dataclasses.replace(state, hidden=hidden)
         return self._finish(state, self._read_out(context, top), weights)
+
+    def query(self, before: RecurrentState, after: RecurrentState) -> Float[Tensor, "N D"]:
+        """What the step between two states looked with: s_{t-1}."""
+        return before.hidden[0]
 
     def unroll(
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False

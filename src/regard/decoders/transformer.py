@@ -155,7 +155,7 @@ class TransformerDecoder(nn.Module):
 
     def remember(self, encoded: Encoded) -> Memory:
         """Project keys and values of the source for every layer, once per source."""
-        attentions = [layer.across for layer in self._layers]
+        attentions = self.attentions
         seen = [across.project(encoded.states, encoded.states) for across in attentions]
         powers = [
             across.attention.exponentials(heads.keys)
@@ -205,6 +205,11 @@ class TransformerDecoder(nn.Module):
     ) -> Float[Tensor, "*n V"]:
         """Logits over the vocabulary from the states of the last layer."""
         return self.output(states, weights, copies)
+
+    @property
+    def attentions(self) -> list[MultiHeadAttention]:
+        """How each layer looks at the source."""
+        return [layer.across for layer in self._layers]
 
     @property
     def _layers(self) -> list[DecoderLayer]:

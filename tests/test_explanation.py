@@ -1,0 +1,274 @@
+"""The walk: the numbers worked by hand, every score against its layer, and a model's own looks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard import folder
+from regard.cli.main import main
+from regard.config import Config, ModelConfig, TextConfig
+from regard.errors import ConfigError, ShapeError
+from regard.explanation import explain, variances
+from regard.explanation.formulas import FORMULAS
+from regard.explanation.model import _letters, explain_step
+from regard.models import build
+from regard.scores import EQUAL_WIDTHS, NAMES, make_score
+from regard.text import Tokenizer
+
+STATES = [[1, 0], [0, 1], [1, 1]]
+WALK = """Given
+  s = [1, 2]
+  h1 = [1, 0]
+  h2 = [0, 1]
+  h3 = [1, 1]
+
+1. Score (dot, Luong et al. 2015)
+  e_i = s . h
+  e = [1, 2, 3]
+
+2. Normalise (softmax)
+  exp(e) = [2.7183, 7.3891, 20.0855]
+  Z = 2.7183 + 7.3891 + 20.0855 = 30.1929
+  alpha = exp(e) / Z = [0.0900, 0.2447, 0.6652]
+  they sum to 1
+
+3. Average
+  c = 0.0900 h1 + 0.2447 h2 + 0.6652 h3
+  0.0900 x [1, 0] = [0.0900, 0]
+  0.2447 x [0, 1] = [0, 0.2447]
+  0.6652 x [1, 1] = [0.6652, 0.6652]
+  c = [0.7553, 0.9100]
+  (with weights cut to two digits, 0.09, 0.24, 0.66, as texts worked by hand print them: [0.75, 0.90])
+
+What the decoder goes on with
+  [s; c] = [1, 2, 0.7553, 0.9100]
+
+(Computed in float64, shown to 4 digits.)
+"""
+
+
+def test_the_walk_through() -> None:
+    found = regard.explain([1, 2], STATES)
+    assert str(found) == WALK
+    np.testing.assert_allclose(found.scores, [1, 2, 3])
+    np.testing.assert_allclose(found.exponentials, np.exp([1, 2, 3]))
+    assert found.partition == pytest.approx(30.1929, abs=5e-5)
+    np.testing.assert_allclose(found.weights, [0.0900, 0.2447, 0.6652], atol=5e-5)
+    np.testing.assert_allclose(found.context, [0.7553, 0.9100], atol=5e-5)
+    np.testing.assert_allclose(found.concatenated, [1, 2, 0.7553, 0.9100], atol=5e-5)
+    np.testing.assert_allclose(found.weighted.sum(0), found.context)
+
+
+def _words(norm: float) -> list[list[float]]:
+    words = np.eye(4)
+    words[0] *= norm
+    return words.tolist()
+
+
+@pytest.mark.parametrize(
+    ("norm", "score", "scores", "weights"),
+    [
+        (1, "dot", [1, 0, 0, 0], [0.4754, 0.1749, 0.1749, 0.1749]),
+        (2, "dot", [4, 0, 0, 0], [0.9479, 0.0174, 0.0174, 0.0174]),
+        (1, "cosine", [1, 0, 0, 0], [0.4754, 0.1749, 0.1749, 0.1749]),
+        (2, "cosine", [1, 0, 0, 0], [0.4754, 0.1749, 0.1749, 0.1749]),
+    ],
+)
+def test_four_words(norm: float, score: str, scores: list[float], weights: list[float]) -> None:
+    words = _words(norm)
+    found = explain(words[0], words, score=score, labels=["Helga", "ate", "an", "apple"])
+    np.testing.assert_allclose(found.scores, scores, atol=1e-12)
+    np.testing.assert_allclose(found.weights, weights, atol=5e-5)
+    assert f"{weights[0]:.4f} Helga + {weights[1]:.4f} ate" in str(found)
+
+
+def test_given_weights() -> None:
+    found = explain(None, np.eye(4), weights=[0.4, 0.3, 0.2, 0.1])
+    assert "c = 0.4000 h1 + 0.3000 h2 + 0.2000 h3 + 0.1000 h4" in str(found)
+    np.testing.assert_allclose(found.context, [0.4, 0.3, 0.2, 0.1])
+    assert found.scores is None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_score_is_the_one_of_its_layer(name: str) -> None:
+    torch.manual_seed(3)
+    width = 4 if name in EQUAL_WIDTHS else 3
+    score = make_score(name, query_dim=4, key_dim=width, hidden_dim=5).double()
+    query, keys = torch.randn(1, 1, 4).double(), torch.randn(1, 6, width).double()
+    values = torch.randn(1, 6, 2).double()
+    want = regard.Attention(score)(query, keys, values, need_weights=True)
+    letters = _letters(name, score, 0)
+    found = explain(query[0, 0], keys[0], values[0], name, parameters=letters)
+    np.testing.assert_allclose(found.scores, score(query, keys)[0, 0].detach(), atol=1e-12)
+    np.testing.assert_allclose(found.weights, want.weights[0, 0].detach(), atol=1e-12)
+    np.testing.assert_allclose(found.context, want.context[0, 0].detach(), atol=1e-12)
+    assert FORMULAS[name].text in str(found)
+    assert FORMULAS.keys() == set(NAMES)
+
+
+def test_missing_parameters_are_the_identity_and_ones_and_said() -> None:
+    found = explain([1, 2], STATES, score="mlp")
+    np.testing.assert_allclose(found.scores, [np.tanh(np.add([1, 2], h)).sum() for h in STATES])
+    assert "W = [[1, 0], [0, 1]] (not given: the identity)" in str(found)
+    assert "v = [1, 1] (not given: ones)" in str(found)
+    one = explain([1, 2], STATES, score="additive", parameters={"v": [2, 0]})
+    assert "v = [2, 0]\n" in str(one)
+
+
+def test_scores_too_high_for_an_exponential_are_shifted_and_said() -> None:
+    found = explain([1000.0, 0], [[1, 0], [0.999, 0]])
+    np.testing.assert_allclose(found.weights, [1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])
+    assert "the largest score was taken off each" in str(found)
+
+
+def test_without_normalising_the_raw_sum_stands_beside() -> None:
+    text = explain([1, 2], STATES).to_text(without_normalising=True)
+    assert "sum_i e_i h_i = [4, 5]" in text
+
+
+def test_markdown_and_json() -> None:
+    found = explain([1, 2], STATES)
+    markdown = found.to_markdown(digits=2)
+    assert r"$$e_i = s \cdot h$$" in markdown
+    assert "| alpha = exp(e) / Z | 0.09 | 0.24 | 0.67 |" in markdown
+    assert "h_{1}" in markdown
+    document = json.loads(found.to_json())
+    assert document["scores"] == [1, 2, 3]
+    assert document["context"] == found.context.tolist()
+    assert document["without_normalising"] == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "wrong"),
+    [
+        (([1, 2, 3], STATES), ShapeError, "cannot compare a query of width 3 with keys of width 2"),
+        (([1, 2], [[1, 0], [1]]), ShapeError, "expected keys as numbers in rows of one length"),
+        (([], STATES), ShapeError, "expected query as one row of numbers"),
+        (([1, float("nan")], STATES), ShapeError, "expected query of finite numbers"),
+        (([1, 2], STATES, [[1]]), ShapeError, "expected a value for each of 3 keys, got 1"),
+        (([1, 2], STATES, None, "sum"), ConfigError, "no score is named 'sum'"),
+        ((None, STATES), ConfigError, "there is no query to score the keys with"),
+    ],
+)
+def test_what_cannot_be_walked_is_said(given: Any, error: type[Exception], wrong: str) -> None:
+    with pytest.raises(error, match=wrong):
+        explain(*given)
+    with pytest.raises(ConfigError, match="dot has no parameter 'W'; it has no parameters"):
+        explain([1, 2], STATES, parameters={"W": [[1]]})
+
+
+def test_variances_are_those_derived() -> None:
+    for row in variances([1, 16, 300]):
+        # of 20,000 samples the variance is known to about one percent
+        assert row["dot"] == pytest.approx(row["dim"], rel=0.06)
+        assert row["scaled_dot"] == pytest.approx(1, rel=0.06)
+        assert row["over_dim"] == pytest.approx(1 / row["dim"], rel=0.06)
+
+
+def _translator(out: Path, **model: object) -> regard.Translator:
+    torch.manual_seed(1)
+    side = TextConfig(unit="symbol")
+    widths = {
+        "embedding_dim": 8,
+        "encoder_dim": 8,
+        "decoder_dim": 8,
+        "attention_dim": 8,
+        "heads": 2,
+    }
+    config = Config(source=side, target=side, model=ModelConfig(**{**widths, **model}))
+    tokenizer = Tokenizer.learn(["a b c"], side)
+    built = build(config.model, len(tokenizer), len(tokenizer)).eval()
+    for parameter in built.parameters():
+        parameter.data.mul_(2)
+    trained = folder.Trained(config, built, tokenizer, tokenizer, {"longest_target": 4})
+    out.mkdir()
+    folder.save_description(out, trained)
+    folder.save_weights(out, built)
+    return regard.Translator(trained, torch.device("cpu"))
+
+
+LOOKS = [
+    *({"attention": name} for name in NAMES),
+    {"attention": "additive", "decoder": "bahdanau", "cell": "gru", "decoder_layers": 2},
+    {"attention": "dot", "decoder": "luong", "input_feeding": True, "decoder_layers": 2},
+    *({"kind": "transformer", "attention": name} for name in NAMES),
+]
+
+
+@pytest.mark.parametrize("settings", LOOKS, ids=str)
+def test_a_models_look_is_the_one_it_took(tmp_path: Path, settings: dict[str, object]) -> None:
+    translator = _translator(tmp_path / "model", **settings)
+    for step in (1, 3):
+        found, output = explain_step(translator, "a c b a", step, target="c b a")
+        heads = output.attention_heads[step - 1]
+        layer = translator.attention_layer(len(heads))
+        np.testing.assert_allclose(found.weights, heads[layer, 0], atol=1e-5)
+        assert found.labels == ["a(1)", "c(2)", "b(3)", "a(4)", "</s>(5)"]
+    if settings.get("kind") == "transformer":
+        found, output = explain_step(translator, "a c b a", 2, target="c b a", layer=3, head=1)
+        np.testing.assert_allclose(found.weights, output.attention_heads[1, 2, 1], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "more", "wrong"),
+    [
+        ({"attention": "none"}, {}, "no attention to explain"),
+        ({"normalizer": "sparsemax"}, {}, "only looks at the whole source by softmax"),
+        ({}, {"step": 9}, "--step goes from 1 to 2 for this output, got 9"),
+        ({"kind": "transformer"}, {"layer": 4}, "layers 1 to 3, of 2 heads from 0"),
+        ({"kind": "transformer"}, {"head": 2}, "there is no layer None, head 2"),
+    ],
+)
+def test_looks_that_are_not_there(
+    tmp_path: Path, settings: dict[str, object], more: dict[str, int], wrong: str
+) -> None:
+    translator = _translator(tmp_path / "model", **settings)
+    with pytest.raises(ConfigError, match=wrong):
+        explain_step(translator, "a b", more.pop("step", 1), target="a b", **more)
+
+
+def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*arguments: str, status: int = 0) -> str:
+        assert main(["explain", *arguments]) == status
+        done = capsys.readouterr()
+        return done.err if status else done.out
+
+    vectors = "--query", "1,2", "--keys", "1,0;0,1;1,1"
+    assert said(*vectors) == WALK
+    assert "s = [-1, 2]" in said("--query", "-1,2", "--keys", "-1,0;0,1")
+    (tmp_path / "query.json").write_text("[1, 2]")
+    np.save(tmp_path / "keys.npy", np.array(STATES))
+    files = "--query", str(tmp_path / "query.json"), "--keys", str(tmp_path / "keys.npy")
+    assert said(*files) == WALK
+    np.savez(tmp_path / "p.npz", W=np.diag([2.0, 1.0]))
+    assert "e = [2, 2, 4]" in said(
+        *vectors, "--score", "general", "--parameters", str(tmp_path / "p.npz")
+    )
+    assert json.loads(said(*vectors, "--format", "json"))["partition"] == pytest.approx(
+        30.1929, abs=1e-4
+    )
+    assert "### 1. Score" in said(*vectors, "--format", "markdown")
+    assert "c = 0.40 Ann + 0.60 Bob" in said(
+        "--keys", "1;2", "--weights", "0.4,0.6", "--labels", "Ann,Bob", "--digits", "2"
+    )
+    table = said("--dim", "1..8")
+    assert [line.split()[1] for line in table.splitlines()[4:8]] == ["1", "2", "4", "8"]
+    translator = _translator(tmp_path / "model")
+    output = translator.align(["a b"], ["c a"])[0]
+    walk = said("--model", str(tmp_path / "model"), "a b", "--target", "c a", "--step", "2")
+    assert walk.startswith("a b -> c a; step 2: a\n")
+    assert f"{output.attention[1, 0]:.4f} a(1) + {output.attention[1, 1]:.4f} b(2)" in walk
+    for arguments, wrong in (
+        ((), "give --query and --keys"),
+        (("--query", "1,x", "--keys", "1"), "--query takes numbers with commas"),
+        ((*vectors, "--format", "pdf"), "--format is text, markdown or json"),
+        (("--dim", "8..1"), "--dim takes widths such as 1..1024"),
+        (("--query", "gone.npy", "--keys", "1"), "cannot read gone.npy"),
+        (("--model", str(tmp_path / "model")), "--model needs a text"),
+    ):
+        assert wrong in said(*arguments, status=1)
