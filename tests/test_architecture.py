@@ -27,7 +27,7 @@ RANKS = {
     "evaluation": 11, "card": 11,
     "checkpoints": 12,
     "training": 13,
-    "demo": 14, "compare": 14, "explanation": 14,
+    "demo": 14, "compare": 14, "curves": 14, "explanation": 14,
     "cli": 16,
 }  # fmt: skip
 

@@ -12,7 +12,7 @@ from regard.alignment import Gold
 from regard.cli.main import main
 from regard.compare import Run, by_length, compare, model_settings, table
 from regard.data import Pair
-from regard.errors import ConfigError
+from regard.errors import ConfigError, DataError
 from regard.metrics import report
 
 TINY = {
@@ -45,12 +45,12 @@ def _settings(tmp_path: Path) -> dict[str, Any]:
         ("additive", {"kind": "rnn", "attention": "additive"}),
         ("luong:dot", {"kind": "rnn", "attention": "dot", "decoder": "luong"}),
         ("bahdanau:concat", {"kind": "rnn", "attention": "concat", "decoder": "bahdanau"}),
-        ("transformer", {"kind": "transformer"}),
+        ("transformer", {"kind": "transformer", "attention": None}),
         ("transformer:additive", {"kind": "transformer", "attention": "additive"}),
     ],
 )
 def test_items_are_models(item: str, settings: dict[str, str]) -> None:
-    assert model_settings(item) == settings
+    assert model_settings(item) == {"encoder": None, **settings}
 
 
 @pytest.mark.parametrize("item", ["", "sum", "luong", "luong:sum", "cho:dot", "dot:luong"])
@@ -132,14 +132,21 @@ def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "| additive | " in done.out
     assert main(call) == 1
     assert "exists and is not empty" in capsys.readouterr().err
+    before = (out / "none" / "seed-1" / "model.safetensors").read_bytes()
     assert main([*call, "--resume"]) == 0
-    assert "[1 of 2]" not in capsys.readouterr().err
+    assert (out / "none" / "seed-1" / "model.safetensors").read_bytes() == before
+    other = _write(tmp_path / "other.tsv", _pairs(60, 9))
+    assert main([*call, "--data.train", other, "--resume"]) == 1
+    assert "was trained on other pairs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("more", "wrong"),
     [
         (["--attention", "none,sum"], "no model is named 'sum'"),
+        (["--seeds", "1,1"], "--seeds names one twice: 1, 1"),
+        (["--attention", "dot,none,dot"], "--attention names one twice: dot, none, dot"),
+        (["--beam-size", "0"], "--beam-size must be at least 1, got 0"),
         (["--seeds", "1,x"], "--seeds takes whole numbers with commas, got '1,x'"),
         (["--data.dev", "nowhere.tsv"], "cannot read nowhere.tsv"),
     ],
@@ -152,3 +159,21 @@ def test_bad_calls_are_said_before_anything_is_trained(
     assert main([*given, "--out", str(tmp_path / "out"), *more]) == 1
     assert wrong in capsys.readouterr().err
     assert not any((tmp_path / "out").glob("*/*"))
+
+
+def test_runs_are_compared_on_gold_links_of_every_pair(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="1 lines of gold links for 5 pairs"):
+        compare(
+            _settings(tmp_path), ["dot"], tmp_path / "out", _pairs(5, 3), gold=[Gold(frozenset())]
+        )
+    with pytest.raises(ConfigError, match=r"give --data.dev F"):
+        compare({}, ["dot"], tmp_path / "out", _pairs(5, 3))
+
+
+def test_a_recipe_for_recurrent_models_leaves_the_transformer_its_own_score(tmp_path: Path) -> None:
+    settings = _settings(tmp_path)
+    settings["model"] = {**settings["model"], "attention": "additive", "kind": "rnn"}
+    compare(settings, ["transformer"], tmp_path / "out", _pairs(5, 3), say=lambda _: None)
+    config = json.loads((tmp_path / "out" / "transformer" / "seed-1" / "config.json").read_text())
+    assert config["model"]["attention"] == "scaled_dot"
+    assert config["model"]["encoder"] == "transformer"

@@ -111,7 +111,7 @@ def test_every_setting_has_a_line_of_help() -> None:
 
 
 def test_a_model_fills_in_what_depends_on_its_kind() -> None:
-    recurrent, transformer = ModelConfig(), ModelConfig(kind="transformer")
+    recurrent, transformer = ModelConfig().settled(), ModelConfig(kind="transformer").settled()
     assert (recurrent.encoder, recurrent.attention, recurrent.encoder_layers) == (
         "rnn",
         "additive",
@@ -119,7 +119,7 @@ def test_a_model_fills_in_what_depends_on_its_kind() -> None:
     )
     assert (transformer.encoder, transformer.attention) == ("transformer", "scaled_dot")
     assert (transformer.encoder_layers, transformer.decoder_layers) == (3, 3)
-    mixed = ModelConfig(encoder="transformer")
+    mixed = ModelConfig(encoder="transformer").settled()
     assert (mixed.attention, mixed.encoder_layers, mixed.decoder_layers) == ("additive", 3, 1)
 
 
@@ -144,6 +144,7 @@ def test_a_transformer_that_cannot_be_is_refused(settings: dict[str, Any], wrong
     ("settings", "wrong"),
     [
         ({"attention": "none", "copy": True}, "model.copy copies where attention looks"),
+        ({"normalizer": "none", "copy": True}, "needs weights that are probabilities"),
         ({"attention": "none", "window": "local-m"}, "is for recurrent decoders with attention"),
         ({"kind": "transformer", "window": "local-p"}, "is for recurrent decoders with attention"),
         ({"attention": "dot", "coverage": True}, "got model.kind rnn and model.attention dot"),

@@ -10,6 +10,7 @@ import regard
 from regard.config import Config, ModelConfig, TextConfig, TrainingConfig
 from regard.copying import copies_of, hide, widened
 from regard.data import Example, collate
+from regard.errors import ConfigError
 from regard.models import Seq2Seq, build
 from regard.text import END, UNKNOWN, Tokenizer
 
@@ -89,7 +90,16 @@ def test_one_step_equals_all_steps(settings: dict[str, object]) -> None:
         torch.testing.assert_close(step.log_probs, expected[rows, t], atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("settings", KINDS, ids=str)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *KINDS,
+        *({**KINDS[0], "normalizer": name} for name in ("sparsemax", "entmax15")),
+        {**KINDS[0], "window": "local-m", "window_radius": 1},
+        {**KINDS[1], "window": "local-p", "window_radius": 1},
+    ],
+    ids=str,
+)
 def test_every_parameter_learns_and_smoothing_stays_finite(settings: dict[str, object]) -> None:
     model = _model(settings).train()
     source, lengths, copies = _batch()
@@ -158,3 +168,23 @@ def test_symbols_never_seen_in_training_are_copied(tmp_path: Path, unchecked: No
     assert exact(copy=True) >= 95
     assert exact(copy=False) < 30
     torch.set_num_threads(before)
+
+
+def test_smoothing_does_not_depend_on_what_others_in_the_batch_may_copy() -> None:
+    model = _model(KINDS[0])
+    source, lengths, copies = _batch()
+    inputs, targets = torch.tensor([[2, 4], [2, 5]]), torch.tensor([[4, 3], [5, 3]])
+    whole = model(source, lengths, inputs, targets, copies, label_smoothing=0.1)
+    parts = [
+        model(*(t[[row]] for t in (source, lengths, inputs, targets, copies)), label_smoothing=0.1)
+        for row in range(2)
+    ]
+    torch.testing.assert_close(whole, torch.stack(parts).mean())
+
+
+def test_both_sides_need_one_unit(tmp_path: Path) -> None:
+    config = Config(
+        out=str(tmp_path / "m"), source=TextConfig(unit="char"), model=ModelConfig(copy=True)
+    )
+    with pytest.raises(ConfigError, match="one unit of text on both sides, found char and symbol"):
+        regard.train(config, [("ab", "a b"), ("ba", "b a")], [("ab", "a b")])

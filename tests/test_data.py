@@ -182,7 +182,7 @@ def test_lines_without_their_features_are_bad(tmp_path: Path) -> None:
     assert [tuple(bad) for bad in found.bad] == [
         (2, "has no column 3 with features"),
         (3, "is empty"),
-        (4, "has an empty source"),
+        (4, "has features and no source"),
         (5, "has an empty target"),
     ]
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import regard
-from regard import folder
+from regard import evaluation, folder
 from regard.config import Config, ModelConfig, TextConfig
 from regard.data import Example
 from regard.evaluation import layer_agreements
@@ -46,8 +46,9 @@ def _costs(translator: regard.Translator, example: Example) -> list[int]:
 )
 @torch.no_grad()
 def test_a_layer_agrees_where_it_looks_at_what_erasing_costs_most(
-    settings: dict[str, object],
+    settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(evaluation, "_SYMBOLS_AT_ONCE", 20)  # in several batches
     translator = _translator(**settings)
     examples = [
         Example([4, 5, 6, 7, END], [5, 6, 4]), Example([6, 4, END], [4, 7]),

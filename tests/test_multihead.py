@@ -290,9 +290,14 @@ def test_dropout_acts_in_training_alone() -> None:
         (lambda: MultiHeadAttention(12, 3, "sum"), "no score is named 'sum'"),
         (
             lambda: MultiHeadAttention(12, 3, "bahdanau", rotary=True),
-            "inner product, which bahdanau",
+            "inner product, which additive",
         ),
         (lambda: MultiHeadAttention(9, 3, rotary=True), "even width, got 3"),
+        (lambda: MultiHeadAttention(0, 1), "multiple of num_heads, got 0 and 1"),
+        (
+            lambda: MultiHeadAttention(8, 2, regard.Additive(4, 4, 3), rotary=True),
+            "inner product, which Additive",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(make: object, wrong: str) -> None:
@@ -304,6 +309,12 @@ def test_misfits_name_their_shapes(unchecked: None) -> None:
     ours = MultiHeadAttention(D, H)
     with pytest.raises(ShapeError, match=r"queries of width 12 .* got query \(2, 4, 5\)"):
         ours(torch.randn(2, 4, 5), torch.randn(2, 6, 12))
+    with pytest.raises(ShapeError, match="was made for queries of width 8"):
+        MultiHeadAttention(8, 2, regard.Additive(8, 8, 5))
+    with pytest.raises(ShapeError, match="expected attn_mask"):
+        SelfAttention(8, causal=True)(torch.randn(2, 4, 8), attn_mask=torch.zeros(1, 4).bool())
+    with pytest.raises(ShapeError, match="of bool"):
+        SelfAttention(8, causal=True)(torch.randn(2, 4, 8), attn_mask=torch.zeros(4, 4).long())
     with pytest.raises(ShapeError, match=r"\(B, H, L, T\) = \(2, 3, 4, 6\), got \(2, 2, 4, 6\)"):
         ours(*_rows(torch.float32), attn_mask=torch.zeros(2, 2, 4, 6, dtype=torch.bool))
 

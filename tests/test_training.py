@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 import regard
 from regard import checkpoints, training
 from regard.config import Config, ModelConfig, TrainingConfig
+from regard.errors import ConfigError
 from regard.progress import Progress
 
 PAIRS = [(" ".join(word), " ".join(reversed(word))) for word in (
@@ -290,3 +291,32 @@ def test_a_transformer_is_told_which_of_its_layers_to_show(
 )
 def test_every_kind_of_model_resumes_exactly(tmp_path: Path, model: dict[str, object]) -> None:
     test_resuming_continues_exactly(tmp_path, model)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [{"attention": "dot"}, {"encoder_layers": 2}, {"kind": "transformer", "heads": 2}],
+    ids=str,
+)
+def test_resuming_needs_no_setting_twice(tmp_path: Path, model: dict[str, object]) -> None:
+    out = tmp_path / "model"
+    regard.train(_config(out, model), PAIRS, DEV)
+    longer = _config(out, max_updates=25)
+    bare = dataclasses.replace(longer, model=ModelConfig())
+    regard.train(bare, PAIRS, DEV, resume=True)
+    assert _metrics(out)[-1]["update"] == 25
+
+
+@pytest.mark.parametrize("featured", [True, False])
+def test_training_further_needs_the_features_it_was_begun_with(
+    tmp_path: Path, featured: bool
+) -> None:
+    def config(name: str, column: int | None) -> Config:
+        data = regard.DataConfig(features_column=column)
+        return dataclasses.replace(_config(tmp_path / name), data=data)
+
+    pairs = [(f"{source}\tX;Y", target) for source, target in PAIRS] if featured else PAIRS
+    regard.train(config("first", 3 if featured else None), pairs, pairs[:2])
+    other = config("second", None if featured else 3)
+    with pytest.raises(ConfigError, match=r"features of the source, got data.features_column"):
+        regard.train(other, pairs, pairs[:2], init_from=tmp_path / "first")

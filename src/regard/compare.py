@@ -17,7 +17,7 @@ from regard.alignment import Gold
 from regard.charts.lines import Lines, Point
 from regard.config import AttentionName, Config, from_dict
 from regard.data import Pair
-from regard.errors import ConfigError
+from regard.errors import ConfigError, DataError
 from regard.evaluation import align, evaluate
 from regard.files import write_text
 from regard.metrics import Scores
@@ -52,7 +52,7 @@ class Run:
     """Alignment error rate against gold links, from 0 to 1, where there are some."""
 
 
-def model_settings(item: str) -> dict[str, str]:
+def model_settings(item: str) -> dict[str, str | None]:
     """The model settings that an item of the list stands for.
 
     Raises:
@@ -60,12 +60,12 @@ def model_settings(item: str) -> dict[str, str]:
     """
     kind, _, score = item.partition(":")
     if not score and kind in get_args(AttentionName):
-        return {"kind": "rnn", "attention": kind}
+        return {"kind": "rnn", "encoder": None, "attention": kind}
     if not score and kind == "transformer":
-        return {"kind": "transformer"}
+        return {"kind": "transformer", "encoder": None, "attention": None}
     if kind in ("luong", "bahdanau", "transformer") and score in get_args(AttentionName):
         name = "kind" if kind == "transformer" else "decoder"
-        return {"kind": "rnn", "attention": score, name: kind}
+        return {"kind": "rnn", "encoder": None, "attention": score, name: kind}
     raise ConfigError(f"no model is named {item!r}; items of --attention are {_MODELS}")
 
 
@@ -97,6 +97,7 @@ def compare(
     Raises:
         ConfigError: an item is no model, or settings do not fit one.
     """
+    _check(settings, items, test, seeds, gold, beam_size)
     plans = [
         (item, seed, _config(settings, item, seed, items, seeds, out))
         for item in items
@@ -104,13 +105,34 @@ def compare(
     ]
     runs: list[Run] = []
     for number, (item, seed, config) in enumerate(plans, start=1):
-        folder = Path(str(config.out))
-        if not (resume and (folder / "README.md").exists()):
-            say(f"[{number} of {len(plans)}] {item}, seed {seed}")
-            train(config, resume=resume, command=f"regard compare ({item}, seed {seed})")
-        runs.append(_measure(item, seed, folder, test, gold, beam_size))
+        say(f"[{number} of {len(plans)}] {item}, seed {seed}")
+        # a finished one has no budget left, and is held to the same pairs and model
+        train(config, resume=resume, command=f"regard compare ({item}, seed {seed})")
+        runs.append(_measure(item, config, test, gold, beam_size))
         _write(out, runs)
     return runs
+
+
+def _check(
+    settings: Mapping[str, Any],
+    items: Sequence[str],
+    test: Sequence[Pair],
+    seeds: Sequence[int],
+    gold: Sequence[Gold] | None,
+    beam_size: int,
+) -> None:
+    """Say before anything is trained what would be found after it."""
+    if settings.get("data", {}).get("dev") is None:
+        raise ConfigError("models are compared on the same pairs: give --data.dev F")
+    for name, values in (("--attention", items), ("--seeds", seeds)):
+        if len(set(values)) < len(values):
+            raise ConfigError(f"{name} names one twice: {', '.join(map(str, values))}")
+    if beam_size < 1:
+        raise ConfigError(f"--beam-size must be at least 1, got {beam_size}")
+    if gold is not None and len(gold) != len(test):
+        raise DataError(
+            f"{len(gold):,} lines of gold links for {len(test):,} pairs; one line per pair is needed"
+        )
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -156,8 +178,9 @@ def by_length(runs: Sequence[Run]) -> Lines:
     """Exact match by the length of the source, a line per item."""
     points: list[Point] = []
     for name, group in _by_name(runs).items():
-        for place, part in enumerate(group[0].scores.by_length):
-            value = _mean(run.scores.by_length[place].exact_match for run in group)
+        for part in group[0].scores.by_length:
+            same = [each for run in group for each in run.scores.by_length if each.low == part.low]
+            value = _mean(each.exact_match for each in same)
             label = f"{part.low}–{part.high} symbols: {value:.1f} % of {part.n:,}"
             points.append(Point(name, (part.low + part.high) / 2, value, label))
     return Lines(
@@ -165,7 +188,7 @@ def by_length(runs: Sequence[Run]) -> Lines:
         x_title="length of the source, in symbols",
         y_title="right to the last symbol, %",
         title="What fits through one state, and what attention looks up",
-        explanation="Same pairs, same time for training; each mark is a range of source lengths.",
+        explanation="Same pairs, same budget; each mark is a range of source lengths.",
         rule=(float(runs[0].longest_source), "longest in training"),
         y_domain=(0.0, 100.0),
     )
@@ -189,13 +212,13 @@ def _config(
 
 def _measure(
     item: str,
-    seed: int,
-    folder: Path,
+    config: Config,
     test: Sequence[Pair],
     gold: Sequence[Gold] | None,
     beam_size: int,
 ) -> Run:
-    translator = Translator.load(folder)
+    folder = Path(str(config.out))
+    translator = Translator.load(folder, config.device)
     begin = time.perf_counter()
     report = evaluate(translator, test, beam_size)
     seconds = time.perf_counter() - begin
@@ -204,7 +227,7 @@ def _measure(
     history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return Run(
         item,
-        seed,
+        config.training.seed,
         report.scores,
         history[-1]["minutes"],
         history[-1]["update"],

@@ -121,31 +121,35 @@ class ModelConfig:
         _typed(self, "model")
         _at_least(1, self, "model", "embedding_dim", "encoder_dim", "decoder_dim", "attention_dim")
         _at_least(1, self, "model", "heads", "feed_forward_dim", "window_radius")
-        self._settle()
+        if self.settled() is not self:
+            return  # the settled one has been checked
         _at_least(1, self, "model", "encoder_layers", "decoder_layers")
         _share(self, "model", "dropout")
         self._check_transformer()
         self._check_looks()
         if self.copy and self.attention == "none":
             raise ConfigError("model.copy copies where attention looks: choose a model.attention")
+        if self.copy and self.normalizer == "none":
+            raise ConfigError(
+                "model.copy needs weights that are probabilities: choose another model.normalizer"
+            )
         if self.input_feeding and self.decoder != "luong":
             raise ConfigError(
                 "model.input_feeding needs model.decoder luong; the bahdanau decoder feeds its "
                 "context to the cell already: leave input_feeding out or choose luong"
             )
 
-    def _settle(self) -> None:
-        """Fill in what depends on the kind of model."""
+    def settled(self) -> "ModelConfig":
+        """The same with what depends on the kind of model filled in."""
         transformer = self.kind == "transformer"
-        settled = {
+        values = {
             "encoder": self.kind,
             "attention": "scaled_dot" if transformer else "additive",
             "encoder_layers": 3 if (self.encoder or self.kind) == "transformer" else 1,
             "decoder_layers": 3 if transformer else 1,
         }
-        for name, value in settled.items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
+        open_ones = {name: value for name, value in values.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **open_ones) if open_ones else self
 
     def _check_looks(self) -> None:
         recurrent = self.kind == "rnn" and self.attention != "none"
@@ -234,6 +238,8 @@ class TrainingConfig:
         _at_least(
             0, self, "training", "warmup", "weight_decay", "plateau_patience", "coverage_loss"
         )
+        if not 0 <= self.seed < 2**63:
+            raise ConfigError(f"training.seed must lie in [0, 2^63), got {self.seed}")
         _share(self, "training", "cooldown", "label_smoothing")
         for name in ("learning_rate", "clip_norm", "max_minutes"):
             value = getattr(self, name)
@@ -257,6 +263,8 @@ class Config:
 
     def __post_init__(self) -> None:
         _typed(self)
+        if self.training.coverage_loss > 0 and not self.model.coverage:
+            raise ConfigError("training.coverage_loss needs model.coverage true")
 
 
 def to_dict(config: Config) -> dict[str, Any]:

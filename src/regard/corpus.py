@@ -79,6 +79,7 @@ def make_corpus(
         ),
         Tokenizer.learn([pair.target for pair in train_pairs.pairs], config.target),
     )
+    _check_tokenizers(source, target, config)
     for side, tokenizer, settings in (
         ("source", source, config.source),
         ("target", target, config.target),
@@ -104,6 +105,21 @@ def make_corpus(
     )
 
 
+def _check_tokenizers(source: Tokenizer, target: Tokenizer, config: Config) -> None:
+    column = config.data.features_column
+    if (column is None) != (source.features is None):
+        have, give = ("has", "give it") if column is None else ("has no", "leave it out")
+        raise ConfigError(
+            f"the model that is trained further {have} features of the source, got "
+            f"data.features_column {column}: {give}"
+        )
+    if config.model.copy and source.unit != target.unit:
+        raise ConfigError(
+            f"model.copy needs one unit of text on both sides, found {source.unit} and "
+            f"{target.unit}: set --source.unit and --target.unit"
+        )
+
+
 def settled(config: Config, corpus: Corpus) -> Config:
     """The settings with what was found from the data filled in."""
 
@@ -117,6 +133,7 @@ def settled(config: Config, corpus: Corpus) -> Config:
 
     return replace(
         config,
+        model=config.model.settled(),
         source=settle(config.source, corpus.source),
         target=settle(config.target, corpus.target),
     )

@@ -90,13 +90,17 @@ def _read_featured(path: str, rows: Sequence[list[str]], column: int) -> Pairs:
     numbers: list[int] = []
     for number, row in enumerate(rows, start=1):
         source, target, *_ = [*row[:column], *row[column + 1 :], None, None]
-        if len(row) <= column and (source or "").strip():
+        blank = not (source or "").strip()
+        if blank and len(row) > column and row[column].strip():
+            lacking.append(BadLine(number, "has features and no source"))
+            continue
+        if not blank and len(row) <= column:
             lacking.append(BadLine(number, f"has no column {column + 1} with features"))
             continue
         numbers.append(number)
         features = row[column] if len(row) > column else ""
         # a blank source stays blank, whatever its features
-        good.append((f"{source}\t{features}" if (source or "").strip() else "", target))
+        good.append((f"{source}\t{features}" if not blank else "", target))
     found = _sort_out(path, good, sum(len(row) > 3 for row in rows))
     return found._replace(
         numbers=[numbers[place - 1] for place in found.numbers],

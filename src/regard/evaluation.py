@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from regard.alignment import Alignment, AlignmentScores, Gold, score
 from regard.data import Example, collate
 from regard.metrics import BleuTokenizer, Scores, group_by_source, report
 from regard.text import UNKNOWN
 from regard.translator import Translation, Translator
+
+_SYMBOLS_AT_ONCE = 2048
+"""Bound on a batch of one pair with each of its source symbols erased."""
 
 
 @dataclass(frozen=True)
@@ -102,16 +106,23 @@ def _erasures(
     The end symbols count neither as source nor as target.
     """
     model, length = translator.trained.model, len(example.source) - 1
-    sources = [list(example.source) for _ in range(length + 1)]
+    erased = [example]
     for place in range(length):
-        sources[place][place] = UNKNOWN
-    batch = collate([Example(source, example.target, example.copies) for source in sources])
-    batch = batch.to(translator.device)
-    memory = model.encode(batch.source, batch.lengths, batch.copies)
-    unrolled = model.decoder.unroll(memory, batch.inputs, need_weights=True)
-    logits = model.decoder.predict(unrolled.states, unrolled.weights, memory.copies)
-    log_probs = torch.log_softmax(logits.float(), dim=-1)
-    found = log_probs.gather(2, batch.targets[..., None])[:, :-1, 0]
-    assert unrolled.weights is not None
-    weights = unrolled.weights[-1, :-1, :, :, :-1].mean(2)
-    return weights.float().cpu().numpy(), (found[-1] - found[:-1]).T.cpu().numpy()
+        source, copies = list(example.source), list(example.copies)
+        source[place] = UNKNOWN
+        copies[place : place + 1] = [UNKNOWN] if copies else []
+        erased.append(Example(source, example.target, copies))
+    found: list[Tensor] = []
+    weights: Tensor | None = None
+    rows = max(1, _SYMBOLS_AT_ONCE // sum(example.size))
+    for first in range(0, len(erased), rows):
+        batch = collate(erased[first : first + rows]).to(translator.device)
+        memory = model.encode(batch.source, batch.lengths, batch.copies)
+        unrolled = model.decoder.unroll(memory, batch.inputs, need_weights=True)
+        logits = model.decoder.predict(unrolled.states, unrolled.weights, memory.copies)
+        log_probs = torch.log_softmax(logits.float(), dim=-1)
+        found.append(log_probs.gather(2, batch.targets[..., None])[:, :-1, 0])
+        weights = unrolled.weights if weights is None else weights
+    assert weights is not None
+    looks, scores = weights[0, :-1, :, :, :-1].mean(2), torch.cat(found)
+    return looks.float().cpu().numpy(), (scores[0] - scores[1:]).T.cpu().numpy()

@@ -19,7 +19,7 @@ MAX_POSITIONS = 1024
 def angles(first: int, length: int, pairs: int, like: Tensor) -> Float[Tensor, "L P"]:
     """Position times frequency: for `length` positions from `first` on, and `pairs` frequencies.
 
-    The frequencies fall from 1 to 1 / 10000 in a geometric series (section 3.5).
+    The frequencies 10000^(-p / P), p = 0, 1, …, fall from 1 in a geometric series (section 3.5).
     """
     # float32 whatever the dtype of the rows: bfloat16 cannot tell positions above 256 apart
     wide = torch.float64 if like.dtype == torch.float64 else torch.float32

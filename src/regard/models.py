@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, cast
 
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -22,6 +22,7 @@ from regard.decoders import (
 from regard.encoders import RecurrentEncoder, TransformerEncoder
 
 _LOWEST = -30.0
+"""Bound on the log-probability of what a copying decoder cannot give, which smoothing weighs too."""
 
 
 class Seq2Seq(nn.Module):
@@ -72,24 +73,31 @@ class Seq2Seq(nn.Module):
         )
         real = targets != self.padding_id
         if copies is None:
-            logits = self.decoder.predict(unrolled.states[real])
+            logits = self.decoder.predict(unrolled.states[real]).float()
+            loss = functional.cross_entropy(logits, targets[real], label_smoothing=label_smoothing)
         else:
             assert unrolled.weights is not None
             rows = copies[real.nonzero()[:, 0]]
-            logits = self.decoder.predict(unrolled.states[real], unrolled.weights[real], rows)
-            # smoothing gives a share to every symbol, also to those that cannot be: bound the cost
-            logits = logits.clamp(min=_LOWEST)
-        loss = functional.cross_entropy(
-            logits.float(), targets[real], label_smoothing=label_smoothing
-        )
+            found = self.decoder.predict(unrolled.states[real], unrolled.weights[real], rows)
+            loss = self._copying_loss(found, targets[real], label_smoothing)
         if coverage_loss > 0 and unrolled.weights is not None:
             again = coverage_cost(unrolled.weights[:, :, -1].mean(2))[real]
             loss = loss + coverage_loss * again.mean()
         return loss
 
+    def _copying_loss(
+        self, log_probs: Float[Tensor, "n VK"], targets: Int[Tensor, " n"], label_smoothing: float
+    ) -> Tensor:
+        """Cross-entropy; smoothing spreads its share over the vocabulary, whatever can be copied."""
+        log_probs = log_probs.clamp(min=_LOWEST)
+        right = log_probs.gather(1, targets[:, None]).mean()
+        others = log_probs[:, : self.decoder.vocabulary].mean()
+        return -(1 - label_smoothing) * right - label_smoothing * others
+
 
 def build(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
     """Build the model that the settings describe, with fresh weights."""
+    config = config.settled()
     encoder = _encoder(config, source_vocabulary)
     decoder = _transformer_decoder if config.kind == "transformer" else _recurrent_decoder
     return Seq2Seq(encoder, decoder(config, target_vocabulary, encoder))

@@ -106,8 +106,9 @@ class Tokenizer:
             texts: one side of the training pairs.
             config: how to cut them; unit auto is settled by `choose_unit`.
             features: behind a TAB each text has features, cut at `;`, `|`, `,` and spaces, which are
-                symbols of their own, all of them (Kann and Schütze 2016, "MED", arXiv:1604.00502,
-                whose order is features first).
+                symbols of their own, all of them (Kann and Schütze 2016, "MED: The LMU System for
+                the SIGMORPHON 2016 Shared Task", section 3, whose order is features first). They
+                are normalised, and never lower-cased.
 
         Raises:
             ConfigError: the vocabulary has no room for a symbol beside the four specials.
@@ -121,8 +122,9 @@ class Tokenizer:
             )
         found: set[str] | None = None
         if features:
-            texts, tags = zip(*map(_split_features, texts), strict=True) if texts else ((), ())
-            found = set(chain.from_iterable(tags))
+            parts = [_split_features(text, config.normal_form) for text in texts]
+            texts = [text for text, _ in parts]
+            found = set(chain.from_iterable(tags for _, tags in parts))
         clean = [_normalised(text, config.normal_form, config.lowercase) for text in texts]
         unit = choose_unit(clean) if config.unit == "auto" else config.unit
         learned = _learn(unit, clean, room, config.min_frequency)
@@ -154,7 +156,7 @@ class Tokenizer:
         return self._encode_plain(texts)
 
     def _encode_featured(self, texts: Sequence[str]) -> list[Encoding]:
-        parts = [_split_features(text) for text in texts]
+        parts = [_split_features(text, self.normal_form) for text in texts]
         plain = self._encode_plain([text for text, _ in parts])
         first = len(SPECIALS) + len(self.symbols)
         known = {feature: id for id, feature in enumerate(self.features or (), start=first)}
@@ -281,10 +283,10 @@ class Tokenizer:
         return _library(models.Unigram(list(zip(entries, scores, strict=True)), unk_id=UNKNOWN))
 
 
-def _split_features(text: str) -> tuple[str, list[str]]:
+def _split_features(text: str, form: NormalForm) -> tuple[str, list[str]]:
     """What stands before the TAB, and the features behind it."""
     text, _, features = text.partition("\t")
-    return text, _FEATURES.sub(" ", features).split()
+    return text, _FEATURES.sub(" ", _normalised(features, form, False)).split()
 
 
 def choose_unit(texts: Sequence[str]) -> Unit:

@@ -30,8 +30,8 @@ from regard.schedule import Schedule
 from regard.text import Tokenizer
 from regard.translator import Translator, find_device
 
-_ALIGNED = 200
-"""Pairs of dev on which the layer to show is found."""
+_SYMBOLS_READ = 100_000
+"""Symbols read, over and over with one erased, to find the layer to show."""
 
 LOWER_IS_BETTER: frozenset[str] = frozenset({"loss", "per", "cer"})
 """Metrics that a better model has less of."""
@@ -97,7 +97,13 @@ def _with_layer(
     trained = translator.trained
     if trained.config.model.kind != "transformer" or trained.config.model.decoder_layers == 1:
         return translator
-    shares = layer_agreements(translator, corpus.dev[:_ALIGNED])
+    examples, work = [], 0
+    for example in corpus.dev:
+        work += len(example.source) * sum(example.size)
+        if work > _SYMBOLS_READ and examples:
+            break
+        examples.append(example)
+    shares = layer_agreements(translator, examples)
     best = shares.index(max(shares))
     said = ", ".join(f"{100 * share:.0f} %" for share in shares)
     progress.say(

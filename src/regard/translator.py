@@ -35,7 +35,7 @@ class Translation:
     score: float
     """Sum of log-probabilities (nats), the end symbol's included, over the length penalty."""
     attention: np.ndarray | None
-    """(len(tokens), len(source_tokens)), rows sum to 1; None where the model has no attention. Of many
+    """(len(tokens), len(source_tokens)), rows sum to 1 (not with normalizer none); None where the model has no attention. Of many
     heads their average, of many layers the one that looks where it matters (found after training)."""
     attention_heads: np.ndarray | None = None
     """(len(tokens), layers, heads, len(source_tokens)): every head of every layer."""
@@ -211,7 +211,12 @@ class Translator:
         encodings = self.source.encode_batch(texts)
         attends = self.trained.config.model.attention != "none"
         results = [[_nothing(text, attends)] * n_best for text in texts]
-        real = [place for place, text in enumerate(texts) if text.strip()]
+        featured = self.source.features is not None
+        real = [
+            place
+            for place, text in enumerate(texts)
+            if (text.partition("\t")[0] if featured else text).strip()
+        ]
         sizes = [(len(encodings[place].ids) + 1, 0) for place in real]
         for chosen in bucket(sizes, batch_tokens):
             places = [real[index] for index in chosen]

@@ -94,6 +94,18 @@ def _split_mask(
     """What is masked, and what is added to the scores; both with all axes."""
     if attn_mask is None:
         return None, None
+    check_mask(attn_mask, key, length, heads)
+    mask = attn_mask[None] if attn_mask.dim() == 2 else attn_mask
+    mask = mask[:, None] if heads is not None and mask.dim() == 3 else mask
+    if mask.dtype == torch.bool:
+        return mask, None
+    masked = mask == -torch.inf
+    # the -inf are in `masked` now; left in the sum they would make NaN of an infinite score
+    return masked, mask.masked_fill(masked, 0)
+
+
+def check_mask(attn_mask: Tensor, key: Tensor, length: int, heads: int | None) -> None:
+    """Raise a ShapeError unless the mask fits `length` queries and these keys."""
     batch, width = key.shape[:2]
     fitting: list[tuple[int, ...]] = [(length, width), (batch, length, width)]
     if heads is not None:
@@ -102,14 +114,7 @@ def _split_mask(
         names = ("(L, T)", "(B, L, T)", "(B, H, L, T)")
         axes = " or ".join(f"{name} = {fit}" for name, fit in zip(names, fitting, strict=False))
         raise ShapeError(f"expected attn_mask {axes}, got {shape(attn_mask)}")
-    mask = attn_mask[None] if attn_mask.dim() == 2 else attn_mask
-    mask = mask[:, None] if heads is not None and mask.dim() == 3 else mask
-    if mask.dtype == torch.bool:
-        return mask, None
-    if not mask.is_floating_point():
+    if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         raise ShapeError(
-            f"expected attn_mask of bool (True = may not attend) or float, got {mask.dtype}"
+            f"expected attn_mask of bool (True = may not attend) or float, got {attn_mask.dtype}"
         )
-    masked = mask == -torch.inf
-    # the -inf are in `masked` now; left in the sum they would make NaN of an infinite score
-    return masked, mask.masked_fill(masked, 0)

@@ -13,10 +13,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.attention.attend import Attended, Attention, check_rows
-from regard.attention.masks import read_masks, without
+from regard.attention.masks import check_mask, read_masks, without
 from regard.errors import ConfigError, ShapeError
 from regard.layers import RotaryPositions
-from regard.scores import ALIASES, PAIRWISE, AdditiveHeads, make_score, shape
+from regard.scores import ALIASES, PAIRWISE, AdditiveHeads, PairwiseScore, Score, make_score, shape
 
 
 class Heads(NamedTuple):
@@ -51,6 +51,7 @@ class MultiHeadAttention(nn.Module):
 
     Raises:
         ConfigError: the widths, the number of heads, the score or the positions do not fit.
+        ShapeError: a score was made for rows of another width than D / H.
     """
 
     def __init__(
@@ -66,12 +67,13 @@ class MultiHeadAttention(nn.Module):
         rotary: bool = False,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or embed_dim % num_heads:
+        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
             raise ConfigError(
                 f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}"
             )
         width = embed_dim // num_heads
-        self.embed_dim, self.num_heads, self.key_dim = embed_dim, num_heads, key_dim or embed_dim
+        self.embed_dim, self.num_heads = embed_dim, num_heads
+        self.key_dim = embed_dim if key_dim is None else key_dim
         self.attention = Attention(_head_score(score, num_heads, width), normalizer, dropout)
         check_rotary(rotary, score, width)
         self.rotary = RotaryPositions() if rotary else None
@@ -207,6 +209,8 @@ class SelfAttention(nn.Module):
         """Look within `x` (B, L, D); masks and weights as `MultiHeadAttention` has them."""
         if self.causal:
             later = causal_mask(x.shape[1], x.device)
+            if attn_mask is not None:
+                check_mask(attn_mask, x, x.shape[1], self.heads.num_heads)
             if attn_mask is None:
                 attn_mask = later
             elif attn_mask.dtype == torch.bool:
@@ -227,9 +231,10 @@ def check_rotary(rotary: bool, score: str | nn.Module, width: int) -> None:
     """Raise a ConfigError where rotary positions cannot serve."""
     if not rotary:
         return
-    if isinstance(score, str) and ALIASES.get(score, score) in PAIRWISE:
+    name = ALIASES.get(score, score) if isinstance(score, str) else type(score).__name__
+    if name in PAIRWISE or isinstance(score, PairwiseScore):
         raise ConfigError(
-            f"rotary positions turn rows that are compared by an inner product, which {score} is "
+            f"rotary positions turn rows that are compared by an inner product, which {name} is "
             "not; take sinusoidal or learned positions"
         )
     if width % 2:
@@ -237,6 +242,9 @@ def check_rotary(rotary: bool, score: str | nn.Module, width: int) -> None:
 
 
 def _head_score(score: str | nn.Module, heads: int, width: int) -> nn.Module:
+    if isinstance(score, Score):
+        row = torch.empty(1, 1, width)
+        score.check(row, row)
     if not isinstance(score, str):
         return score
     if ALIASES.get(score, score) in PAIRWISE:

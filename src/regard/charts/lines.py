@@ -55,7 +55,8 @@ class Lines(Picture):
     @property
     def labels(self) -> list[str]:
         """All text that a font must draw."""
-        return [*self.names, self.x_title, self.y_title, self.explanation]
+        rule = [] if self.rule is None else [self.rule[1]]
+        return [*self.names, self.x_title, self.y_title, self.explanation, *rule]
 
     def to_json(self) -> str:
         """The points."""

@@ -40,7 +40,7 @@ vegaEmbed("#chart", {spec}, {options}).catch(console.error);
 """
 # The menu saves pictures; its other entries would send the data to a website.
 _MENU = {"export": True, "source": False, "compiled": False, "editor": False}
-_OPTIONS = {"actions": _MENU, "renderer": "svg", "downloadFileName": "attention"}
+_OPTIONS = {"actions": _MENU, "renderer": "svg", "downloadFileName": "regard"}
 
 
 class MissingGlyphWarning(UserWarning):

@@ -1,4 +1,7 @@
-"""regard compare --data.train F --data.dev F --attention none,additive,transformer --out DIR."""
+"""regard compare --data.train F --data.dev F --attention none,additive,transformer --out DIR.
+
+Without --training.max_minutes, which is for each model, all trainings share 8 minutes.
+"""
 
 import os
 import sys
@@ -48,9 +51,9 @@ def run(arguments: list[str]) -> None:
     items = [item.strip() for item in given.attention.split(",")]
     for item in items:
         model_settings(item)
+    if values["data"]["dev"] is None:
+        raise ConfigError("models are compared on the same pairs: give --data.dev F")
     pairs = given.test or values["data"]["dev"]
-    if pairs is None:
-        raise ConfigError("there is nothing to measure on: give --data.dev F, or --test F")
     test = good_pairs(pairs, values["data"]["features_column"])
     gold = read_gold(given.gold) if given.gold else None
     runs = compare(

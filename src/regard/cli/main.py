@@ -19,6 +19,7 @@ VERBS: dict[str, str] = {
     "align": "align given pairs by the model's attention",
     "compare": "train several models on the same pairs and lay them side by side",
     "explain": "walk through one look, every move with numbers",
+    "curves": "draw how training went",
     "plot": "draw where a model looks for one text",
 }
 """Every verb and what it does; each lives in its own file."""

@@ -58,6 +58,7 @@ class Parser(ArgumentParser):
         elif match := _UNFIT.search(text):
             key, kind, value = match[1], match[2] or match[3], match[4]
             choices = re.findall(r"'([^']*)'", kind) if "Literal" in kind else []
+            choices = [each for each in dict.fromkeys(choices) if each not in ("NoneType", "str")]
             wanted = f"one of {', '.join(choices)}" if choices else _KINDS.get(kind, kind)
             text = f"{key} takes {wanted}, got {value}{nearest(value, choices)}"
         elif text.startswith("Unexpected config:"):

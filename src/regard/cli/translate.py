@@ -52,11 +52,13 @@ def run(arguments: list[str]) -> None:
 
     translator = Translator.load(given.folder, given.device)
     _require_attention(translator, given)
-    cut, unknown = 0, Counter[str]()
+    cut, bare, unknown = 0, 0, Counter[str]()
+    featured = translator.source.features is not None
     with _sinks(given.attention, given.alignments) as (attention, alignments):
         for first, outputs in _translate(translator, given):
             for number, candidates in enumerate(outputs, start=first):
                 cut += not candidates[0].complete
+                bare += featured and bool(candidates[0].tokens) and "\t" not in candidates[0].source
                 unknown.update(candidates[0].unknown)
                 for rank, output in enumerate(candidates, start=1):
                     text = output.text.replace("\n", " ")
@@ -74,6 +76,8 @@ def run(arguments: list[str]) -> None:
             sys.stdout.flush()
     if cut:
         print(f"regard translate: {cut:,} outputs cut at their length limit", file=sys.stderr)
+    if bare:
+        print(f"regard translate: {bare:,} lines without features (TAB)", file=sys.stderr)
     if unknown:
         print(f"regard translate: source {say_unknown(unknown)}", file=sys.stderr)
 

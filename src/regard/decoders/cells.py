@@ -46,8 +46,8 @@ class Cell(nn.Module):
             known = known + functional.linear(extra, weight[:, self.input_dim :])
         recurrent = functional.linear(hidden[0], weight_hidden, bias_hidden)
         if isinstance(self.rnn, nn.LSTM):
-            keep, forget, new, out = (known + recurrent).chunk(4, dim=-1)
-            c = torch.sigmoid(forget) * hidden[1] + torch.sigmoid(keep) * torch.tanh(new)
+            enter, forget, new, out = (known + recurrent).chunk(4, dim=-1)
+            c = torch.sigmoid(forget) * hidden[1] + torch.sigmoid(enter) * torch.tanh(new)
             return torch.sigmoid(out) * torch.tanh(c), c
         width = 2 * hidden[0].shape[-1]
         reset, update = torch.sigmoid(known[:, :width] + recurrent[:, :width]).chunk(2, dim=-1)

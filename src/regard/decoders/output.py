@@ -27,8 +27,8 @@ class CopyingOutput(Output):
         P(w) = p_gen P_vocab(w) + (1 - p_gen) sum_{i: x_i = w} alpha_i
 
     See et al. 2017, "Get To The Point" (arXiv:1704.04368), eq. 8 and 9. Our p_gen is a sigmoid of
-    the readout state, which holds their c_t, s_t and x_t; alpha is the average over the heads of the
-    last layer. Source symbols that the vocabulary lacks follow after it, V, V + 1, …, in the order
+    the readout state, which a recurrent decoder makes of their c_t and s_t; alpha is the average over
+    the heads of the last layer. Source symbols that the vocabulary lacks follow after it, V, V + 1, …, in the order
     of each source, so the outputs have V + K entries.
     """
 
@@ -51,7 +51,10 @@ class CopyingOutput(Output):
         wider = max(0, int(copies.max()) + 1 - self.out_features)
         mixture = nn.functional.pad(writing * words, (0, wider))
         places = copies if copies.dim() == looked.dim() else copies[:, None]
-        return mixture.scatter_add(-1, places.expand_as(looked), (1 - writing) * looked).log()
+        mixture = mixture.scatter_add(-1, places.expand_as(looked), (1 - writing) * looked)
+        # not log(0), whose derivative would make NaN of every gradient
+        possible = mixture > 0
+        return torch.where(possible, mixture, 1).log().masked_fill(~possible, -torch.inf)
 
 
 def spread_copies(memory: Memory, rows: int) -> Int[Tensor, "N T"] | None:

@@ -42,6 +42,9 @@ class Unrolled(NamedTuple):
 class Decoder(Protocol):
     """What search, training and alignment need of a decoder."""
 
+    vocabulary: int
+    """Size V of the target vocabulary."""
+
     def remember(self, encoded: Encoded) -> Memory:
         """Compute once what every step needs of the source."""
         ...

@@ -75,6 +75,7 @@ class RecurrentDecoder(nn.Module):
         copying: bool = False,
     ) -> None:
         super().__init__()
+        self.vocabulary = vocabulary
         self.embedding = nn.Embedding(vocabulary, embedding_dim)
         nn.init.normal_(self.embedding.weight, std=embedding_dim**-0.5)
         self.cells = nn.ModuleList(
@@ -112,7 +113,7 @@ class RecurrentDecoder(nn.Module):
         return self.output(states, weights, copies)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        return self._drop(self.embedding(readable(tokens, self.output.out_features)))
+        return self._drop(self.embedding(readable(tokens, self.vocabulary)))
 
     def _read_out(self, context: Tensor, hidden: Tensor) -> Tensor:
         """Luong et al. 2015, eq. 5: tanh(W_c [c_t; s_t])."""

@@ -141,6 +141,7 @@ class TransformerDecoder(nn.Module):
         **parts: Any,
     ) -> None:
         super().__init__()
+        self.vocabulary = vocabulary
         self.embedding = Embedding(vocabulary, dim, positions, dropout)
         self.layers = nn.ModuleList(
             DecoderLayer(
@@ -180,7 +181,7 @@ class TransformerDecoder(nn.Module):
 
     def step(self, token: Int[Tensor, " N"], state: TransformerState) -> Step:
         """One symbol further."""
-        rows = self.embedding(readable(token, self.output.out_features)[:, None], state.length)
+        rows = self.embedding(readable(token, self.vocabulary)[:, None], state.length)
         rows, past, looks = self._carry(rows, state.past, state.memory, need_weights=True)
         weights = torch.stack([look.transpose(1, 2).flatten(0, 1) for look in looks], dim=1)
         copies = spread_copies(state.memory, len(rows))
@@ -192,7 +193,7 @@ class TransformerDecoder(nn.Module):
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
     ) -> Unrolled:
         """All steps at once, each blind to what comes after it."""
-        rows = self.embedding(readable(tokens, self.output.out_features))
+        rows = self.embedding(readable(tokens, self.vocabulary))
         rows, _, looks = self._carry(rows, None, memory, need_weights)
         weights = torch.stack([look.transpose(1, 2) for look in looks], dim=2) if looks else None
         return Unrolled(rows, weights)

@@ -1,6 +1,6 @@
 """Invented Spanish verbs and the tags of a form -> the form, spelled as Spanish spells it.
 
-Stems are made of syllables, so that no list of words can be learned; endings are those of the three
+Stems are made of syllables, and most stand in the training part with other tags; endings are those of the three
 regular conjugations. What makes it more than gluing: the spelling keeps the stem's sound (tocar ->
 toqué, cazar -> cacé, llegar -> llegué), and some stems change under stress (pensar -> pienso).
 """

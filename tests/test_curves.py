@@ -1,0 +1,56 @@
+"""Curves: what several runs have measured on the way, in one chart."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from regard.cli.main import main
+from regard.curves import curves
+from regard.errors import ConfigError, FolderError
+
+
+def _run(folder: Path, **metrics: list[float]) -> str:
+    folder.mkdir()
+    lines = [
+        {"update": 10 * n, "epoch": 0, "minutes": n / 2, "train_loss": 3.0, "dev_loss": 2.0 / n}
+        | {name: values[n - 1] for name, values in metrics.items()}
+        | {"learning_rate": 1e-3, "pairs_per_second": 5.0, "best": True}
+        for n in range(1, 4)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(folder)
+
+
+def test_a_line_per_run_of_what_the_best_was_chosen_by(tmp_path: Path) -> None:
+    one, two = _run(tmp_path / "one", bleu=[1, 2, 3]), _run(tmp_path / "two", bleu=[4, 5, 6])
+    chart = curves([one, two])
+    assert [(point.line, point.x, point.y) for point in chart.points] == [
+        (one, 0.5, 1), (one, 1, 2), (one, 1.5, 3), (two, 0.5, 4), (two, 1, 5), (two, 1.5, 6),
+    ]  # fmt: skip
+    assert (chart.x_title, chart.y_title) == ("minutes of training", "bleu")
+    losses = curves([one], "dev_loss", by="update")
+    assert [(point.x, point.y) for point in losses.points] == [(10, 2), (20, 1), (30, 2 / 3)]
+    assert curves([_run(tmp_path / "loss")]).y_title == "dev loss"
+
+
+def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
+    run = _run(tmp_path / "run", bleu=[1, 2, 3])
+    with pytest.raises(ConfigError, match="no folder has a metric 'per'; they have train_loss"):
+        curves([run], "per")
+    with pytest.raises(ConfigError, match="by minutes or by update, got 'epoch'"):
+        curves([run], by="epoch")
+    with pytest.raises(FolderError, match=r"has no metrics.jsonl yet"):
+        curves([tmp_path])
+    (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(FolderError, match="is damaged"):
+        curves([run])
+
+
+@pytest.mark.parametrize("suffix", ["html", "png", "svg", "json"])
+def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
+    runs = [_run(tmp_path / name, per=[9, 8, 7]) for name in ("a", "b")]
+    out = tmp_path / f"curves.{suffix}"
+    assert main(["curves", *runs, "-o", str(out)]) == 0
+    assert "per of 2 runs" in capsys.readouterr().out
+    assert out.stat().st_size > 100
