@@ -114,7 +114,9 @@ from regard.cli.main import VERBS, main
 assert main(["--help"]) == 0
 heavy = {"torch", "altair", "accelerate", "numba", "triton", "jsonargparse"} & set(sys.modules)
 assert not heavy, heavy
-for verb in ("data", "train", "translate", "evaluate", "align", "plot"):
+for verb in (
+    "data", "train", "translate", "evaluate", "align", "plot", "compare", "explain", "curves"
+):
     assert main([verb, "--help"]) == 0, verb
 heavy = {"torch", "altair", "accelerate", "numba", "triton"} & set(sys.modules)
 assert not heavy, heavy
@@ -716,3 +718,65 @@ def test_a_model_without_attention_has_none_to_show(
     outcome = regard(*(names.get(word, word) for word in arguments.split()))
     assert "has no attention" in one_line(outcome, 1)
     assert os.listdir(tmp_path) == [Path(lines).name]
+
+
+# Other kinds of models
+
+
+def test_a_transformer_says_the_same_from_python_and_from_the_command(
+    regard: Command, folders: Folders, lines: str, tmp_path: Path
+) -> None:
+    from regard.translator import Translator
+
+    out, looks = tmp_path / "model", tmp_path / "looks.jsonl"
+    call = [
+        "train",
+        "--data.train",
+        folders.pairs,
+        "--data.dev",
+        folders.pairs,
+        "--out",
+        out,
+        *TINY,
+    ]
+    widths = [
+        "--model.decoder_dim",
+        16,
+        "--model.feed_forward_dim",
+        16,
+        "--training.max_updates",
+        60,
+    ]
+    assert regard(*call, "--model.kind", "transformer", *widths).status == 0
+    done = regard("translate", out, lines, "--attention", looks)
+    found = Translator.load(out).translate(LINES)
+    assert done.lines == [one.text for one in found]
+    shown = [json.loads(line) for line in looks.read_text().splitlines()]
+    for one, other in zip(found, shown, strict=True):
+        assert one.tokens == other["tokens"]
+        np.testing.assert_allclose(one.attention, np.array(other["attention"]).reshape(one.attention.shape), atol=2e-6)  # fmt: skip
+    layer = settings_of(out)["facts"]["attention_layer"]
+    np.testing.assert_allclose(
+        found[0].attention, found[0].attention_heads[:, layer].mean(1), atol=1e-6
+    )
+
+
+def test_features_are_read_where_their_column_stands(regard: Command, tmp_path: Path) -> None:
+    pairs, out = tmp_path / "pairs.tsv", tmp_path / "model"
+    rows = [(word, word + ending, f"N;{tag}") for word in ("ab", "ba", "bb", "aab")
+            for ending, tag in (("x", "SG"), ("y", "PL"))]  # fmt: skip
+    pairs.write_text("".join("\t".join(row) + "\n" for row in rows))
+    call = ["train", "--data.train", pairs, "--data.dev", pairs, "--out", out, *BRIEF]
+    assert regard(*call, "--data.features_column", 3).status == 0
+    assert json.loads((out / "source.json").read_text())["features"] == ["N", "PL", "SG"]
+    done = regard("translate", out, stdin="ab\tN;PL\nab\n\tN;PL\n")
+    assert len(done.lines) == 3
+    assert done.lines[2] == ""
+    report = tmp_path / "report.json"
+    assert regard("evaluate", out, pairs, "--json", report).status == 0
+    assert json.loads(report.read_text())["n"] == len(rows)
+    aligned = regard("align", out, pairs)
+    assert len(aligned.lines) == len(rows)
+    two = tmp_path / "two.tsv"
+    two.write_text("ab\tabx\n")
+    assert "line 1 has no column 3 with features" in one_line(regard("evaluate", out, two), 1)

@@ -45,8 +45,15 @@ def test_a_list_in_a_list_out_in_order() -> None:
     assert translator.translate([]) == []
 
 
-def test_batch_size_does_not_matter() -> None:
-    translator = _translator()
+KINDS = [
+    {}, {"kind": "transformer"}, {"copy": True}, {"coverage": True, "window": "local-p"},
+    {"encoder": "transformer", "decoder": "bahdanau"}, {"normalizer": "entmax15"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("model", KINDS, ids=str)
+def test_batch_size_does_not_matter(model: dict[str, object]) -> None:
+    translator = _translator(**model)
     small = translator.translate(SOURCES, batch_tokens=1)
     large = translator.translate(SOURCES, batch_tokens=10_000)
     assert [one.text for one in small] == [one.text for one in large]
