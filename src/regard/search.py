@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.attention import Memory
+from regard.attention import Intervention, Memory
 from regard.decoders import Decoder
 from regard.text import END, PAD, START
 
@@ -47,6 +47,37 @@ def length_penalty(length: Tensor | int, alpha: float) -> Tensor:
     return ((5 + torch.as_tensor(length, dtype=torch.float32)) / 6) ** alpha
 
 
+class Steering(NamedTuple):
+    """What a search is made to do."""
+
+    prefixes: Int[Tensor, "B P"]
+    """The symbols that each output begins with, padded at the end."""
+    pins: Float[Tensor, "B S T"]
+    """Weights set for the steps 0 to S - 1, NaN where they are free."""
+    dropped: Bool[Tensor, "layers heads"] | None = None
+    """True for heads that find nothing, at every step."""
+
+    def at(self, step: int, items: Int[Tensor, " A"]) -> Intervention | None:
+        """What to do to the looks of these sources."""
+        inside = step < self.pins.shape[1]
+        pins = self.pins[items, step] if inside else self.pins.new_full((), torch.nan)
+        if self.dropped is None and bool(pins.isnan().all()):
+            return None
+        width = self.pins.shape[2]
+        return Intervention(pins.expand(len(items), width), self.dropped)
+
+    def force(self, totals: Float[Tensor, "A K V"], step: int, items: Int[Tensor, " A"]) -> None:
+        """Leave the prefix's symbol alone to go on with, where there is one."""
+        if step >= self.prefixes.shape[1]:
+            return
+        wanted = self.prefixes[items, step]
+        forced = (wanted != PAD).nonzero()[:, 0]
+        kept = totals[forced].gather(2, wanted[forced, None, None].expand(-1, totals.shape[1], 1))
+        totals[forced] = -torch.inf
+        places = wanted[forced, None, None].expand(-1, totals.shape[1], 1)
+        totals[forced] = totals[forced].scatter(2, places, kept)
+
+
 @torch.inference_mode()
 def beam_search(
     decoder: Decoder,
@@ -55,6 +86,7 @@ def beam_search(
     beam_size: int = 5,
     n_best: int = 1,
     alpha: float = 1.0,
+    steering: Steering | None = None,
 ) -> list[list[Hypothesis]]:
     """The best outputs found for each of B sources, best first; a beam of 1 is greedy search.
 
@@ -68,6 +100,7 @@ def beam_search(
         beam_size: open hypotheses per source (widened to `n_best`).
         n_best: outputs per source.
         alpha: exponent of the length penalty.
+        steering: prefixes to begin with, and looks to push.
     """
     beams = max(beam_size, n_best)
     pool = _Pool(limits, n_best, alpha)
@@ -76,8 +109,13 @@ def beam_search(
     tokens = torch.full_like(scores, START, dtype=torch.long)
     history: list[Kept] = []
     while len(items):
-        step = decoder.step(tokens.flatten(), state)
+        intervene = None if steering is None else steering.at(len(history), items)
+        # a decoder that nobody pushes need not know of pushing
+        pushed = () if intervene is None else (intervene,)
+        step = decoder.step(tokens.flatten(), state, *pushed)
         totals = _totals(step.log_probs, scores, limits[items] == len(history))
+        if steering is not None:
+            steering.force(totals, len(history), items)
         scores, parents, tokens, ended = _extend(totals, beams)
         pool.add(items, ended, len(history))
         weights = step.weights

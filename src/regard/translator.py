@@ -1,9 +1,9 @@
 """A trained folder as a translator: strings in, translations with their attention out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -13,11 +13,14 @@ from regard.alignment import Alignment, from_weights
 from regard.copying import Copies, copies_of, widened
 from regard.data import bucket, pad
 from regard.errors import ConfigError, DataError
-from regard.search import Hypothesis, beam_search, forced
+from regard.search import Hypothesis, Steering, beam_search, forced
 from regard.text import END, END_TOKEN, Encoding, Tokenizer
 
 if TYPE_CHECKING:
     from regard.charts import Chart
+
+Pins = Mapping[int, Mapping[int, float]]
+"""Weights that looks are made to have: {step: {source token: weight}}, both from 0."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,10 @@ class Translator:
         alpha: float = 1.0,
         batch_tokens: int = 4096,
         advance: Callable[[int], None] | None = None,
+        *,
+        prefix: str | Sequence[str] | None = None,
+        pin: Pins | Sequence[Pins] | None = None,
+        drop_heads: Sequence[tuple[int, int]] = (),
     ) -> Any:
         """Translate texts; the outputs come in the order of the texts.
 
@@ -147,21 +154,82 @@ class Translator:
             alpha: exponent of the length penalty ((5 + length) / 6) ** alpha.
             batch_tokens: source symbols computed at once, padding included.
             advance: called with the number of texts just done.
+            prefix: what the output begins with, one for all texts or one each.
+            pin: weights that looks are made to have, `{step: {source token: weight}}`, both counted
+                from 0 as in `attention`, one for all texts or one each. The other source tokens
+                share what is left in their own proportions.
+            drop_heads: (layer, head) from 0, of a Transformer: those find nothing.
 
         Returns:
             A list of translations; with `n_best` above 1 a list of lists.
         """
         if beam_size < 1 or n_best < 1:
             raise ConfigError(f"beam_size and n_best must be at least 1, got {beam_size}, {n_best}")
+        self._check_push(pin, drop_heads)
+        prefixes = _one_each(prefix or "", texts, "prefix")
+        pins = _one_each(pin or {}, texts, "pin")
+        begin = self.target.encode_batch(prefixes)
+        begin = [encoding.ids for encoding in begin]
 
         def search(batch: "_Sources") -> list[list[Hypothesis]]:
             memory = batch.encode(self.trained, self.device)
             longest = self.trained.facts.get("longest_target", 100)
-            limits = torch.tensor([longest + 2 * len(ids) for ids in batch.ids]).to(self.device)
-            return beam_search(self.trained.model.decoder, memory, limits, beam_size, n_best, alpha)
+            starts = [len(begin[place]) for place in batch.places]
+            lengths = [longest + 2 * len(ids) + n for ids, n in zip(batch.ids, starts, strict=True)]
+            limits = torch.tensor(lengths).to(self.device)
+            steering = self._steering(batch, begin, pins, drop_heads)
+            decoder = self.trained.model.decoder
+            return beam_search(decoder, memory, limits, beam_size, n_best, alpha, steering)
 
         found = self._over_batches(texts, batch_tokens, search, advance, n_best=n_best)
         return found if n_best > 1 else [best[0] for best in found]
+
+    def _check_push(self, pin: Any, drop_heads: Sequence[tuple[int, int]]) -> None:
+        model = self.trained.config.model.settled()
+        if (pin or drop_heads) and model.attention == "none":
+            raise ConfigError("this model has no attention to push (model.attention none)")
+        layers, heads = (
+            (cast("int", model.decoder_layers), model.heads)
+            if model.kind == "transformer"
+            else (1, 1)
+        )
+        for layer, head in drop_heads:
+            if not (0 <= layer < layers and 0 <= head < heads):
+                raise ConfigError(
+                    f"there is no head {head} in layer {layer} to drop; the model has {layers} "
+                    f"layers of {heads} heads, both counted from 0"
+                )
+
+    def _steering(
+        self,
+        batch: "_Sources",
+        prefixes: Sequence[list[int]],
+        pins: Sequence[Pins],
+        drop_heads: Sequence[tuple[int, int]],
+    ) -> Steering | None:
+        """What the search of a batch is made to do; None for nothing."""
+        starts = [prefixes[place] for place in batch.places]
+        chosen = [pins[place] for place in batch.places]
+        if not (any(starts) or any(chosen) or drop_heads):
+            return None
+        width = max(map(len, batch.ids))
+        steps = max((step + 1 for each in chosen for step in each), default=0)
+        given = torch.full((len(starts), steps, width), torch.nan)
+        for row, (each, ids) in enumerate(zip(chosen, batch.ids, strict=True)):
+            for step, weights in each.items():
+                _check_pins(weights, step, len(ids))
+                for place, weight in weights.items():
+                    given[row, step, place] = weight
+        dropped = None
+        if drop_heads:
+            model = self.trained.config.model.settled()
+            transformer = model.kind == "transformer"
+            shape = (cast("int", model.decoder_layers), model.heads) if transformer else (1, 1)
+            dropped = torch.zeros(shape, dtype=torch.bool)
+            for layer, head in drop_heads:
+                dropped[layer, head] = True
+            dropped = dropped.to(self.device)
+        return Steering(pad(starts).to(self.device), given.to(self.device), dropped)
 
     def align(
         self,
@@ -283,6 +351,29 @@ class _Sources:
         copies = pad(rows).to(device) if rows else None
         with torch.inference_mode():
             return trained.model.encode(pad(self.ids).to(device), lengths.to(device), copies)
+
+
+def _one_each(given: Any, texts: Sequence[str], name: str) -> list[Any]:
+    """What is given once for all texts, or once for each."""
+    if isinstance(given, str | Mapping):
+        return [given] * len(texts)
+    if len(given) != len(texts):
+        raise ConfigError(f"expected one {name} for all texts or one each, got {len(given)}")
+    return list(given)
+
+
+def _check_pins(weights: Mapping[int, float], step: int, width: int) -> None:
+    if step < 0 or not all(0 <= place < width for place in weights):
+        raise ConfigError(
+            f"pins name steps from 0 and source tokens from 0 to {width - 1}, got step {step} and "
+            f"tokens {', '.join(map(str, weights))}"
+        )
+    total = sum(weights.values())
+    if not (all(weight >= 0 for weight in weights.values()) and total <= 1 + 1e-6):
+        raise ConfigError(
+            f"pinned weights of a step must be at least 0 and sum to at most 1, got {total:.4g} at "
+            f"step {step}"
+        )
 
 
 def _nothing(text: str, attends: bool) -> Translation:

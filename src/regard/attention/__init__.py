@@ -1,11 +1,12 @@
 """Attention: score, mask, normalise, average; with one head or many.
 
 attend.py one head: `Attention` · multihead.py many: `MultiHeadAttention`, `SelfAttention` ·
-window.py a part of the source · coverage.py what was seen before · masks.py what may not be seen ·
+intervention.py a look pushed by hand · window.py a part of the source · coverage.py what was seen before · masks.py what may not be seen ·
 memory.py what is computed once per source
 """
 
 from regard.attention.attend import NORMALIZERS, Attended, Attention
+from regard.attention.intervention import Intervention
 from regard.attention.masks import padding_from_lengths
 from regard.attention.memory import Memory
 from regard.attention.multihead import MultiHeadAttention, SelfAttention
@@ -14,6 +15,7 @@ __all__ = [
     "NORMALIZERS",
     "Attended",
     "Attention",
+    "Intervention",
     "Memory",
     "MultiHeadAttention",
     "SelfAttention",

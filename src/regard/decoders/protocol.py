@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.attention import Memory
+from regard.attention import Intervention, Memory
 from regard.encoders import Encoded
 
 
@@ -53,8 +53,13 @@ class Decoder(Protocol):
         """The `State` before the first symbol, one row per source."""
         ...
 
-    def step(self, token: Int[Tensor, " N"], state: Any) -> Step:
-        """Read the symbol written last and give the next one's log-probabilities."""
+    def step(
+        self, token: Int[Tensor, " N"], state: Any, intervene: Intervention | None = None
+    ) -> Step:
+        """Read the symbol written last and give the next one's log-probabilities.
+
+        An intervention pushes the look at the source.
+        """
         ...
 
     def unroll(

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import Attention, Memory
+from regard.attention import Attention, Intervention, Memory
 from regard.attention.coverage import Coverage
 from regard.attention.window import Window
 from regard.decoders.cells import Cell
@@ -163,8 +163,13 @@ class FixedContextDecoder(RecurrentDecoder):
     and by the readout: the bottleneck that attention removes.
     """
 
-    def step(self, token: Int[Tensor, " N"], state: RecurrentState) -> Step:
-        """One symbol further."""
+    def step(
+        self,
+        token: Int[Tensor, " N"],
+        state: RecurrentState,
+        intervene: Intervention | None = None,
+    ) -> Step:
+        """One symbol further; there is no look to push."""
         context = _spread(state.memory.final, token.shape[0])
         top, hidden = self._advance(self._project(token), context, state.hidden)
         state = dataclasses.replace(state, hidden=hidden)
@@ -258,7 +263,11 @@ class AttendingDecoder(RecurrentDecoder):
         )[:, :, 0]
 
     def _look_once(
-        self, query: Float[Tensor, "N D"], state: RecurrentState, need_weights: bool = True
+        self,
+        query: Float[Tensor, "N D"],
+        state: RecurrentState,
+        need_weights: bool = True,
+        intervene: Intervention | None = None,
     ) -> tuple[Tensor, Tensor | None, RecurrentState]:
         """Look from N = B x beams rows at the memories of B sources: (N, Dv), (N, T), new state."""
         sources = state.memory.states.shape[0]
@@ -266,6 +275,8 @@ class AttendingDecoder(RecurrentDecoder):
         steps = torch.full((queries.shape[1],), state.steps, device=query.device)
         covered = None if state.covered is None else state.covered.view(*queries.shape[:2], -1)
         context, weights = self._look(queries, state.memory, steps, covered, need_weights)
+        if intervene is not None and weights is not None:
+            context, weights = intervene.push(weights, state.memory.states)
         weights = None if weights is None else weights.flatten(0, 1)
         if state.covered is not None and weights is not None:
             state = dataclasses.replace(state, covered=state.covered + weights)
@@ -300,9 +311,14 @@ class LuongDecoder(AttendingDecoder):
         feed = state.hidden[0].new_zeros(len(state.hidden[0]), self.readout.out_features)
         return dataclasses.replace(state, feed=feed)
 
-    def step(self, token: Int[Tensor, " N"], state: RecurrentState) -> Step:
+    def step(
+        self,
+        token: Int[Tensor, " N"],
+        state: RecurrentState,
+        intervene: Intervention | None = None,
+    ) -> Step:
         """One symbol further."""
-        readout, weights, state = self._write(self._project(token), state, need_weights=True)
+        readout, weights, state = self._write(self._project(token), state, True, intervene)
         return self._finish(state, readout, weights)
 
     def query(self, before: RecurrentState, after: RecurrentState) -> Float[Tensor, "N D"]:
@@ -331,11 +347,15 @@ class LuongDecoder(AttendingDecoder):
         return Unrolled(torch.stack(readouts, 1), _one_head(_join(looks)))
 
     def _write(
-        self, known: Tensor, state: RecurrentState, need_weights: bool
+        self,
+        known: Tensor,
+        state: RecurrentState,
+        need_weights: bool,
+        intervene: Intervention | None = None,
     ) -> tuple[Tensor, Tensor | None, RecurrentState]:
         """The readout of the next symbol, and where it looked."""
         top, hidden = self._advance(known, state.feed, state.hidden)
-        context, weights, state = self._look_once(top, state, need_weights)
+        context, weights, state = self._look_once(top, state, need_weights, intervene)
         readout = self._read_out(context, top)
         feed = readout if self.input_feeding else None
         return readout, weights, dataclasses.replace(state, hidden=hidden, feed=feed)
@@ -357,9 +377,14 @@ class BahdanauDecoder(AttendingDecoder):
     def __init__(self, attention: Attention, **others: Any) -> None:
         super().__init__(attention, **others, extra_dim=others["context_dim"])
 
-    def step(self, token: Int[Tensor, " N"], state: RecurrentState) -> Step:
+    def step(
+        self,
+        token: Int[Tensor, " N"],
+        state: RecurrentState,
+        intervene: Intervention | None = None,
+    ) -> Step:
         """One symbol further."""
-        context, weights, state = self._look_once(state.hidden[0], state)
+        context, weights, state = self._look_once(state.hidden[0], state, True, intervene)
         top, hidden = self._advance(self._project(token), context, state.hidden)
         state = dataclasses.replace(state, hidden=hidden)
         return self._finish(state, self._read_out(context, top), weights)

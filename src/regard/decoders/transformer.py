@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import Memory, MultiHeadAttention
+from regard.attention import Intervention, Memory, MultiHeadAttention
 from regard.attention.multihead import Heads, causal_mask
 from regard.decoders.output import CopyingOutput, Output, readable, spread_copies
 from regard.decoders.protocol import Step, Unrolled
@@ -45,6 +45,8 @@ class _Source(NamedTuple):
     seen: Heads
     exponentials: Tensor | None
     masked: Tensor
+    layer: int
+    intervene: Intervention | None
 
 
 class DecoderLayer(nn.Module):
@@ -105,9 +107,12 @@ class DecoderLayer(nn.Module):
             self.across.project_query(queries), *source.seen, source.masked, None, need_weights,
             source.exponentials,
         )  # fmt: skip
-        rows = second.leave(rows, self.across.join(found.context).view_as(rows))
+        context, weights = found
+        if source.intervene is not None and weights is not None:
+            context, weights = source.intervene.push(weights, source.seen.values, source.layer)
+        rows = second.leave(rows, self.across.join(context).view_as(rows))
         rows = third.leave(rows, self.feed_forward(third.enter(rows)))
-        return rows, written, found.weights
+        return rows, written, weights
 
 
 class TransformerDecoder(nn.Module):
@@ -179,10 +184,15 @@ class TransformerDecoder(nn.Module):
             empty.append(layer.within.project(nothing, nothing))
         return TransformerState(memory, tuple(empty))
 
-    def step(self, token: Int[Tensor, " N"], state: TransformerState) -> Step:
+    def step(
+        self,
+        token: Int[Tensor, " N"],
+        state: TransformerState,
+        intervene: Intervention | None = None,
+    ) -> Step:
         """One symbol further."""
         rows = self.embedding(readable(token, self.vocabulary)[:, None], state.length)
-        rows, past, looks = self._carry(rows, state.past, state.memory, need_weights=True)
+        rows, past, looks = self._carry(rows, state.past, state.memory, True, intervene)
         weights = torch.stack([look.transpose(1, 2).flatten(0, 1) for look in looks], dim=1)
         copies = spread_copies(state.memory, len(rows))
         logits = self.predict(rows[:, 0], weights, copies)
@@ -217,7 +227,12 @@ class TransformerDecoder(nn.Module):
         return cast("list[DecoderLayer]", list(self.layers))
 
     def _carry(
-        self, rows: Tensor, past: tuple[Heads, ...] | None, memory: Memory, need_weights: bool
+        self,
+        rows: Tensor,
+        past: tuple[Heads, ...] | None,
+        memory: Memory,
+        need_weights: bool,
+        intervene: Intervention | None = None,
     ) -> tuple[Tensor, tuple[Heads, ...], list[Tensor]]:
         """Through all layers: rows, keys and values so far, and the weights where asked for."""
         masked = memory.padding[:, None, None]
@@ -225,7 +240,7 @@ class TransformerDecoder(nn.Module):
         looks: list[Tensor] = []
         for number, layer in enumerate(self._layers):
             seen = Heads(memory.keys[number], memory.values[number])
-            source = _Source(seen, memory.exponentials[number], masked)
+            source = _Source(seen, memory.exponentials[number], masked, number, intervene)
             before = None if past is None else past[number]
             rows, now, weights = layer(rows, before, source, need_weights)
             written.append(now)
