@@ -10,7 +10,7 @@ import pytest
 
 from regard.alignment import Gold
 from regard.cli.main import main
-from regard.compare import Run, by_length, compare, model_settings, table
+from regard.compare import Length, Run, by_length, compare, model_settings, table
 from regard.data import Pair
 from regard.errors import ConfigError, DataError
 from regard.metrics import report
@@ -78,6 +78,10 @@ def test_every_item_is_trained_measured_and_drawn(tmp_path: Path) -> None:
         assert run.parameters == config["facts"]["parameters"]
         assert run.updates == 4
         assert run.scores.n == len(test)
+        assert [part.low for part in run.lengths] == sorted({len(p.source.split()) for p in test})
+        assert sum(part.n for part in run.lengths) == len(test)
+        right = sum(part.n * part.exact_match for part in run.lengths)
+        assert right / len(test) == pytest.approx(run.scores.exact_match.value)
     rows = json.loads((tmp_path / "out" / "table.json").read_text(encoding="utf-8"))
     assert [row["name"] for row in rows] == [run.name for run in runs]
     assert (tmp_path / "out" / "table.md").read_text(encoding="utf-8") == table(runs)
@@ -89,7 +93,10 @@ def _run(name: str, seed: int, right: int) -> Run:
     """A run of which `right` of 20 outputs are right: the first 10 of 3 symbols, the others of 9."""
     outputs = ["a"] * right + ["b"] * (20 - right)
     scores = report(outputs, [["a"]] * 20, [3] * 10 + [9] * 10)
-    return Run(name, seed, scores, 2.0, 100, 1234, 50.0, 9, 0.25)
+    lengths = tuple(
+        Length(part.low, part.high, part.n, part.exact_match) for part in scores.by_length
+    )
+    return Run(name, seed, scores, 2.0, 100, 1234, 50.0, 9, lengths, 0.25)
 
 
 def test_the_table_gives_means_and_intervals_over_seeds() -> None:

@@ -54,3 +54,14 @@ def test_the_pictured_sentence_is_of_the_test_part() -> None:
 
     made = sets.make("phrasebook")
     assert demos.PICTURE in {example.source for example in made.test}
+
+
+def test_the_recipe_phrasebook_is_the_demo() -> None:
+    from regard.cli.parser import Parser, add_settings, recipe_first, settings
+
+    parser = Parser()
+    add_settings(parser)
+    given = settings(parser.parse_args(recipe_first(["--config", "phrasebook"])))
+    made = demos.demo_config(Path("demo"))
+    for group in ("source", "target", "model", "training"):
+        assert given[group] == dataclasses.asdict(getattr(made, group)), group

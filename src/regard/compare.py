@@ -11,16 +11,16 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from regard.alignment import Gold
 from regard.charts.lines import Lines, Point
 from regard.config import AttentionName, Config, from_dict
 from regard.data import Pair
 from regard.errors import ConfigError, DataError
-from regard.evaluation import align, evaluate
+from regard.evaluation import Report, align, evaluate
 from regard.files import write_text
-from regard.metrics import Scores
+from regard.metrics import Scores, exact_match
 from regard.training import train
 from regard.translator import Translator
 
@@ -29,7 +29,18 @@ MINUTES = 8.0
 
 # 97.5 % points of Student's t with 1, 2, … degrees of freedom
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+_MOST_LENGTHS = 30
 _MODELS = "none, transformer, a score, luong:SCORE, bahdanau:SCORE or transformer:SCORE"
+
+
+class Length(NamedTuple):
+    """How a model does on sources of `low` to `high` symbols."""
+
+    low: int
+    high: int
+    n: int
+    exact_match: float
+    """In percent."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +59,8 @@ class Run:
     """Translated on the pairs that it is measured on, one hypothesis each."""
     longest_source: int
     """Symbols of the longest training source."""
+    lengths: tuple[Length, ...]
+    """Accuracy by the length of the source."""
     aer: float | None
     """Alignment error rate against gold links, from 0 to 1, where there are some."""
 
@@ -178,17 +191,18 @@ def by_length(runs: Sequence[Run]) -> Lines:
     """Exact match by the length of the source, a line per item."""
     points: list[Point] = []
     for name, group in _by_name(runs).items():
-        for part in group[0].scores.by_length:
-            same = [each for run in group for each in run.scores.by_length if each.low == part.low]
+        for part in group[0].lengths:
+            same = [each for run in group for each in run.lengths if each.low == part.low]
             value = _mean(each.exact_match for each in same)
-            label = f"{part.low}–{part.high} symbols: {value:.1f} % of {part.n:,}"
+            span = f"{part.low}" if part.low == part.high else f"{part.low}–{part.high}"
+            label = f"{span} symbols: {value:.1f} % of {part.n:,}"
             points.append(Point(name, (part.low + part.high) / 2, value, label))
     return Lines(
         points,
         x_title="length of the source, in symbols",
         y_title="right to the last symbol, %",
         title="What fits through one state, and what attention looks up",
-        explanation="Same pairs, same budget; each mark is a range of source lengths.",
+        explanation="Same pairs, same budget; each mark is a length, or a range of lengths.",
         rule=(float(runs[0].longest_source), "longest in training"),
         y_domain=(0.0, 100.0),
     )
@@ -234,8 +248,23 @@ def _measure(
         translator.trained.facts["parameters"],
         report.scores.n / seconds,
         translator.trained.facts["longest_source"],
+        _by_length(report),
         None if found is None else found.aer,
     )
+
+
+def _by_length(report: Report) -> tuple[Length, ...]:
+    """A range for every length, or where there are many of them, those of the scores."""
+    lengths = [len(translation.source_tokens) - 1 for translation in report.translations]
+    if len(set(lengths)) > _MOST_LENGTHS:
+        return tuple(Length(p.low, p.high, p.n, p.exact_match) for p in report.scores.by_length)
+    parts: list[Length] = []
+    for length in sorted(set(lengths)):
+        chosen = [place for place, each in enumerate(lengths) if each == length]
+        outputs = [report.translations[place].text for place in chosen]
+        right = exact_match(outputs, [report.references[place] for place in chosen])
+        parts.append(Length(length, length, len(chosen), right.value))
+    return tuple(parts)
 
 
 def _write(out: Path, runs: Sequence[Run]) -> None:

@@ -82,7 +82,7 @@ class Lines(Picture):
             mark = alt.Chart(alt.InlineData(values=[{"x": at, "name": name}]))
             layers += [
                 mark.mark_rule(strokeDash=[4, 4], color="#616e7c").encode(x="x:Q"),
-                mark.mark_text(align="left", dx=5, y=8, color="#616e7c").encode(
+                mark.mark_text(align="center", y=-8, color="#616e7c").encode(
                     x="x:Q", text="name:N"
                 ),
             ]
