@@ -210,7 +210,7 @@ def test_a_models_look_is_the_one_it_took(tmp_path: Path, settings: dict[str, ob
         np.testing.assert_allclose(found.weights, heads[layer, 0], atol=1e-5)
         assert found.labels == ["a(1)", "c(2)", "b(3)", "a(4)", "</s>(5)"]
     if settings.get("kind") == "transformer":
-        found, output = explain_step(translator, "a c b a", 2, target="c b a", layer=3, head=1)
+        found, output = explain_step(translator, "a c b a", 2, target="c b a", layer=2, head=1)
         np.testing.assert_allclose(found.weights, output.attention_heads[1, 2, 1], atol=1e-5)
 
 
@@ -220,8 +220,8 @@ def test_a_models_look_is_the_one_it_took(tmp_path: Path, settings: dict[str, ob
         ({"attention": "none"}, {}, "no attention to explain"),
         ({"normalizer": "sparsemax"}, {}, "only looks at the whole source by softmax"),
         ({}, {"step": 9}, "--step goes from 1 to 2 for this output, got 9"),
-        ({"kind": "transformer"}, {"layer": 4}, "layers 1 to 3, of 2 heads from 0"),
-        ({"kind": "transformer"}, {"head": 2}, "there is no layer None, head 2"),
+        ({"kind": "transformer"}, {"layer": 3}, "the model has 3 layers of 2 heads, both counted"),
+        ({"kind": "transformer"}, {"head": 2}, "there is no layer 1, head 2"),
     ],
 )
 def test_looks_that_are_not_there(

@@ -276,7 +276,10 @@ def test_a_transformer_is_told_which_of_its_layers_to_show(
     layer = json.loads((out / "config.json").read_text())["facts"]["attention_layer"]
     assert layer in (0, 1)
     assert trained.facts["attention_layer"] == layer
-    assert f"attention: layer {layer + 1} of 2 looks most often" in capsys.readouterr().err
+    assert (
+        f"attention: of 2 layers, number {layer} (from 0) looks most often"
+        in capsys.readouterr().err
+    )
     assert regard.Translator.load(out).attention_layer(2) == layer
 
 

@@ -9,6 +9,7 @@ import torch
 import regard
 from regard import folder
 from regard.config import Config, ModelConfig, TextConfig
+from regard.errors import ConfigError
 from regard.models import build
 from regard.text import Tokenizer
 
@@ -178,6 +179,17 @@ def test_forced_and_found_outputs_agree(kind: str) -> None:
         if left.complete:
             assert left.score == pytest.approx(right.score, abs=1e-4)
         np.testing.assert_allclose(left.attention_heads, right.attention_heads, atol=1e-5)
+
+
+def test_a_chart_of_one_layer_or_head() -> None:
+    one = _translator(kind="transformer", heads=2).translate(["a b c"])[0]
+    np.testing.assert_array_equal(one.chart(layer=0, head=1).weights, one.attention_heads[:, 0, 1])
+    np.testing.assert_allclose(one.chart(layer=2).weights, one.attention_heads[:, 2].mean(1))
+    np.testing.assert_array_equal(one.chart().weights, one.attention)
+    with pytest.raises(
+        ConfigError, match="no layer 3, head None: this attention has 3 layers of 2"
+    ):
+        one.chart(layer=3)
 
 
 def test_a_recurrent_model_has_one_layer_and_head() -> None:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
         make_score,
     )
     from regard.training import train
-    from regard.translator import Translation, Translator
+    from regard.translation import Translation
+    from regard.translator import Translator
 
 _HOMES: dict[str, str] = {
     "Additive": "scores",
@@ -62,7 +63,7 @@ _HOMES: dict[str, str] = {
     "ShapeError": "errors",
     "TextConfig": "config",
     "TrainingConfig": "config",
-    "Translation": "translator",
+    "Translation": "translation",
     "Translator": "translator",
     "evaluate": "evaluation",
     "explain": "explanation",

@@ -13,7 +13,8 @@ from regard.alignment import Alignment, AlignmentScores, Gold, score
 from regard.data import Example, collate
 from regard.metrics import BleuTokenizer, Scores, group_by_source, report
 from regard.text import UNKNOWN
-from regard.translator import Translation, Translator
+from regard.translation import Translation
+from regard.translator import Translator
 
 _SYMBOLS_AT_ONCE = 2048
 """Bound on a batch of one pair with each of its source symbols erased."""

@@ -107,8 +107,8 @@ def _with_layer(
     best = shares.index(max(shares))
     said = ", ".join(f"{100 * share:.0f} %" for share in shares)
     progress.say(
-        f"attention: layer {best + 1} of {len(shares)} looks most often where erasing a source "
-        f"symbol costs most (by layer {said}); its heads' average is what is shown"
+        f"attention: of {len(shares)} layers, number {best} (from 0) looks most often where erasing a "
+        f"source symbol costs most (by layer {said}); its heads' average is what is shown"
     )
     trained = dataclasses.replace(trained, facts={**trained.facts, "attention_layer": best})
     folder.save_description(out, trained)

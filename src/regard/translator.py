@@ -1,98 +1,22 @@
 """A trained folder as a translator: strings in, translations with their attention out."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-import numpy as np
 import torch
 
 from regard import folder as folders
-from regard.alignment import Alignment, from_weights
 from regard.copying import Copies, copies_of, widened
 from regard.data import bucket, pad
 from regard.errors import ConfigError, DataError
 from regard.search import Hypothesis, Steering, beam_search, forced
 from regard.text import END, END_TOKEN, Encoding, Tokenizer
-
-if TYPE_CHECKING:
-    from regard.charts import Chart
+from regard.translation import Translation, nothing
 
 Pins = Mapping[int, Mapping[int, float]]
 """Weights that looks are made to have: {step: {source token: weight}}, both from 0."""
-
-
-@dataclass(frozen=True)
-class Translation:
-    """One output, and where each of its tokens looked."""
-
-    source: str
-    """The text that was given."""
-    source_tokens: list[str]
-    """What the encoder saw, its end symbol included; unknown symbols as they were written."""
-    tokens: list[str]
-    """What was written, without the end symbol."""
-    text: str
-    """The same as a string."""
-    score: float
-    """Sum of log-probabilities (nats), the end symbol's included, over the length penalty."""
-    attention: np.ndarray | None
-    """(len(tokens), len(source_tokens)), rows sum to 1 (not with normalizer none); None where the model has no attention. Of many
-    heads their average, of many layers the one that looks where it matters (found after training)."""
-    attention_heads: np.ndarray | None = None
-    """(len(tokens), layers, heads, len(source_tokens)): every head of every layer."""
-    complete: bool = True
-    """False where the output was cut at its length limit."""
-    unknown: list[str] = field(default_factory=list)
-    """Source symbols that the model does not know."""
-    source_words: list[int | None] = field(default_factory=list, repr=False)
-    """For every source token the word it belongs to; None for the end symbol."""
-    target_words: list[int | None] = field(default_factory=list, repr=False)
-    """For every token the word it belongs to."""
-
-    def alignment(self) -> Alignment:
-        """Pairs (source word, target word), 0-based; `str()` of them is Pharaoh, `0-0 1-2`.
-
-        Words are separated by spaces (subwords merged); without them every symbol is one.
-
-        Raises:
-            ConfigError: the model has no attention.
-        """
-        return from_weights(self._weights(), self.source_words, self.target_words)
-
-    def chart(self, title: str = "") -> "Chart":
-        """The attention as a heatmap: source across, output down.
-
-        Raises:
-            ConfigError: the model has no attention.
-        """
-        from regard.charts import heatmap
-
-        return heatmap(self._weights(), self.source_tokens, self.tokens, title=title)
-
-    def to_dict(self) -> dict[str, Any]:
-        """What `regard translate --attention` writes."""
-        attention = (
-            None if self.attention is None else np.round(self.attention.astype(float), 6).tolist()
-        )
-        return {
-            "source": self.source,
-            "source_tokens": self.source_tokens,
-            "tokens": self.tokens,
-            "text": self.text,
-            "score": self.score,
-            "complete": self.complete,
-            "attention": attention,
-        }
-
-    def _weights(self) -> np.ndarray:
-        if self.attention is None:
-            raise ConfigError(
-                "this model has no attention to show (model.attention none); train one with "
-                "another --model.attention"
-            )
-        return self.attention
 
 
 @dataclass(frozen=True)
@@ -278,7 +202,7 @@ class Translator:
     ) -> list[list[Translation]]:
         encodings = self.source.encode_batch(texts)
         attends = self.trained.config.model.attention != "none"
-        results = [[_nothing(text, attends)] * n_best for text in texts]
+        results = [[nothing(text, attends)] * n_best for text in texts]
         featured = self.source.features is not None
         real = [
             place
@@ -374,12 +298,6 @@ def _check_pins(weights: Mapping[int, float], step: int, width: int) -> None:
             f"pinned weights of a step must be at least 0 and sum to at most 1, got {total:.4g} at "
             f"step {step}"
         )
-
-
-def _nothing(text: str, attends: bool) -> Translation:
-    attention = np.zeros((0, 0), np.float32) if attends else None
-    heads = np.zeros((0, 1, 1, 0), np.float32) if attends else None
-    return Translation(text, [], [], "", 0.0, attention, heads)
 
 
 def find_device(name: str) -> torch.device:

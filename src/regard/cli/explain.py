@@ -30,7 +30,7 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--model", type=str, help="a model folder")
     parser.add_argument("--step", type=int, default=1, help="output symbol to explain, from 1")
     parser.add_argument("--target", type=str, help="with --model: the output to force")
-    parser.add_argument("--layer", type=int, help="with --model: layer of a transformer, from 1")
+    parser.add_argument("--layer", type=int, help="with --model: layer of a transformer, from 0")
     parser.add_argument("--head", type=int, default=0, help="with --model: its head, from 0")
     parser.add_argument(
         "--without-normalising", action="store_true", help="show the raw average beside it"

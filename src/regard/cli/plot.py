@@ -19,6 +19,8 @@ def run(arguments: list[str]) -> None:
     parser.add_argument(
         "--beam-size", type=int, default=5, help="open hypotheses; 1 is greedy search"
     )
+    parser.add_argument("--layer", type=int, help="of a transformer, from 0; else what is shown")
+    parser.add_argument("--head", type=int, help="of that layer, from 0; else their average")
     parser.add_argument("--device", type=Device, default="auto", help="where to compute")
     given = parser.parse_args(arguments)
     if not given.text.strip():
@@ -30,5 +32,6 @@ def run(arguments: list[str]) -> None:
         output = translator.translate([given.text], given.beam_size)[0]
     else:
         output = translator.align([given.text], [given.target])[0]
-    output.chart(f"{given.text} → {output.text}").save(given.out)
+    title = f"{given.text} → {output.text}"
+    output.chart(title, given.layer, given.head).save(given.out)
     print(f"{given.text} -> {output.text}, drawn in {given.out}")

@@ -18,7 +18,8 @@ from regard.progress import Progress
 from regard.text import say_unknown
 
 if TYPE_CHECKING:
-    from regard.translator import Translation, Translator
+    from regard.translation import Translation
+    from regard.translator import Translator
 
 _CHUNK = 1000
 

@@ -13,7 +13,8 @@ from regard.explanation.formulas import FORMULAS
 from regard.explanation.walk import Explanation, explain
 from regard.scores import AdditiveHeads
 from regard.text import END
-from regard.translator import Translation, Translator
+from regard.translation import Translation
+from regard.translator import Translator
 
 
 def explain_step(
@@ -32,7 +33,7 @@ def explain_step(
         text: what to translate.
         step: number of the output symbol, from 1.
         target: the output to force; None: the model's own.
-        layer: of a Transformer, from 1; None: the one whose attention is shown.
+        layer: of a Transformer, from 0; None: the one whose attention is shown.
         head: of a Transformer, from 0.
 
     Returns:
@@ -91,12 +92,12 @@ def _of_heads(
 ) -> Explanation:
     """A Transformer: a head's projected query, keys and values."""
     count = len(decoder.layers)
-    number = translator.attention_layer(count) if layer is None else layer - 1
+    number = translator.attention_layer(count) if layer is None else layer
     across = decoder.attentions[number] if 0 <= number < count else None
     if across is None or not 0 <= head < across.num_heads:
         raise ConfigError(
-            f"the model has layers 1 to {count}, of {decoder.attentions[0].num_heads} heads from 0; "
-            f"there is no layer {layer}, head {head}"
+            f"there is no layer {number}, head {head}: the model has {count} layers of "
+            f"{decoder.attentions[0].num_heads} heads, both counted from 0"
         )
     rows: list[Tensor] = []
 
