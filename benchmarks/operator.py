@@ -179,7 +179,11 @@ def foreign_step(way: str, query: Tensor, key: Tensor, backward: bool) -> Callab
         compiled = jax.jit(total)
     else:
         compiled = jax.jit(forward)
-    return lambda: jax.block_until_ready(compiled(weights, *rows)) and None
+
+    def call() -> None:
+        jax.block_until_ready(compiled(weights, *rows))
+
+    return call
 
 
 def fits(way: str, sizes: tuple[int, ...]) -> float:
