@@ -32,7 +32,7 @@ clean:
 # torch first: another package asking for it must find the pinned build
 .venv/installed: pyproject.toml constraints.txt | .venv/bin/python
 	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e .
+	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[serve]'
 	touch $@
 
 .venv/tested: .venv/installed

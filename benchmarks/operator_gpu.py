@@ -1,6 +1,6 @@
 """Additive attention on a CUDA device: against torch.compile of the broadcast, and a modelled limit.
 
-    python benchmarks/operator_gpu.py [--sizes 16,1024,1024,256]
+    python -P benchmarks/operator_gpu.py [--sizes 16,1024,1024,256]
 
 Forward and backward of the scores, softmax and average (no projections), float32 and bfloat16. The
 limit counts the clocks that a multiprocessor needs for a pair and feature when nothing but the

@@ -1,6 +1,6 @@
 """Training speed at one size on words and phones, everything included.
 
-    python benchmarks/training_speed.py cmudict/train.tsv.gz [--updates 150] [--threads 2]
+    python -P benchmarks/training_speed.py cmudict/train.tsv.gz [--updates 150] [--threads 2]
 
 Bi-LSTM of 256 per direction, LSTM decoder of 256, embeddings of 128, about 256 words a batch. The rate is
 words (pairs) and target tokens per second of the whole loop after a warm-up: reading batches, forward,

@@ -3,11 +3,14 @@
 import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import jaxtyping
 import pytest
 import torch
+
+from serving_models import make_folder
 
 if not torch.cuda.is_available():
     # read when Triton is imported
@@ -41,3 +44,13 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two model folders, a recurrent one and a Transformer."""
+    root = tmp_path_factory.mktemp("folders")
+    return [
+        make_folder(root / "recurrent", attention="additive"),
+        make_folder(root / "transformer", kind="transformer", encoder_layers=1, decoder_layers=2),
+    ]

@@ -28,6 +28,7 @@ RANKS = {
     "checkpoints": 12,
     "training": 13,
     "demo": 14, "compare": 14, "curves": 14, "explanation": 14,
+    "serving": 15,
     "cli": 16,
 }  # fmt: skip
 

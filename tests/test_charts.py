@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import vl_convert
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
@@ -293,6 +294,114 @@ def test_terminal_fits_the_width_and_shows_every_column(source, width):
         assert cell_len(lines[0]) <= width
         runs += len(lines[2].split()) - 1
     assert runs == len(source)
+
+
+def test_the_page_has_a_slider_over_the_steps_and_pictures_have_none():
+    chart = heatmap(WEIGHTS, SOURCE, TARGET)
+    spec = Page(chart.to_html()).spec
+    slider = next(p for p in spec["params"] if p["name"] == "step")
+    assert slider["bind"] == {
+        "input": "range",
+        "min": 1,
+        "max": 4,
+        "step": 1,
+        "name": "output step ",
+    }
+    assert not [p for p in spec["params"] if p["name"] in ("layer", "head")]
+    assert not [p for p in chart.to_altair().to_dict()["params"] if "bind" in p]
+    assert not [e for e in drawn(chart).iter() if e.get("aria-roledescription") == "bar"]
+
+
+def chosen(chart, step=1, **choice):
+    """What the page shows after a choice: its map, its bars, and the line over the bars."""
+    spec = chart.to_page().to_dict()
+    for param in spec["params"]:
+        if param["name"] == "step":
+            param["value"] = [{"output_step": step}]
+        param["value"] = choice.get(param["name"], param.get("value"))
+    svg = ET.fromstring(vl_convert.vegalite_to_svg(spec))
+    bars = [e.get("aria-label") for e in svg.iter() if e.get("aria-roledescription") == "bar"]
+    texts = ["".join(e.itertext()) for e in svg.iter(f"{SVG}text")]
+    return (
+        [cell.get("aria-label") for cell in cells(svg)],
+        [float(bar.rsplit(": ")[-1].replace("−", "-")) for bar in bars],
+        next(text for text in texts if "the weights sum" in text),
+    )
+
+
+@pytest.mark.parametrize("step", range(1, len(TARGET) + 1))
+def test_bars_show_the_weights_of_the_chosen_step(step):
+    cells_, bars, said = chosen(heatmap(WEIGHTS, SOURCE, TARGET), step)
+    assert len(cells_) == WEIGHTS.size
+    assert bars == WEIGHTS[step - 1].tolist()
+    assert said == f"step {step}, “{TARGET[step - 1]}”: the weights sum to 1.00"
+
+
+def test_the_chosen_row_has_a_frame():
+    spec = heatmap(WEIGHTS, SOURCE, TARGET).to_page().to_dict()
+    svg = ET.fromstring(vl_convert.vegalite_to_svg(spec))
+    frames = [e for e in svg.iter(f"{SVG}path") if e.get("stroke") == picture.INK]
+    assert len(frames) == 1
+    assert frames[0].get("fill") in (None, "none", "transparent")
+
+
+def test_layers_and_heads_can_be_chosen():
+    heads = np.random.default_rng(1).dirichlet(np.ones(5), (4, 3, 2))
+    chart = heatmap(WEIGHTS, SOURCE, TARGET, heads=heads)
+    bound = {p["name"]: p["bind"] for p in chart.to_page().to_dict()["params"] if "bind" in p}
+    assert bound["layer"]["options"] == ["shown", "0", "1", "2"]
+    assert bound["head"]["options"] == ["average", "0", "1"]
+    for choice, expected in [
+        ({}, WEIGHTS),
+        ({"head": "1"}, WEIGHTS),
+        ({"layer": "2"}, heads[:, 2].mean(1)),
+        ({"layer": "0", "head": "1"}, heads[:, 0, 1]),
+    ]:
+        found, bars, said = chosen(chart, 3, **choice)
+        np.testing.assert_allclose(bars, expected[2], atol=0.00056)
+        assert len(found) == WEIGHTS.size
+        assert said.endswith("sum to 1.00")
+    assert len(cells(drawn(chart))) == WEIGHTS.size
+
+
+def test_layers_of_one_head_offer_no_heads():
+    chart = heatmap(WEIGHTS, SOURCE, TARGET, heads=np.repeat(WEIGHTS[:, None, None], 2, axis=1))
+    bound = [p["name"] for p in chart.to_page().to_dict()["params"] if "bind" in p]
+    assert sorted(bound) == ["layer", "step"]
+    assert chosen(chart, 2, layer="1")[1] == WEIGHTS[1].tolist()
+
+
+def test_the_only_head_is_not_written_twice():
+    one = heatmap(WEIGHTS, SOURCE, TARGET, heads=WEIGHTS[:, None, None]).to_page().to_dict()
+    assert one == heatmap(WEIGHTS, SOURCE, TARGET).to_page().to_dict()
+
+
+def test_all_heads_of_a_large_model_stay_small():
+    heads = np.full((40, 6, 8, 40), 1 / 40, np.float32)
+    tokens = [f"w{i}" for i in range(40)]
+    chart = heatmap(heads[:, 0, 0], tokens, tokens, heads=heads)
+    assert len(json.dumps(chart.to_page().to_dict())) < 1_000_000
+
+
+def test_weights_that_do_not_sum_to_1_say_so():
+    weights = np.array([[1.5, -0.5, 1.0]])
+    _, bars, said = chosen(heatmap(weights, ["a", "b", "c"], ["x"]))
+    assert bars == [1.5, -0.5, 1.0]
+    assert said.endswith("sum to 2.00")
+
+
+@pytest.mark.parametrize("evil", ["</script>", "'+x+'", "a' + datum.row", "\\", "👩‍👩‍👧", "سلام"])
+def test_any_token_keeps_its_bar(evil):
+    _, bars, said = chosen(heatmap(np.array([[0.25, 0.75]]), [evil, evil], [evil]))
+    assert bars == [0.25, 0.75]
+    assert f"“{evil}”" in said
+
+
+def test_heads_must_fit_the_map():
+    with pytest.raises(ShapeError, match=r"\(4, layers, heads, 5\), got \(5, 1, 1, 4\)"):
+        heatmap(WEIGHTS, SOURCE, TARGET, heads=WEIGHTS.T[:, None, None])
+    with pytest.raises(DataError, match="every head must be finite"):
+        heatmap(WEIGHTS, SOURCE, TARGET, heads=np.full((4, 1, 1, 5), np.nan))
 
 
 def test_importing_is_cheap():

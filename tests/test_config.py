@@ -89,6 +89,9 @@ def test_the_whole_is_checked_too(unchecked: None) -> None:
 def test_input_feeding_belongs_to_luong() -> None:
     with pytest.raises(ConfigError, match=r"model\.input_feeding needs model\.decoder luong"):
         ModelConfig(decoder="bahdanau", input_feeding=True)
+    for settings in ({"kind": "transformer"}, {"attention": "none"}):
+        with pytest.raises(ConfigError, match="feeds what a recurrent decoder attended to"):
+            ModelConfig(**settings, input_feeding=True)
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -55,11 +55,12 @@ KINDS = [
 @pytest.mark.parametrize("model", KINDS, ids=str)
 def test_batch_size_does_not_matter(model: dict[str, object]) -> None:
     translator = _translator(**model)
+    translator.trained.model.double()  # matrix products of other sizes round otherwise
     small = translator.translate(SOURCES, batch_tokens=1)
     large = translator.translate(SOURCES, batch_tokens=10_000)
     assert [one.text for one in small] == [one.text for one in large]
     for left, right in zip(small, large, strict=True):
-        np.testing.assert_allclose(left.attention, right.attention, atol=1e-6)
+        np.testing.assert_allclose(left.attention, right.attention, atol=1e-7)
 
 
 def test_attention_has_a_row_per_token_that_sums_to_1() -> None:

@@ -133,10 +133,21 @@ class ModelConfig:
             raise ConfigError(
                 "model.copy needs weights that are probabilities: choose another model.normalizer"
             )
-        if self.input_feeding and self.decoder != "luong":
+        self._check_feeding()
+
+    def _check_feeding(self) -> None:
+        if not self.input_feeding:
+            return
+        if self.decoder != "luong":
             raise ConfigError(
                 "model.input_feeding needs model.decoder luong; the bahdanau decoder feeds its "
                 "context to the cell already: leave input_feeding out or choose luong"
+            )
+        if self.kind != "rnn" or self.attention == "none":
+            raise ConfigError(
+                "model.input_feeding feeds what a recurrent decoder attended to, got model.kind "
+                f"{self.kind} and model.attention {self.attention}: leave it out, or choose "
+                "model.kind rnn and a score"
             )
 
     def settled(self) -> "ModelConfig":

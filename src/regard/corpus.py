@@ -40,6 +40,12 @@ class Corpus:
         """Symbols of the longest training target."""
         return max(len(example.target) for example in self.train)
 
+    @property
+    def example(self) -> str:
+        """A dev source of middling length."""
+        sources = sorted(self.dev_sources, key=len)
+        return sources[len(sources) // 2]
+
     def fingerprint(self) -> str:
         """A hash of the training examples, to know them again."""
         text = repr([(example.source, example.target) for example in self.train])

@@ -27,6 +27,8 @@ class Hypothesis(NamedTuple):
     """(len(ids), layers, heads, T): where each symbol's step looked; None without attention."""
     complete: bool
     """False where the end symbol had to be forced at the length limit."""
+    tree: "list[Grown] | None" = None
+    """Everything the search kept open or ended, if asked for."""
 
 
 class Kept(NamedTuple):
@@ -40,6 +42,40 @@ class Kept(NamedTuple):
     """(A, K): the symbol it adds."""
     weights: Tensor | None
     """(A, K', layers, heads, T): where each of the beams before looked for that symbol."""
+
+
+class Grown(NamedTuple):
+    """A branch of the tree of everything that a search kept open or ended."""
+
+    parent: int
+    """The branch it goes on from, by its place in the tree; -1 at the start."""
+    id: int
+    """The symbol it adds."""
+    score: float
+    """Sum of the log-probabilities so far."""
+
+
+class _Growth:
+    """The trees of B sources, grown while they are searched."""
+
+    def __init__(self, sources: int) -> None:
+        self.trees: list[list[Grown]] = [[] for _ in range(sources)]
+        self._open = [[-1] for _ in range(sources)]
+
+    def add(self, items: Tensor, kept: "_Extended") -> None:
+        """One step of the sources that are still searched."""
+        rows = [each.tolist() for each in (items, *kept[:3], *kept.ended)]
+        for item, scores, parents, tokens, ended, beams in zip(*rows, strict=True):
+            tree, before = self.trees[item], self._open[item]
+            opened: list[int] = []
+            for score, parent, token in zip(scores, parents, tokens, strict=True):
+                opened.append(len(tree))
+                if score > -torch.inf:
+                    tree.append(Grown(before[parent], token, score))
+            for score, beam in zip(ended, beams, strict=True):
+                if score > -torch.inf:
+                    tree.append(Grown(before[beam], END, score))
+            self._open[item] = opened
 
 
 def length_penalty(length: Tensor | int, alpha: float) -> Tensor:
@@ -87,6 +123,7 @@ def beam_search(
     n_best: int = 1,
     alpha: float = 1.0,
     steering: Steering | None = None,
+    keep_tree: bool = False,
 ) -> list[list[Hypothesis]]:
     """The best outputs found for each of B sources, best first; a beam of 1 is greedy search.
 
@@ -101,9 +138,11 @@ def beam_search(
         n_best: outputs per source.
         alpha: exponent of the length penalty.
         steering: prefixes to begin with, and looks to push.
+        keep_tree: give every hypothesis the tree of its search.
     """
     beams = max(beam_size, n_best)
     pool = _Pool(limits, n_best, alpha)
+    growth = _Growth(len(limits)) if keep_tree else None
     items = torch.arange(len(limits), device=limits.device)
     state, scores = decoder.start(memory), torch.zeros(len(limits), 1, device=limits.device)
     tokens = torch.full_like(scores, START, dtype=torch.long)
@@ -116,7 +155,10 @@ def beam_search(
         totals = _totals(step.log_probs, scores, limits[items] == len(history))
         if steering is not None:
             steering.force(totals, len(history), items)
-        scores, parents, tokens, ended = _extend(totals, beams)
+        extended = _extend(totals, beams)
+        scores, parents, tokens, ended = extended
+        if growth is not None:
+            growth.add(items, extended)
         pool.add(items, ended, len(history))
         weights = step.weights
         if weights is not None:
@@ -131,7 +173,13 @@ def beam_search(
         left = stay.nonzero()[:, 0]
         items, scores, tokens = items[left], scores[left], tokens[left]
         state = step.state.select(rows[left].reshape(-1), left)
-    return pool.trace(history)
+    found = pool.trace(history)
+    if growth is None:
+        return found
+    return [
+        [one._replace(tree=tree) for one in best]
+        for best, tree in zip(found, growth.trees, strict=True)
+    ]
 
 
 @torch.inference_mode()
@@ -178,7 +226,14 @@ class _Ended(NamedTuple):
     beams: Tensor  # (A, C): the beam that ended
 
 
-def _extend(totals: Tensor, beams: int) -> tuple[Tensor, Tensor, Tensor, _Ended]:
+class _Extended(NamedTuple):
+    scores: Tensor  # (A, K)
+    parents: Tensor  # (A, K)
+    tokens: Tensor  # (A, K)
+    ended: _Ended
+
+
+def _extend(totals: Tensor, beams: int) -> _Extended:
     """The best continuations that stay open, and those that end."""
     vocabulary = totals.shape[-1]
     # twice as many candidates as beams: even if every beam ends, as many stay open
@@ -187,7 +242,7 @@ def _extend(totals: Tensor, beams: int) -> tuple[Tensor, Tensor, Tensor, _Ended]
     parents, tokens = flat // vocabulary, flat % vocabulary
     ended = _Ended(best.masked_fill(tokens != END, -torch.inf), parents)
     still, order = best.masked_fill(tokens == END, -torch.inf).topk(min(beams, count))
-    return still, parents.gather(1, order), tokens.gather(1, order), ended
+    return _Extended(still, parents.gather(1, order), tokens.gather(1, order), ended)
 
 
 class _Pool:

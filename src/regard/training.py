@@ -77,6 +77,7 @@ def train(
         "parameters": count_parameters(model),
         "encoder_states": _say_states(model),
         "training_pairs": corpus.fingerprint(),
+        "example": corpus.example,
     }
     trained = folder.Trained(config, model, corpus.source, corpus.target, facts)
     run = _Run(trained, corpus, out, command)

@@ -1,7 +1,9 @@
 """One output, and where each of its tokens looked."""
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -10,6 +12,17 @@ from regard.errors import ConfigError
 
 if TYPE_CHECKING:
     from regard.charts import Chart
+
+
+class Branch(NamedTuple):
+    """A step of a search: what it tried."""
+
+    parent: int
+    """The branch it goes on from, by its place in the tree; -1 at the start."""
+    token: str | None
+    """What it adds; None for the end."""
+    score: float
+    """Sum of the log-probabilities so far, nats."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +52,8 @@ class Translation:
     """For every source token the word it belongs to; None for the end symbol."""
     target_words: list[int | None] = field(default_factory=list, repr=False)
     """For every token the word it belongs to."""
+    tree: list[Branch] | None = field(default=None, repr=False)
+    """What the search tried, if it was asked to keep it."""
 
     def alignment(self) -> Alignment:
         """Pairs (source word, target word), 0-based; `str()` of them is Pharaoh, `0-0 1-2`.
@@ -66,7 +81,55 @@ class Translation:
         weights = self._weights()
         if layer is not None or head is not None:
             weights = self._of_head(layer or 0, head)
-        return heatmap(weights, self.source_tokens, self.tokens, title=title)
+        return heatmap(
+            weights, self.source_tokens, self.tokens, title=title, heads=self.attention_heads
+        )
+
+    def words(self) -> "Translation":
+        """The same with whole words in place of their parts, so that `words().chart()` shows words.
+
+        Weights on the parts of a source word are added, rows of the parts of a target word
+        averaged, so that rows sum to what they did and `alignment()` stays the same. What belongs
+        to no word, such as the end symbol, stays as it is; so does all where every symbol is a
+        word of its own.
+        """
+        source = _groups(self.source_words, len(self.source_tokens))
+        target = _groups(self.target_words, len(self.tokens))
+        if len(source) == len(self.source_tokens) and len(target) == len(self.tokens):
+            return self
+        attention, heads = self.attention, self.attention_heads
+        if attention is not None:
+            attention = _merged(attention[:, None, None], source, target)[:, 0, 0]
+        return dataclasses.replace(
+            self,
+            source_tokens=_written(self.source_tokens, source),
+            tokens=_written(self.tokens, target),
+            attention=attention,
+            attention_heads=None if heads is None else _merged(heads, source, target),
+            source_words=[self.source_words[group[0]] for group in source if self.source_words],
+            target_words=[self.target_words[group[0]] for group in target if self.target_words],
+        )
+
+    def to_bertviz(self) -> dict[str, Any]:
+        """What BertViz shows: `bertviz.head_view(**t.to_bertviz())`; its `model_view` takes it, too.
+
+        Returns:
+            cross_attention, a tensor (1, heads, L, T) for every layer; encoder_tokens, the T that
+            the encoder saw; decoder_tokens, the L that were written.
+
+        Raises:
+            ConfigError: the model has no attention.
+        """
+        import torch
+
+        weights = self._weights()[:, None, None]
+        heads = weights if self.attention_heads is None else self.attention_heads
+        by_layer = heads.transpose(1, 2, 0, 3).copy()
+        return {
+            "cross_attention": [torch.from_numpy(layer[None]) for layer in by_layer],
+            "encoder_tokens": list(self.source_tokens),
+            "decoder_tokens": list(self.tokens),
+        }
 
     def _of_head(self, layer: int, head: int | None) -> np.ndarray:
         assert self.attention_heads is not None
@@ -108,3 +171,34 @@ def nothing(text: str, attends: bool) -> Translation:
     attention = np.zeros((0, 0), np.float32) if attends else None
     heads = np.zeros((0, 1, 1, 0), np.float32) if attends else None
     return Translation(text, [], [], "", 0.0, attention, heads)
+
+
+def _groups(words: Sequence[int | None], length: int) -> list[list[int]]:
+    """The positions of the tokens of each word, in order; without a word a token is alone."""
+    groups: dict[Any, list[int]] = {}
+    for position, word in enumerate(words or [None] * length):
+        groups.setdefault(("alone", position) if word is None else word, []).append(position)
+    return list(groups.values())
+
+
+def _merged(
+    heads: np.ndarray, source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]
+) -> np.ndarray:
+    """(L, layers, heads, T) with columns of a group added and rows of a group averaged."""
+    columns = np.stack([heads[..., group].sum(-1) for group in source], -1)
+    return np.stack([columns[group].mean(0) for group in target])
+
+
+def _written(tokens: Sequence[str], groups: Sequence[Sequence[int]]) -> list[str]:
+    """The tokens of every group as one; all stay as they are where every group has one."""
+    if len(groups) == len(tokens):
+        return list(tokens)
+    parts = [[tokens[position] for position in group] for group in groups]
+    return ["".join(map(_bare, each)) or "".join(each) for each in parts]
+
+
+def _bare(token: str) -> str:
+    """A part of a word without the marks of the space before it and of where it is joined."""
+    if token.startswith("▁"):
+        return token[1:]
+    return token.removeprefix("‿").removesuffix("‿") if len(token) > 1 else token

@@ -13,7 +13,7 @@ from regard.data import bucket, pad
 from regard.errors import ConfigError, DataError
 from regard.search import Hypothesis, Steering, beam_search, forced
 from regard.text import END, END_TOKEN, Encoding, Tokenizer
-from regard.translation import Translation, nothing
+from regard.translation import Branch, Translation, nothing
 
 Pins = Mapping[int, Mapping[int, float]]
 """Weights that looks are made to have: {step: {source token: weight}}, both from 0."""
@@ -68,6 +68,7 @@ class Translator:
         prefix: str | Sequence[str] | None = None,
         pin: Pins | Sequence[Pins] | None = None,
         drop_heads: Sequence[tuple[int, int]] = (),
+        keep_tree: bool = False,
     ) -> Any:
         """Translate texts; the outputs come in the order of the texts.
 
@@ -83,6 +84,7 @@ class Translator:
                 from 0 as in `attention`, one for all texts or one each. The other source tokens
                 share what is left in their own proportions.
             drop_heads: (layer, head) from 0, of a Transformer: those find nothing.
+            keep_tree: keep everything that the search tried, in `tree` of each output.
 
         Returns:
             A list of translations; with `n_best` above 1 a list of lists.
@@ -103,7 +105,9 @@ class Translator:
             limits = torch.tensor(lengths).to(self.device)
             steering = self._steering(batch, begin, pins, drop_heads)
             decoder = self.trained.model.decoder
-            return beam_search(decoder, memory, limits, beam_size, n_best, alpha, steering)
+            return beam_search(
+                decoder, memory, limits, beam_size, n_best, alpha, steering, keep_tree
+            )
 
         found = self._over_batches(texts, batch_tokens, search, advance, n_best=n_best)
         return found if n_best > 1 else [best[0] for best in found]
@@ -217,7 +221,11 @@ class Translator:
                 given = None if targets is None else targets[place].tokens
                 results[place] = [
                     self._translation(
-                        texts[place], encodings[place], one, given or self._tokens(one.ids, copies)
+                        texts[place],
+                        encodings[place],
+                        one,
+                        given or self._tokens(one.ids, copies),
+                        self._tree(one, copies),
                     )
                     for one in hypotheses
                 ]
@@ -240,8 +248,22 @@ class Translator:
             self.target.tokens([id])[0] if id < size else copies.symbols[id - size] for id in ids
         ]
 
+    def _tree(self, found: Hypothesis, copies: Copies | None) -> list[Branch] | None:
+        if found.tree is None:
+            return None
+        tokens = self._tokens([one.id for one in found.tree], copies)
+        return [
+            Branch(one.parent, None if one.id == END else token, one.score)
+            for one, token in zip(found.tree, tokens, strict=True)
+        ]
+
     def _translation(
-        self, text: str, encoding: Encoding, found: Hypothesis, tokens: list[str]
+        self,
+        text: str,
+        encoding: Encoding,
+        found: Hypothesis,
+        tokens: list[str],
+        tree: list[Branch] | None,
     ) -> Translation:
         width = len(encoding.tokens) + 1
         heads = weights = None
@@ -260,6 +282,7 @@ class Translator:
             unknown=encoding.unknown,
             source_words=[*self.source.words(encoding.tokens, encoding.features), None],
             target_words=self.target.words(tokens),
+            tree=tree,
         )
 
 

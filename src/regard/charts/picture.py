@@ -18,6 +18,10 @@ from regard.errors import ConfigError
 from regard.files import written_whole
 
 INK, GREY = "#1f2933", "#616e7c"
+# One hue, ever darker (ColorBrewer "Blues"): still in order for colour-blind eyes and in grey print.
+BLUES = [
+    "#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b",
+]  # fmt: skip
 FONT = "sans-serif"
 _NO_GLYPH = "\U0010fffd"  # for private use, and the last of its kind: no font draws it
 
@@ -27,7 +31,11 @@ _PAGE = """<!DOCTYPE html>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
-<style>body {{ margin: 24px; background: white; overflow-x: auto }}</style>
+<style>body {{ margin: 24px; background: white; overflow-x: auto }}
+.vega-bindings {{ font: 13px sans-serif; color: #616e7c; padding-left: 16px }}
+.vega-bindings input, .vega-bindings select {{ vertical-align: middle; accent-color: #08519c }}
+.vega-bindings .vega-bind {{ margin: 6px 0 }}
+.vega-bindings input {{ width: 240px }}</style>
 <script>{library}</script>
 </head>
 <body>
@@ -56,6 +64,10 @@ class Picture(ABC):
     @abstractmethod
     def to_altair(self) -> Any:
         """The chart as an `altair.Chart`, for changes of your own."""
+
+    def to_page(self) -> Any:
+        """The chart as its page shows it, with what moves there."""
+        return self.to_altair()
 
     @abstractmethod
     def to_json(self) -> str:
@@ -93,7 +105,7 @@ class Picture(ABC):
         return _PAGE.format(
             title=html.escape(shown(self.title) or "regard"),
             library=_vega_embed(),
-            spec=_script_json(self.to_altair().to_dict()),
+            spec=_script_json(self.to_page().to_dict()),
             options=_script_json(_OPTIONS),
         )
 
@@ -186,6 +198,14 @@ def _drawing(character: str) -> bytes:
 def _first(characters: str, count: int) -> str:
     more = len(characters) - count
     return characters if more <= 0 else f"{characters[:count]} and {more} more"
+
+
+def heading(title: str, explanation: Sequence[str]) -> dict[str, Any]:
+    """Parameters of the title: a line, with smaller ones below, or these alone."""
+    lines = [shown(line) for line in explanation]
+    if not title:
+        return {"text": lines, "fontSize": 12, "fontWeight": "normal", "color": GREY}
+    return {"text": shown(title), "subtitle": lines}
 
 
 def style(label_font: float = 11, title_limit: float = 720) -> dict[str, Any]:

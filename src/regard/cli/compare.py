@@ -1,6 +1,7 @@
 """regard compare --data.train F --data.dev F --attention none,additive,transformer --out DIR.
 
-Without --training.max_minutes, which is for each model, all trainings share 8 minutes.
+Without --training.max_minutes, which is for each model, all trainings share 8 minutes; without
+--config the models are the small ones of the recipe `compare`.
 """
 
 import os
@@ -41,7 +42,10 @@ def run(arguments: list[str]) -> None:
     )
     parser.add_argument("--resume", action="store_true", help="keep models that are finished")
     parser.add_argument("--device", type=Device, default="auto", help="where to compute")
-    given = parser.parse_args(recipe_first(arguments))
+    chosen = any(argument.partition("=")[0] == "--config" for argument in arguments)
+    given = parser.parse_args(
+        recipe_first(arguments if chosen else ["--config", "compare", *arguments])
+    )
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     from regard.alignment import read_gold
     from regard.cli.pairs import good_pairs

@@ -21,6 +21,7 @@ VERBS: dict[str, str] = {
     "explain": "walk through one look, every move with numbers",
     "curves": "draw how training went",
     "plot": "draw where a model looks for one text",
+    "serve": "open a page where attention moves and can be pushed",
 }
 """Every verb and what it does; each lives in its own file."""
 

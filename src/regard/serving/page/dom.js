@@ -1,0 +1,34 @@
+// Elements from names, attributes and children; text is only ever text, never markup.
+
+export function element(name, attributes = {}, ...children) {
+  return fill(document.createElement(name), attributes, children);
+}
+
+export function drawn(name, attributes = {}, ...children) {
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
+}
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "style") for (const [key, each] of Object.entries(value)) node.style.setProperty(key, each);
+    else if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value != null) node.setAttribute(name, value);
+  }
+  node.append(...children.filter((child) => child != null));
+  return node;
+}
+
+// A token as it is shown: blanks would not be seen.
+export function spelled(token) {
+  return token.trim() === "" ? token.replace(/\s/g, "␣") || "∅" : token;
+}
+
+// The direction of a text is that of its first letter.
+const RIGHT_TO_LEFT = /^\P{L}*[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}\p{Script=Adlam}]/u;
+
+export function direction(tokens) {
+  return RIGHT_TO_LEFT.test(tokens.join("")) ? "rtl" : "ltr";
+}
+
+export const share = (weight) => (Math.abs(weight) < 0.005 ? "0" : weight.toFixed(2));

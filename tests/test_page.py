@@ -1,0 +1,239 @@
+"""The page in a real browser, against a running server."""
+
+import itertools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+import regard
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+HOSTILE = "</script><img src=x onerror=document.title='hit'>"
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None and not os.environ.get("CI"), reason="there is no chromium to look with"
+)
+
+
+@pytest.fixture(scope="module")
+def address(folders: list[Path]) -> Iterator[str]:
+    command = [sys.executable, "-m", "regard.cli.main", "serve", str(folders[0])]
+    command += ["--beside", str(folders[1]), "--port", "0", "--example", "a b c"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        found = re.search(r"http://\S+:\d+", process.stdout.readline())
+        assert found
+        yield found[0]
+        process.terminate()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        # inside a container there is no user namespace for Chromium's own sandbox
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    asked: list[str] = []
+    wrong: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+    page.goto(address)
+    yield page
+    assert page.title() == "regard"
+    assert [url for url in asked if not url.startswith((address, "data:"))] == []
+    assert [text for text in wrong if "422" not in text] == []
+    page.close()
+
+
+def _view(page: Page, number: int = 0) -> Any:
+    return page.locator(".view").nth(number)
+
+
+def _weights(view: Any) -> list[float]:
+    return [float(track.get_attribute("aria-valuenow")) for track in view.locator(".track").all()]
+
+
+def _ask(page: Page, text: str) -> None:
+    page.fill("#text", text)
+    page.click("button[type=submit]")
+    _settled(page)
+
+
+def _settled(page: Page) -> None:
+    expect(page.locator("[aria-busy]")).to_have_count(0)
+    expect(page.locator("#status")).to_have_text("")
+
+
+def test_the_first_paint_has_a_heatmap(page: Page, folders: list[Path]) -> None:
+    expected = regard.Translator.load(folders[0], "cpu").translate(["a b c"])[0]
+    view = _view(page)
+    expect(view.locator(".output")).to_have_text(expected.text)
+    heads = view.locator(".heatmap thead th").all_text_contents()
+    assert heads == expected.source_tokens
+    assert view.locator(".heatmap tbody th").all_text_contents() == expected.tokens
+    cells = view.locator(".heatmap td[data-source]").evaluate_all(
+        "cells => cells.map((cell) => Number(cell.style.getPropertyValue('--weight')))"
+    )
+    assert np.allclose(np.reshape(cells, expected.attention.shape), expected.attention, atol=1e-4)
+    assert page.locator(".view").count() == 2
+
+
+def test_the_slider_moves_the_bars_and_keeps_their_sum(page: Page) -> None:
+    view = _view(page)
+    slider = view.locator("input[type=range]")
+    slider.focus()
+    seen = []
+    for _ in range(int(slider.get_attribute("max")) + 1):
+        weights = _weights(view)
+        assert sum(weights) == pytest.approx(1, abs=0.003)
+        expect(view.locator(".sum")).to_have_text("sum 1.00")
+        seen.append(weights)
+        page.keyboard.press("ArrowRight")
+    assert len(seen) > 1
+    assert all(not np.allclose(a, b, atol=0.001) for a, b in itertools.pairwise(seen))
+    assert re.search(r"step (\d+) of \1:", slider.get_attribute("aria-valuetext"))
+    expect(view.locator(".heatmap tr.chosen")).to_have_count(1)
+
+
+def test_typing_translates_in_both_models(page: Page, folders: list[Path]) -> None:
+    _ask(page, "d c a b")
+    for number, folder in enumerate(folders):
+        expected = regard.Translator.load(folder, "cpu").translate(["d c a b"], n_best=5)[0]
+        expect(_view(page, number).locator(".output")).to_have_text(expected[0].text or "(nothing)")
+        shown = _view(page, number).locator(".best bdi").all_text_contents()
+        assert shown == [one.text or "(nothing)" for one in expected]
+
+
+def test_pushing_a_bar_gives_what_python_gives(page: Page, folders: list[Path]) -> None:
+    translator = regard.Translator.load(folders[0], "cpu")
+    before = translator.translate(["a b c"])[0]
+    step, place, expected = next(
+        (step, place, found)
+        for step in range(len(before.tokens))
+        for place in range(len(before.source_tokens))
+        for found in [
+            translator.translate(
+                ["a b c"], prefix=" ".join(before.tokens[:step]), pin={step: {place: 1.0}}
+            )[0]
+        ]
+        if found.tokens != before.tokens and len(found.tokens) > step
+    )
+    view = _view(page)
+    view.locator(".sentence.target button").nth(step).click()
+    track = view.locator(".track").nth(place)
+    box = track.bounding_box()
+    page.mouse.move(box["x"] + 8, box["y"] + box["height"] - 4)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 8, box["y"] - 10, steps=4)
+    assert _weights(view)[place] == 1
+    expect(view.locator(".sum")).to_have_text("sum 1.00")
+    page.mouse.up()
+    expect(view.locator(".output")).to_have_text(expected.text)
+    assert np.allclose(_weights(view), expected.attention[step], atol=0.002)
+    expect(view.locator(".note")).to_contain_text(before.text)
+    view.get_by_role("button", name="as it was").click()
+    expect(view.locator(".output")).to_have_text(before.text)
+
+
+def test_keys_push_too(page: Page) -> None:
+    view = _view(page)
+    before = _weights(view)[0]
+    view.locator(".track").first.focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowUp")
+    view.locator(".chip").first.wait_for()
+    assert _weights(view)[0] == pytest.approx(min(1, before + 0.15), abs=0.005)
+
+
+def test_a_head_is_chosen_and_dropped(page: Page, folders: list[Path]) -> None:
+    translator = regard.Translator.load(folders[1], "cpu")
+    view = _view(page, 1)
+    shown = translator.translate(["a b c"])[0]
+    view.locator("select").select_option("1,0")
+    assert np.allclose(_weights(view), shown.attention_heads[0, 1, 0], atol=0.002)
+    view.get_by_label("drop this head").check()
+    view.locator(".chip").first.wait_for()
+    expected = translator.translate(["a b c"], drop_heads=[(1, 0)])[0]
+    expect(view.locator(".output")).to_have_text(expected.text or "(nothing)")
+    if expected.tokens:
+        assert _weights(view) == [0] * len(expected.source_tokens)
+
+
+def test_a_branch_of_the_tree_is_followed(page: Page, folders: list[Path]) -> None:
+    view = _view(page)
+    view.get_by_text("What the search tried").click()
+    branch = view.locator(".tree g[role=button]:not(.best)").first
+    token = branch.locator("text").text_content()
+    branch.click()
+    _settled(page)
+    view.locator(".chip").first.wait_for()
+    expected = regard.Translator.load(folders[0], "cpu").translate(["a b c"], prefix=token)[0]
+    expect(view.locator(".output")).to_have_text(expected.text)
+
+
+def test_the_numbers_of_the_chosen_step(page: Page) -> None:
+    view = _view(page)
+    view.get_by_text("The three moves of this step").click()
+    rows = view.locator(".moves tbody tr")
+    expect(rows).to_have_count(3)
+    cells = [[float(cell) for cell in row.locator("td").all_text_contents()] for row in rows.all()]
+    powers = np.array(cells[1])
+    assert np.allclose(powers / powers.sum(), cells[2], atol=0.006)
+
+
+@pytest.mark.parametrize(
+    "text", [HOSTILE, "أ ب ج", "क्षि 机器 学习", "👩‍👩‍👧 🎉 a", "a " * 60, ""], ids=repr
+)
+def test_any_text_is_text(page: Page, text: str) -> None:
+    _ask(page, text)
+    view = _view(page)
+    heads = view.locator(".heatmap thead th").all_text_contents()
+    assert [token for token in heads if token != "</s>"] in (text.split(), [])
+    assert page.locator("main img").count() == 0
+    if "أ" in text:
+        assert view.locator(".sentence.source").get_attribute("dir") in ("rtl", None)
+
+
+def test_refusals_are_shown(page: Page) -> None:
+    page.fill("#text", "a " * 600)
+    page.click("button[type=submit]")
+    expect(page.locator("#status")).to_contain_text("at most 500 symbols")
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_nothing_sticks_out(page: Page, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    _ask(page, "a b c d " * 5)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    shades = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        shades.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert shades[0] != shades[1]
+    page.click("#theme")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == shades[0]
+
+
+def test_everything_has_a_name(page: Page) -> None:
+    """What a screen reader says of whatever can be used."""
+    unnamed = page.locator("button, input, select, textarea, [role=slider]").evaluate_all(
+        """nodes => nodes.filter((node) => !(node.getAttribute("aria-label") || node.textContent.trim()
+            || node.labels?.length)).map((node) => node.outerHTML)"""
+    )
+    assert unnamed == []
