@@ -3,16 +3,20 @@ PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: demo test soak lint wheel clean
+.PHONY: demo test soak docs lint wheel clean
 
 demo: .venv/installed
 	$(BIN)/regard demo
 
+# a process per core with a thread each, but not more than four
 test: .venv/tested
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4
 
 soak: .venv/tested
 	$(BIN)/pytest -m soak
+
+docs: .venv/documented
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
 
 lint: .venv/linted
 	$(BIN)/ruff check .
@@ -37,6 +41,10 @@ clean:
 
 .venv/tested: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[test]'
+	touch $@
+
+.venv/documented: .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[docs]'
 	touch $@
 
 .venv/linted: .venv/tested

@@ -1,0 +1,72 @@
+"""The site: lessons and recipes that are run while it is built, and a reference from the docstrings.
+
+sphinx-build -W -b html docs docs/_build/html
+
+Nothing is fetched while it is built, and no page loads anything from elsewhere.
+"""
+
+import os
+import sys
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+# notebooks run beside each other, one thread each, and find the helpers of the lessons
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # said by tqdm in every notebook
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(Path(__file__).parent / "lessons"), os.environ.get("PYTHONPATH")])
+)
+sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
+
+project = "regard"
+author = copyright = "the authors of regard"
+version = release = version_of("regard")
+
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "docstrings",
+    "mathml",
+    "verbs",
+]
+exclude_patterns = ["_build", "lessons/_*"]
+templates_path: list[str] = []
+
+# every cell runs at every build, and an error in one ends it
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 180
+nb_execution_show_tb = True
+nb_merge_streams = True
+nb_ipywidgets_js = {}  # else pages ask two other hosts for scripts
+nb_mime_priority_overrides = [("html", "image/svg+xml", 0)]
+nb_render_markdown_format = "myst"
+nb_render_image_options = {"alt": "drawn by the cell above"}
+
+myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
+myst_heading_anchors = 3
+# headings of what a cell prints do not continue those of the page
+suppress_warnings = ["myst.header", "mystnb.unknown_mime_type"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"
+autodoc_default_options = {"members": True, "undoc-members": True}
+autodoc_inherit_docstrings = False
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+default_role = "literal"
+
+html_theme = "furo"
+html_title = "regard"
+html_static_path = ["_static"]
+html_css_files = ["regard.css"]
+html_math_renderer = "mathml"
+html_copy_source = False
+html_show_sourcelink = False
+html_show_sphinx = False
+pygments_style = "friendly"
+pygments_dark_style = "monokai"
+html_theme_options = {"navigation_with_keys": True}
