@@ -51,13 +51,16 @@ suppress_warnings = ["myst.header", "mystnb.unknown_mime_type"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
-autodoc_default_options = {"members": True, "undoc-members": True}
+autodoc_default_options = {"undoc-members": True}
 autodoc_inherit_docstrings = False
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 default_role = "literal"
+
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(numpy|collections|torch|typing|pathlib)\..*")]
 
 html_theme = "furo"
 html_title = "regard"

@@ -22,15 +22,23 @@ def main(folder: str, out: Path) -> None:
     command = [sys.executable, "-m", "regard.cli.main", "serve", folder, "--port", "0"]
     with subprocess.Popen(
         [*command, "--example", PICTURE], stdout=subprocess.PIPE, text=True
-    ) as server, sync_playwright() as playwright:
-        assert server.stdout is not None
-        address = re.search(r"http://\S+:\d+", server.stdout.readline())
-        assert address is not None
+    ) as server:
+        try:
+            assert server.stdout is not None
+            address = re.search(r"http://\S+:\d+", server.stdout.readline())
+            assert address is not None
+            draw(address[0], out)
+        finally:
+            server.terminate()
+
+
+def draw(address: str, out: Path) -> None:
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         page = browser.new_page(viewport=SIZE, device_scale_factor=2)
-        page.goto(address[0])
+        page.goto(address)
         page.locator(".sentence.target button").nth(5).click()
         track = page.locator(".track").nth(5)
         box = track.bounding_box()
@@ -42,8 +50,6 @@ def main(folder: str, out: Path) -> None:
         page.locator(".chip").first.wait_for()
         page.wait_for_timeout(400)
         page.screenshot(path=out)
-        browser.close()
-        server.terminate()
 
 
 if __name__ == "__main__":

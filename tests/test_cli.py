@@ -254,7 +254,10 @@ def test_other_verbs_are_as_strict(regard: Command, arguments: str, said: str) -
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("--config g2q", "no recipe or file is named 'g2q'; did you mean g2p?; recipes: compare, g2p"),
+        (
+            "--config g2q",
+            "no recipe or file is named 'g2q'; did you mean g2p?; recipes: compare, g2p",
+        ),
         ("--config", "no recipe or file is named ''"),
         ("--model.dropout 2", "model.dropout must lie in [0, 1), got 2.0"),
         ("--training.max_minutes 0", "training.max_minutes must be above 0"),

@@ -151,6 +151,34 @@ def test_pushing_a_bar_gives_what_python_gives(page: Page, folders: list[Path]) 
     expect(view.locator(".output")).to_have_text(before.text)
 
 
+def test_a_refused_push_leaves_everything_as_it_is(page: Page) -> None:
+    view = _view(page)
+    before, text = _weights(view), view.locator(".output").text_content()
+    page.route("**/api/translate", lambda route: route.fulfill(status=422, json={"error": "no"}))
+    view.locator(".track").first.focus()
+    page.keyboard.press("End")
+    expect(page.locator("#status")).to_have_text("no")
+    assert _weights(view) == before
+    expect(view.locator(".output")).to_have_text(text)
+    expect(view.locator(".chip")).to_have_count(0)
+    page.unroute("**/api/translate")
+    page.keyboard.press("End")
+    view.locator(".chip").first.wait_for()
+    expect(page.locator("#status")).to_have_text("")
+
+
+def test_the_focus_stays_where_it_was(page: Page) -> None:
+    view = _view(page)
+    view.locator(".track").nth(1).focus()
+    page.keyboard.press("End")
+    view.locator(".chip").first.wait_for()
+    expect(view.locator(".track").nth(1)).to_be_focused()
+    view.locator(".best button").nth(2).focus()
+    page.keyboard.press("Enter")
+    expect(view.locator(".best button").nth(2)).to_be_focused()
+    expect(view.locator(".best button").nth(2)).to_have_attribute("aria-pressed", "true")
+
+
 def test_keys_push_too(page: Page) -> None:
     view = _view(page)
     before = _weights(view)[0]

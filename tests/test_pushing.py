@@ -168,3 +168,26 @@ def test_pushes_that_cannot_be_are_refused(given: dict[str, object], wrong: str)
         _translator().translate(["a b c"], **given)
     with pytest.raises(ConfigError, match="no attention to push"):
         _translator(attention="none").translate(["a"], pin={0: {0: 1.0}})
+
+
+def test_a_prefix_of_tokens_is_taken_as_it_is() -> None:
+    translator = _translator(attention="additive")
+    found = translator.translate(["a b", "c"], prefix=[["b", "zz"], "d d"])
+    assert found[0].tokens[:2] == ["b", "<unk>"]
+    assert found[1].tokens[:2] == ["d", "d"]
+    forced = translator.align(["a b"], [["b", "a"]])[0]
+    assert forced.tokens == ["b", "a"]
+    assert forced.score == pytest.approx(translator.align(["a b"], ["b a"])[0].score)
+
+
+def test_a_prefix_copies_what_the_vocabulary_does_not_hold() -> None:
+    translator = _translator(copy=True)
+    assert translator.translate(["a zz"], prefix=[["zz"]])[0].tokens[0] == "zz"
+
+
+def test_a_pin_beyond_the_longest_output_is_refused() -> None:
+    translator = _translator(attention="additive")
+    (limit,) = translator.check(["a b"])
+    translator.translate(["a b"], pin={limit - 1: {0: 1.0}})
+    with pytest.raises(ConfigError, match=f"steps from 0 to {limit - 1}"):
+        translator.translate(["a b"], pin={limit: {0: 1.0}})

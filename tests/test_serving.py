@@ -26,6 +26,7 @@ from regard.serving.app import Settings, create_app
 from regard.serving.batching import Batcher, Busy, Search
 from regard.serving.limits import BodyLimit, Limits
 from regard.serving.metrics import Metrics
+from serving_models import make_folder
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
@@ -144,9 +145,16 @@ def test_the_tree_holds_every_output(client: TestClient) -> None:
         ({"text": 3}, "text"),
         ({"text": "a " * 600}, "at most 500 symbols"),
         ({"texts": ["a"] * 257}, "at most 256 texts"),
-        ({"texts": ["a " * 200] * 100}, "fewer texts"),
+        ({"texts": ["a " * 40] * 200}, "fewer texts"),
+        ({"texts": []}, "at least 1"),
+        ({"texts": ["a"] * 100_000}, "at most 1000"),
         ({"text": " " * 200_000}, "characters"),
+        ({"text": "a", "prefix": "a " * 200_000}, "characters"),
+        ({"text": "a", "prefix": "a " * 5000, "beam_size": 20}, "smaller beam"),
+        ({"text": "a" + "\u0301\u0323" * 5000}, "accents"),
         ({"text": "a", "pin": {"0": {"7": 1.0}}}, "source tokens from 0 to 1"),
+        ({"text": "a", "pin": {"300000000": {"0": 1.0}}}, "steps from 0 to"),
+        ({"text": "a", "pin": {"1" + "0" * 30: {"0": 1.0}}}, "steps from 0 to"),
         ({"text": "a", "pin": {"0": {"0": 0.8, "1": 0.8}}}, "sum to at most 1"),
         ({"text": "a", "pin": {"x": {}}}, "pin"),
         ({"text": "a", "prefix": ["b", "c"]}, "one prefix"),
@@ -173,12 +181,13 @@ def test_refusals_say_what_is_wrong(client: TestClient, body: Any, reason: str) 
         (b'{"text": "\xff\xfe"}', 400),
         (b"[" * 200_000, 400),
         (b'{"text": "\\ud800"}', 422),
+        (b'{"text": "a", "prefix_tokens": ["\\ud800"]}', 422),
         (b'{"text": "a", "length_penalty": NaN}', 422),
         (b"x" * 1_000_001, 413),
         (b"x" * 10_000_000, 413),
         (b"", 422),
     ],
-    ids=["cut", "utf8", "deep", "surrogate", "nan", "large", "huge", "empty"],
+    ids=["cut", "utf8", "deep", "surrogate", "surrogate in a token", "nan", "large", "huge", "empty"],
 )
 def test_broken_bodies_are_refused(client: TestClient, body: bytes, status: int) -> None:
     answer = client.post(
@@ -206,6 +215,51 @@ def test_the_walk_of_a_step(client: TestClient, folder: Path) -> None:
     answer = client.post("/api/explain", json={**asked, "step": 99})
     assert answer.status_code == 422
     assert "--step goes from 1" in answer.json()["error"]
+
+
+def test_a_walk_has_its_limits_too(client: TestClient) -> None:
+    for asked in (
+        {"text": "a " * 600, "target": "a"},
+        {"text": "a", "target": "a " * 600},
+        {"text": "a", "target": ["a"] * 600},
+    ):
+        answer = client.post("/api/explain", json={**asked, "step": 1})
+        assert answer.status_code == 422
+        assert "at most 500 symbols" in answer.json()["error"]
+
+
+def test_an_answer_has_an_end(folder: Path) -> None:
+    limits = Limits(numbers=50)
+    app = create_app(Settings(folder=str(folder), limits=limits))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        body = {"texts": ["a b c d"] * 4}
+        answer = client.post("/api/translate", json=body)
+        assert answer.status_code == 422
+        assert "fewer outputs" in answer.json()["error"]
+        assert client.post("/api/translate", json={**body, "attention": False}).status_code == 200
+
+
+@pytest.mark.parametrize("model", [{"attention": "none"}, {"copy": True}], ids=str)
+def test_other_models_are_served(tmp_path: Path, model: dict[str, object]) -> None:
+    folder = make_folder(tmp_path / "model", **model)
+    with TestClient(
+        create_app(Settings(folder=str(folder))), base_url="http://localhost"
+    ) as client:
+        found = _translate(client, texts=["a b c", "b x y"])
+        expected = regard.Translator.load(folder, "cpu").translate(["a b c", "b x y"])
+        assert [one["tokens"] for one in found] == [one.tokens for one in expected]
+        asked = {"text": "a x c", "target": ["c", "x"], "step": 2}
+        walk = client.post("/api/explain", json=asked)
+        if "copy" in model:
+            forced = regard.Translator.load(folder, "cpu").align(["a x c"], [["c", "x"]])[0]
+            assert np.allclose(walk.json()["weights"], forced.attention[1], atol=1e-4)
+            begun = _translate(client, text="a x c", prefix_tokens=["x"])[0]
+            assert begun["tokens"][0] == "x"
+        else:
+            assert found[0]["attention"] is None
+            assert walk.status_code == 422
+            answer = client.post("/api/translate", json={"text": "a", "pin": {"0": {"0": 1}}})
+            assert "no attention" in answer.json()["error"]
 
 
 def test_the_page_holds_its_example_and_loads_nothing_from_elsewhere(client: TestClient) -> None:
@@ -332,6 +386,28 @@ def test_a_full_queue_and_a_late_answer(folder: Path) -> None:
     assert slow.sizes == [6]
 
 
+def test_a_batch_is_bounded_in_work(folder: Path) -> None:
+    slow = _Slow(regard.Translator.load(folder, "cpu"), 0.0)
+
+    async def work(batcher: Batcher) -> Any:
+        calls = [batcher.translate(["a"], Search(), [""], [{}], work=40) for _ in range(6)]
+        return await asyncio.gather(*calls)
+
+    assert len(_with_batcher(slow, Limits(work=100), work)) == 6
+    assert slow.sizes == [2, 2, 2]
+
+
+def test_walks_queue_up_to_a_bound(folder: Path) -> None:
+    slow = _Slow(regard.Translator.load(folder, "cpu"), 0.0)
+
+    async def work(batcher: Batcher) -> Any:
+        calls = [batcher.compute(lambda: time.sleep(0.05)) for _ in range(5)]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    found = _with_batcher(slow, Limits(calls=3), work)
+    assert [type(each) for each in found] == [type(None)] * 3 + [Busy] * 2
+
+
 def test_busy_and_late_are_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with TestClient(
         create_app(Settings(folder=str(folder))), base_url="http://localhost"
@@ -432,6 +508,8 @@ def test_clients_that_vanish_or_dawdle_leave_the_server_alive(folder: Path) -> N
         (["--host", "999.0.0.1"], "cannot listen"),
         (["--workers", "0"], "at least 1"),
         (["--beside", "nowhere"], "nowhere"),
+        (["--beside", "nowhere", "--workers", "2"], "nowhere"),
+        (["--timeout", "1e9"], "3600"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,7 +1,8 @@
 """Docstrings are plain text with `code` in it: keep reStructuredText from reading more into them.
 
 Runs before napoleon, which turns `Args:` and its kin into fields. Indented formulas become literal
-blocks; asterisks, bars and underscores outside of `code` stay what they are.
+blocks; asterisks, bars and underscores outside of `code` stay what they are. What stands below an
+attribute is kept from napoleon, which would take all up to its first colon for a type.
 """
 
 import re
@@ -11,20 +12,16 @@ from sphinx.application import Sphinx
 
 _SECTIONS = {"Args:", "Returns:", "Raises:", "Warns:", "Yields:", "Attributes:"}
 _NAMED = re.compile(r"(\s+\*{0,2}\w+: )(.*)")
+_attributes: dict[str, list[str]] = {}
 
 
 def plain(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Rewrite the lines of a docstring in place."""
-    if what in ("attribute", "property"):
-        # napoleon takes what stands before a colon on the first line for a type
-        lines.insert(0, "")
     found: list[str] = []
     in_section = in_block = False
     for line in lines:
-        if line.strip() in _SECTIONS and not line.startswith(" "):
-            in_section = True
-        elif line and not line.startswith(" "):
-            in_section = False
+        if line and not line.startswith(" "):
+            in_section = line.strip() in _SECTIONS
         indented = line.startswith("    ") and not in_section
         if indented and not in_block and (not found or not found[-1]):
             found += ["::", ""]
@@ -39,6 +36,14 @@ def plain(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list
         else:
             found.append(_escaped(line))
     lines[:] = found
+    if what in ("attribute", "property"):
+        _attributes[name] = found
+
+
+def restore(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Put back the text of an attribute."""
+    if name in _attributes:
+        lines[:] = _attributes.pop(name)
 
 
 def _escaped(line: str) -> str:
@@ -49,6 +54,7 @@ def _escaped(line: str) -> str:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Listen to autodoc before napoleon does."""
+    """Listen to autodoc before napoleon does, and after it."""
     app.connect("autodoc-process-docstring", plain, priority=100)
+    app.connect("autodoc-process-docstring", restore, priority=900)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -18,6 +18,9 @@ from regard.translation import Branch, Translation, nothing
 Pins = Mapping[int, Mapping[int, float]]
 """Weights that looks are made to have: {step: {source token: weight}}, both from 0."""
 
+Written = str | Sequence[str]
+"""A text, or the tokens that it is cut into."""
+
 
 @dataclass(frozen=True)
 class Translator:
@@ -65,7 +68,7 @@ class Translator:
         batch_tokens: int = 4096,
         advance: Callable[[int], None] | None = None,
         *,
-        prefix: str | Sequence[str] | None = None,
+        prefix: str | Sequence[Written] | None = None,
         pin: Pins | Sequence[Pins] | None = None,
         drop_heads: Sequence[tuple[int, int]] = (),
         keep_tree: bool = False,
@@ -79,7 +82,8 @@ class Translator:
             alpha: exponent of the length penalty ((5 + length) / 6) ** alpha.
             batch_tokens: source symbols computed at once, padding included.
             advance: called with the number of texts just done.
-            prefix: what the output begins with, one for all texts or one each.
+            prefix: what the output begins with, one text for all or one each; one of each may also
+                be a list of tokens.
             pin: weights that looks are made to have, `{step: {source token: weight}}`, both counted
                 from 0 as in `attention`, one for all texts or one each. The other source tokens
                 share what is left in their own proportions.
@@ -91,30 +95,65 @@ class Translator:
         """
         if beam_size < 1 or n_best < 1:
             raise ConfigError(f"beam_size and n_best must be at least 1, got {beam_size}, {n_best}")
-        self._check_push(pin, drop_heads)
-        prefixes = _one_each(prefix or "", texts, "prefix")
+        limits = self.check(texts, prefix, pin, drop_heads)
+        begin = self._encoded(_one_each(prefix or "", texts, "prefix"))
         pins = _one_each(pin or {}, texts, "pin")
-        begin = self.target.encode_batch(prefixes)
-        begin = [encoding.ids for encoding in begin]
 
         def search(batch: "_Sources") -> list[list[Hypothesis]]:
             memory = batch.encode(self.trained, self.device)
-            longest = self.trained.facts.get("longest_target", 100)
-            starts = [len(begin[place]) for place in batch.places]
-            lengths = [longest + 2 * len(ids) + n for ids, n in zip(batch.ids, starts, strict=True)]
-            limits = torch.tensor(lengths).to(self.device)
-            steering = self._steering(batch, begin, pins, drop_heads)
+            longest = torch.tensor([limits[place] for place in batch.places]).to(self.device)
+            starts = batch.targets(begin, len(self.target))
+            steering = self._steering(batch, starts, pins, drop_heads)
             decoder = self.trained.model.decoder
             return beam_search(
-                decoder, memory, limits, beam_size, n_best, alpha, steering, keep_tree
+                decoder, memory, longest, beam_size, n_best, alpha, steering, keep_tree
             )
 
         found = self._over_batches(texts, batch_tokens, search, advance, n_best=n_best)
         return found if n_best > 1 else [best[0] for best in found]
 
-    def _check_push(self, pin: Any, drop_heads: Sequence[tuple[int, int]]) -> None:
+    def check(
+        self,
+        texts: Sequence[str],
+        prefix: str | Sequence[Written] | None = None,
+        pin: Pins | Sequence[Pins] | None = None,
+        drop_heads: Sequence[tuple[int, int]] = (),
+    ) -> list[int]:
+        """Whether texts can be translated with such pushes, found without computing anything.
+
+        Returns:
+            The most symbols of the output of each text, its prefix included.
+
+        Raises:
+            ConfigError: a push does not fit the model or the text.
+        """
+        pins = _one_each(pin or {}, texts, "pin")
+        self._check_push(any(pins), drop_heads)
+        longest = self.trained.facts.get("longest_target", 100)
+        sources = [len(encoding.ids) + 1 for encoding in self.source.encode_batch(texts)]
+        begin = self._encoded(_one_each(prefix or "", texts, "prefix"))
+        limits = [
+            longest + 2 * source + len(start.ids)
+            for source, start in zip(sources, begin, strict=True)
+        ]
+        for source, limit, each in zip(sources, limits, pins, strict=True):
+            for step, weights in each.items():
+                _check_pins(weights, step, limit, source)
+        return limits
+
+    def _encoded(self, written: Sequence[Written]) -> list[Encoding]:
+        """Targets as ids; tokens as they are, texts cut into them."""
+        texts = [each if isinstance(each, str) else "" for each in written]
+        return [
+            encoding
+            if isinstance(each, str)
+            else Encoding(self.target.ids_of(list(each)), list(each))
+            for each, encoding in zip(written, self.target.encode_batch(texts), strict=True)
+        ]
+
+    def _check_push(self, pinned: bool, drop_heads: Sequence[tuple[int, int]]) -> None:
         model = self.trained.config.model.settled()
-        if (pin or drop_heads) and model.attention == "none":
+        if (pinned or drop_heads) and model.attention == "none":
             raise ConfigError("this model has no attention to push (model.attention none)")
         layers, heads = (
             (cast("int", model.decoder_layers), model.heads)
@@ -131,21 +170,19 @@ class Translator:
     def _steering(
         self,
         batch: "_Sources",
-        prefixes: Sequence[list[int]],
+        starts: Sequence[list[int]],
         pins: Sequence[Pins],
         drop_heads: Sequence[tuple[int, int]],
     ) -> Steering | None:
         """What the search of a batch is made to do; None for nothing."""
-        starts = [prefixes[place] for place in batch.places]
         chosen = [pins[place] for place in batch.places]
         if not (any(starts) or any(chosen) or drop_heads):
             return None
         width = max(map(len, batch.ids))
         steps = max((step + 1 for each in chosen for step in each), default=0)
         given = torch.full((len(starts), steps, width), torch.nan)
-        for row, (each, ids) in enumerate(zip(chosen, batch.ids, strict=True)):
+        for row, each in enumerate(chosen):
             for step, weights in each.items():
-                _check_pins(weights, step, len(ids))
                 for place, weight in weights.items():
                     given[row, step, place] = weight
         dropped = None
@@ -157,35 +194,31 @@ class Translator:
             for layer, head in drop_heads:
                 dropped[layer, head] = True
             dropped = dropped.to(self.device)
-        return Steering(pad(starts).to(self.device), given.to(self.device), dropped)
+        return Steering(pad(list(starts)).to(self.device), given.to(self.device), dropped)
 
     def align(
         self,
         texts: Sequence[str],
-        targets: Sequence[str],
+        targets: Sequence[Written],
         alpha: float = 1.0,
         batch_tokens: int = 4096,
         advance: Callable[[int], None] | None = None,
     ) -> list[Translation]:
         """Where the model looks when it is made to write the given targets.
 
-        The same objects as `translate` gives: tokens, score and attention of the targets.
+        The same objects as `translate` gives: tokens, score and attention of the targets, each a
+        text or a list of tokens.
 
         Raises:
             DataError: there are not as many targets as texts.
         """
         if len(texts) != len(targets):
             raise DataError(f"expected one target per text, got {len(texts)} and {len(targets)}")
-        encoded = self.target.encode_batch(targets)
+        encoded = self._encoded(targets)
 
         def search(batch: "_Sources") -> list[list[Hypothesis]]:
             memory = batch.encode(self.trained, self.device)
-            ids = [
-                encoded[place].ids
-                if copies is None
-                else widened(encoded[place], copies, len(self.target))
-                for place, copies in zip(batch.places, batch.copies, strict=True)
-            ]
+            ids = batch.targets(encoded, len(self.target))
             return [[one] for one in forced(self.trained.model.decoder, memory, ids, alpha)]
 
         found = self._over_batches(texts, batch_tokens, search, advance, encoded)
@@ -219,13 +252,14 @@ class Translator:
             batch = self._sources(places, [encodings[place] for place in places])
             for place, copies, hypotheses in zip(places, batch.copies, search(batch), strict=True):
                 given = None if targets is None else targets[place].tokens
+                tree = self._tree(hypotheses[0], copies)
                 results[place] = [
                     self._translation(
                         texts[place],
                         encodings[place],
                         one,
                         given or self._tokens(one.ids, copies),
-                        self._tree(one, copies),
+                        tree,
                     )
                     for one in hypotheses
                 ]
@@ -299,6 +333,13 @@ class _Sources:
         with torch.inference_mode():
             return trained.model.encode(pad(self.ids).to(device), lengths.to(device), copies)
 
+    def targets(self, encoded: Sequence[Encoding], vocabulary: int) -> list[list[int]]:
+        """The ids of targets or their beginnings, those of copied symbols too."""
+        return [
+            encoded[place].ids if copies is None else widened(encoded[place], copies, vocabulary)
+            for place, copies in zip(self.places, self.copies, strict=True)
+        ]
+
 
 def _one_each(given: Any, texts: Sequence[str], name: str) -> list[Any]:
     """What is given once for all texts, or once for each."""
@@ -309,11 +350,11 @@ def _one_each(given: Any, texts: Sequence[str], name: str) -> list[Any]:
     return list(given)
 
 
-def _check_pins(weights: Mapping[int, float], step: int, width: int) -> None:
-    if step < 0 or not all(0 <= place < width for place in weights):
+def _check_pins(weights: Mapping[int, float], step: int, limit: int, width: int) -> None:
+    if not (0 <= step < limit and all(0 <= place < width for place in weights)):
         raise ConfigError(
-            f"pins name steps from 0 and source tokens from 0 to {width - 1}, got step {step} and "
-            f"tokens {', '.join(map(str, weights))}"
+            f"pins name steps from 0 to {limit - 1} and source tokens from 0 to {width - 1}, got "
+            f"step {step} and tokens {', '.join(map(str, weights))}"
         )
     total = sum(weights.values())
     if not (all(weight >= 0 for weight in weights.values()) and total <= 1 + 1e-6):

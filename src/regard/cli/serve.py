@@ -43,6 +43,7 @@ def run(arguments: list[str]) -> None:
 
         from regard.serving.app import Settings, create_app
         from regard.serving.limits import Limits
+        from regard.translator import Translator
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"serving needs the package {error.name}: pip install 'regard[serve]'"
@@ -76,18 +77,26 @@ def run(arguments: list[str]) -> None:
             _announce(given.host, port)
             server.run([listening])
             return
+    for folder in filter(None, (given.folder, given.beside)):
+        Translator.load(folder, given.device)  # what is wrong with it is said here, once
     with _workers(settings, given.workers):
         _announce(given.host, port)
         app = "regard.serving.app:from_environment"
-        uvicorn.run(app, factory=True, workers=given.workers, **common)
+        uvicorn.run(
+            app,
+            factory=True,
+            workers=given.workers,
+            timeout_worker_healthcheck=int(given.timeout) + 30,
+            **common,
+        )
 
 
 def _check(given: Namespace) -> None:
     for name, low in (("workers", 1), ("max_symbols", 1), ("max_beam", 1), ("queue", 1)):
         if given[name] < low:
             raise ConfigError(f"--{name.replace('_', '-')} is at least {low}, got {given[name]}")
-    if not given.timeout > 0:
-        raise ConfigError(f"--timeout is more than 0 seconds, got {given.timeout:g}")
+    if not 0 < given.timeout <= 3600:
+        raise ConfigError(f"--timeout is from 0 to 3600 seconds, got {given.timeout:g}")
     if not 0 <= given.port < 65536:
         raise ConfigError(f"--port goes from 0 to 65535, got {given.port}")
 

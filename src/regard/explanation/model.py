@@ -6,15 +6,16 @@ import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention
+from regard.copying import copies_of, widened
 from regard.data import Example, collate
 from regard.decoders import BahdanauDecoder, LuongDecoder, TransformerDecoder
 from regard.errors import ConfigError
 from regard.explanation.formulas import FORMULAS
 from regard.explanation.walk import Explanation, explain
 from regard.scores import AdditiveHeads
-from regard.text import END
+from regard.text import END, Encoding
 from regard.translation import Translation
-from regard.translator import Translator
+from regard.translator import Translator, Written
 
 
 def explain_step(
@@ -22,7 +23,7 @@ def explain_step(
     text: str,
     step: int,
     *,
-    target: str | None = None,
+    target: Written | None = None,
     layer: int | None = None,
     head: int = 0,
 ) -> tuple[Explanation, Translation]:
@@ -32,7 +33,7 @@ def explain_step(
         translator: a model with attention, normalised by softmax over the whole source.
         text: what to translate.
         step: number of the output symbol, from 1.
-        target: the output to force; None: the model's own.
+        target: the output to force, as text or tokens; None: the model's own.
         layer: of a Transformer, from 0; None: the one whose attention is shown.
         head: of a Transformer, from 0.
 
@@ -77,7 +78,7 @@ def _of_states(
             before, state = state, decoder.step(token[None], state).state
             query = decoder.query(before, state)
     assert query is not None
-    states = memory.states[0].double().numpy()
+    states = memory.states[0].double().cpu().numpy()
     return _explained(decoder.attention, query[0], states, states, labels)
 
 
@@ -112,16 +113,27 @@ def _of_heads(
     for hook in hooks:
         hook.remove()
     width = across.embed_dim // across.num_heads
-    keys, values, queries = (each[:, head * width : (head + 1) * width].double() for each in rows)
+    keys, values, queries = (
+        each[:, head * width : (head + 1) * width].double().cpu() for each in rows
+    )
     query = queries[step - 1]
     return _explained(across.attention, query, keys.numpy(), values.numpy(), labels, head)
 
 
 def _encoded(translator: Translator, output: Translation) -> tuple[Any, Tensor]:
     source = translator.source.encode(output.source)
-    target = translator.target.ids_of(output.tokens)
-    batch = collate([Example([*source.ids, END], target)])
-    return translator.trained.model.encode(batch.source, batch.lengths), batch.inputs[0]
+    target = Encoding(translator.target.ids_of(output.tokens), output.tokens)
+    ids, copied = target.ids, None
+    if translator.trained.config.model.copy:
+        copies = copies_of(source, translator.target)
+        ids = widened(target, copies, len(translator.target))
+        copied = torch.tensor([copies.ids], device=translator.device)
+    batch = collate([Example([*source.ids, END], ids)])
+    device = translator.device
+    memory = translator.trained.model.encode(
+        batch.source.to(device), batch.lengths.to(device), copied
+    )
+    return memory, batch.inputs[0].to(device)
 
 
 def _explained(
@@ -139,7 +151,7 @@ def _explained(
     shown = None if values is keys else values
     with torch.inference_mode():
         parameters = _letters(name, score, head)
-    state = query.double().numpy()
+    state = query.double().cpu().numpy()
     return explain(state, keys, shown, name, parameters=parameters, labels=labels)
 
 

@@ -29,12 +29,12 @@ from regard.serving.messages import (
     TranslateAnswer,
     TranslateRequest,
     answer,
+    numbers,
 )
 from regard.serving.metrics import Measured, Metrics
 from regard.translator import Translator
 
 PAGE = Path(__file__).parent / "page"
-_LOOPBACK = ("127.0.0.1", "localhost")
 _SHOWN = 8  # numbers of a context that the page shows
 _POLICY = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
 
@@ -85,14 +85,15 @@ def create_app(settings: Settings) -> FastAPI:
         responses={status: {"model": ErrorAnswer} for status in (400, 408, 413, 422, 503, 504)},
     )
     models = [_about(*each) for each in zip(names, translators, strict=True)]
-    page = _page(models, _examples(translators, settings))
+    page = _page(models, _examples(translators, settings), settings.limits)
     _add_routes(app, batcher, metrics, models, page)
     _add_refusals(app)
     app.add_middleware(BodyLimit, limits=settings.limits)
     app.add_middleware(Measured, metrics=metrics)
-    if settings.host in _LOOPBACK:
+    if settings.host == "localhost" or settings.host.startswith("127."):
         # a page of another site that has its name point to this machine gets nothing
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(_LOOPBACK))
+        hosts = [settings.host, "localhost", "127.0.0.1"]
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
     return app
 
 
@@ -116,7 +117,7 @@ def _add_routes(
     async def translate(asked: TranslateRequest) -> Response:
         """Translate one text or several; with the attention, and pushed if asked."""
         translator = _model(batcher, asked.model)
-        _check(asked, translator, batcher.limits)
+        work = _check(asked, translator, batcher.limits)
         search = Search(
             asked.model,
             asked.beam_size,
@@ -125,24 +126,32 @@ def _add_routes(
             tuple(asked.drop_heads),
             asked.tree,
         )
-        prefixes = asked.prefixes
-        if asked.prefix_tokens:
-            prefixes = [translator.target.text(asked.prefix_tokens)] * len(asked.all_texts)
-        found = await batcher.translate(asked.all_texts, search, prefixes, asked.pins)
+        found = await batcher.translate(asked.all_texts, search, asked.prefixes, asked.pins, work)
+        weights, most = numbers(asked, found), batcher.limits.numbers
+        if weights > most:
+            raise ConfigError(
+                f"the answer would hold {weights:,} weights (at most {most:,}); ask for fewer "
+                "outputs, or leave out heads or attention"
+            )
         # written as it is: checking what we made ourselves would take longer than making it
-        return JSONResponse(answer(asked, found))
+        return await asyncio.to_thread(lambda: JSONResponse(answer(asked, found)))
 
     @app.post("/api/explain")
     async def explain(asked: ExplainRequest) -> Response:
         """The numbers of one look: scores, exponentials, partition function, weights, context."""
         translator = _model(batcher, asked.model)
-        _check_size([asked.text, asked.target], 1, translator, batcher.limits)
+        batcher.limits.check_text(asked.strings)
+        target = asked.target
+        written = translator.target.encode(target).tokens if isinstance(target, str) else target
+        read = translator.source.encode(asked.text).tokens
+        for tokens in (read, written):
+            _check_length(len(tokens) + 1, batcher.limits)
         walk, _ = await batcher.compute(
             lambda: explain_step(
                 translator,
                 asked.text,
                 asked.step,
-                target=asked.target,
+                target=target,
                 layer=asked.layer,
                 head=asked.head,
             )
@@ -189,6 +198,10 @@ def _add_refusals(app: FastAPI) -> None:
     async def cannot(_: Request, error: RegardError) -> Response:
         return _refusal(422, str(error))
 
+    @app.exception_handler(Exception)
+    async def broken(_: Request, __: Exception) -> Response:
+        return _refusal(500, "the server could not do this; its own output says why")
+
     @app.exception_handler(Busy)
     async def busy(_: Request, __: Busy) -> Response:
         return _refusal(
@@ -212,30 +225,31 @@ def _model(batcher: Batcher, number: int) -> Translator:
     return batcher.translators[number]
 
 
-def _check(asked: TranslateRequest, translator: Translator, limits: Limits) -> None:
-    """What is cheap to refuse before it waits in the queue."""
-    if len(asked.all_texts) > limits.texts:
-        raise ConfigError(f"at most {limits.texts} texts at once, got {len(asked.all_texts)}")
+def _check(asked: TranslateRequest, translator: Translator, limits: Limits) -> int:
+    """Refuse before it waits in the queue what cannot be done; how much work the rest is."""
+    texts = asked.all_texts
+    if len(texts) > limits.texts:
+        raise ConfigError(f"at most {limits.texts} texts at once, got {len(texts)}")
     for name, value in (("beam_size", asked.beam_size), ("n_best", asked.n_best)):
         if value > limits.beam_size:
             raise ConfigError(f"{name} is at most {limits.beam_size} here, got {value}")
-    beams = max(asked.beam_size, asked.n_best)
-    _check_size(asked.all_texts, beams, translator, limits)
-
-
-def _check_size(texts: Sequence[str], beams: int, translator: Translator, limits: Limits) -> None:
-    characters = sum(map(len, texts))
-    if characters > limits.characters:
-        raise ConfigError(f"at most {limits.characters:,} characters at once, got {characters:,}")
+    limits.check_text(asked.strings)
     lengths = [len(encoding.ids) + 1 for encoding in translator.source.encode_batch(texts)]
-    longest = max(lengths, default=0)
-    if longest > limits.symbols:
-        raise ConfigError(f"a text has at most {limits.symbols} symbols here, got {longest}")
-    if sum(lengths) * beams > limits.work:
+    _check_length(max(lengths), limits)
+    longest = translator.check(texts, asked.prefixes, asked.pins, asked.drop_heads)
+    beams = max(asked.beam_size, asked.n_best)
+    work = (sum(lengths) + sum(longest)) * beams
+    if work > limits.work:
         raise ConfigError(
-            f"{sum(lengths):,} symbols times {beams} open hypotheses are too many for one request "
-            f"(at most {limits.work:,}); send fewer texts or a smaller beam"
+            f"{sum(lengths):,} symbols, and outputs of up to {sum(longest):,}, times {beams} open "
+            f"hypotheses are {work:,} (at most {limits.work:,}); send fewer texts or a smaller beam"
         )
+    return work
+
+
+def _check_length(symbols: int, limits: Limits) -> None:
+    if symbols > limits.symbols:
+        raise ConfigError(f"a text has at most {limits.symbols} symbols here, got {symbols}")
 
 
 def _numbers(walk: dict[str, Any]) -> dict[str, Any]:
@@ -276,15 +290,15 @@ def _about(name: str, translator: Translator) -> dict[str, Any]:
 def _examples(translators: Sequence[Translator], settings: Settings) -> list[dict[str, Any]]:
     """A translation by each model that is there before anybody types."""
     text = settings.example or translators[0].trained.facts.get("example") or ""
-    asked = TranslateRequest(text=text, n_best=5, heads=True, tree=True)  # type: ignore[call-arg]
-    return [
-        answer(asked, each.translate([text], n_best=5, keep_tree=True))["translations"][0]
-        for each in translators
-    ]
+    best = min(5, settings.limits.beam_size)
+    asked = TranslateRequest(text=text, n_best=best, heads=True, tree=True)  # type: ignore[call-arg]
+    found = [each.translate([text], n_best=best, keep_tree=True) for each in translators]
+    return [answer(asked, one if best > 1 else [one])["translations"][0] for one in found]
 
 
-def _page(models: list[dict[str, Any]], examples: list[dict[str, Any]]) -> str:
-    content = json.dumps({"models": models, "examples": examples}, ensure_ascii=False)
+def _page(models: list[dict[str, Any]], examples: list[dict[str, Any]], limits: Limits) -> str:
+    held = {"models": models, "examples": examples, "most": limits.beam_size}
+    content = json.dumps(held, ensure_ascii=False)
     # nothing in the data can end the element that it stands in
     content = content.replace("<", "\\u003c")
     return (PAGE / "index.html").read_text(encoding="utf-8").replace("{{content}}", content)

@@ -14,7 +14,10 @@ from typing import Any, NamedTuple
 from regard.serving.limits import Limits
 from regard.serving.metrics import Metrics
 from regard.translation import Translation
-from regard.translator import Pins, Translator
+from regard.translator import Pins, Translator, Written
+
+_ROWS = 20_480
+"""Symbols times open hypotheses that are computed at once."""
 
 
 class Busy(Exception):
@@ -35,9 +38,11 @@ class Search(NamedTuple):
 @dataclass(eq=False)
 class _Job:
     texts: Sequence[str]
-    prefixes: Sequence[str]
+    prefixes: Sequence[Written]
     pins: Sequence[Pins]
     search: Search
+    work: int
+    """Symbols times open hypotheses."""
     answer: "asyncio.Future[list[list[Translation]]]" = field(repr=False)
 
 
@@ -49,6 +54,7 @@ class Batcher:
         self.limits = limits
         self.metrics = metrics
         self._jobs: deque[_Job] = deque()
+        self._calls = 0
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "regard")
 
@@ -56,20 +62,29 @@ class Batcher:
         self,
         texts: Sequence[str],
         search: Search,
-        prefixes: Sequence[str],
+        prefixes: Sequence[Written],
         pins: Sequence[Pins],
+        work: int = 0,
     ) -> list[list[Translation]]:
         """The outputs of each text, best first.
+
+        Args:
+            texts: sources.
+            search: how.
+            prefixes: what each output begins with.
+            pins: weights of each text.
+            work: about how much it is, in symbols times open hypotheses.
 
         Raises:
             Busy: the queue is full.
             TimeoutError: there was no answer in time.
             RegardError: the model cannot do what is asked.
         """
-        waiting = sum(len(job.texts) for job in self._jobs)
+        waiting = sum(len(job.texts) for job in self._jobs if not job.answer.done())
         if waiting + len(texts) > self.limits.queue:
             raise Busy
-        job = _Job(texts, prefixes, pins, search, asyncio.get_running_loop().create_future())
+        answer = asyncio.get_running_loop().create_future()
+        job = _Job(texts, prefixes, pins, search, work, answer)
         self._jobs.append(job)
         self._arrived.set()
         self.metrics.queue.set(waiting + len(texts))
@@ -77,9 +92,20 @@ class Batcher:
         return await asyncio.wait_for(job.answer, self.limits.seconds)
 
     async def compute(self, function: Callable[[], Any]) -> Any:
-        """Call something else that needs a model, in its turn."""
-        found = asyncio.get_running_loop().run_in_executor(self._thread, function)
-        return await asyncio.wait_for(found, self.limits.seconds)
+        """Call something else that needs a model, in its turn.
+
+        Raises:
+            Busy: too many calls wait.
+            TimeoutError: there was no answer in time.
+        """
+        if self._calls >= self.limits.calls:
+            raise Busy
+        self._calls += 1
+        try:
+            found = asyncio.get_running_loop().run_in_executor(self._thread, function)
+            return await asyncio.wait_for(found, self.limits.seconds)
+        finally:
+            self._calls -= 1
 
     async def run(self) -> None:
         """Compute batches until cancelled."""
@@ -92,18 +118,20 @@ class Batcher:
                 if batch:
                     await loop.run_in_executor(self._thread, self._answer, loop, batch)
         finally:
-            self._thread.shutdown(wait=False)
+            self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _next(self) -> list[_Job]:
         """The jobs that can be computed with the one that waits longest."""
         waiting = [job for job in self._jobs if not job.answer.done()]
         chosen: list[_Job] = []
-        texts = 0
+        texts = work = 0
         for job in waiting:
-            fits = not chosen or texts + len(job.texts) <= self.limits.batch
+            small = texts + len(job.texts) <= self.limits.batch
+            fits = not chosen or (small and work + job.work <= self.limits.work)
             if fits and job.search == waiting[0].search:
                 chosen.append(job)
                 texts += len(job.texts)
+                work += job.work
         taken = set(map(id, chosen))
         self._jobs = deque(job for job in waiting if id(job) not in taken)
         if not self._jobs:
@@ -115,14 +143,18 @@ class Batcher:
 
     def _answer(self, loop: asyncio.AbstractEventLoop, batch: list[_Job]) -> None:
         """Compute a batch; if something in it is wrong, each of its jobs by itself."""
+        batch = [job for job in batch if not job.answer.done()]
+        if not batch:
+            return
         try:
             found = self._compute(batch)
-        except Exception as error:
+        except BaseException as error:  # a panic of compiled code is no Exception
             if len(batch) > 1:
                 for job in batch:
                     self._answer(loop, [job])
                 return
-            loop.call_soon_threadsafe(_settle, batch[0], error)
+            wrong = error if isinstance(error, Exception) else RuntimeError(repr(error))
+            loop.call_soon_threadsafe(_settle, batch[0], wrong)
             return
         start = 0
         for job in batch:
@@ -136,6 +168,7 @@ class Batcher:
             search.beam_size,
             search.n_best,
             search.alpha,
+            _ROWS // max(search.beam_size, search.n_best),
             prefix=[prefix for job in batch for prefix in job.prefixes],
             pin=[pins for job in batch for pins in job.pins],
             drop_heads=search.drop_heads,

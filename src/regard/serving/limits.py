@@ -1,9 +1,14 @@
 """What the server takes, and how it refuses the rest."""
 
 import asyncio
+import itertools
 import json
+import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from regard.errors import ConfigError
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,14 +24,18 @@ class Limits:
     """For a body to arrive; a slower one is answered with 408."""
     texts: int = 256
     """Of one request."""
-    characters: int = 100_000
-    """Of all texts of one request."""
+    characters: int = 20_000
+    """Of all texts of one request, and of what its outputs begin with."""
     symbols: int = 500
     """Of one text, its end symbol included."""
     beam_size: int = 20
     """Open hypotheses, and outputs, of one text."""
-    work: int = 20_000
-    """Symbols times open hypotheses of one request."""
+    work: int = 60_000
+    """Symbols read and written at most, times open hypotheses: of one request, and of a batch."""
+    numbers: int = 1_000_000
+    """Weights in one answer."""
+    calls: int = 16
+    """Walks that may wait."""
     queue: int = 1024
     """Texts that may wait; past it requests are answered with 503."""
     seconds: float = 30.0
@@ -35,6 +44,24 @@ class Limits:
     """Seconds in which the texts of other requests may join a batch."""
     batch: int = 256
     """Texts of one batch."""
+
+    def check_text(self, texts: Sequence[str]) -> None:
+        """Refuse what would take long to cut into symbols.
+
+        Raises:
+            ConfigError: there are too many characters, or too many accents on one of them.
+        """
+        characters = sum(map(len, texts))
+        if characters > self.characters:
+            raise ConfigError(f"at most {self.characters:,} characters at once, got {characters:,}")
+        run = 0
+        for character in itertools.chain.from_iterable(texts):
+            run = run + 1 if unicodedata.combining(character) else 0
+            if run > _ACCENTS:  # putting a run in order takes the square of its length
+                raise ConfigError(f"at most {_ACCENTS} accents on one character")
+
+
+_ACCENTS = 30  # as in Unicode's stream-safe text format, UAX 15
 
 
 class BodyLimit:

@@ -7,10 +7,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from regard.search import length_penalty
 from regard.translation import Translation
+from regard.translator import Written
 
 Weight = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Place = Annotated[int, Field(ge=0)]
 Pins = dict[Place, dict[Place, Weight]]
+
+MOST = 1000
+"""Entries of a list; the limits of the server are lower, this one is cheap to find."""
 
 
 class _Strict(BaseModel):
@@ -21,7 +25,9 @@ class TranslateRequest(_Strict):
     """One text, or several."""
 
     text: str | None = Field(None, description="what to translate")
-    texts: list[str] | None = Field(None, description="several of it, instead of `text`")
+    texts: list[str] | None = Field(
+        None, min_length=1, max_length=MOST, description="several of it, instead of `text`"
+    )
     beam_size: int = Field(5, ge=1, description="open hypotheses; 1 is greedy search")
     n_best: int = Field(1, ge=1, description="outputs per text")
     length_penalty: float = Field(
@@ -30,11 +36,13 @@ class TranslateRequest(_Strict):
     attention: bool = Field(True, description="give where each token looked")
     heads: bool = Field(False, description="give it for every head of every layer")
     tree: bool = Field(False, description="give what the search tried")
-    prefix: str | list[str] | None = Field(
+    prefix: str | Annotated[list[str], Field(max_length=MOST)] | None = Field(
         None, description="what the output begins with, one for all texts or one each"
     )
-    prefix_tokens: list[str] | None = Field(None, description="the same, as tokens")
-    pin: Pins | list[Pins] | None = Field(
+    prefix_tokens: list[str] | None = Field(
+        None, max_length=MOST, description="the same, as tokens"
+    )
+    pin: Pins | Annotated[list[Pins], Field(max_length=MOST)] | None = Field(
         None,
         description="weights that looks are made to have, {step: {source token: weight}} from 0, "
         "one for all texts or one each",
@@ -53,9 +61,15 @@ class TranslateRequest(_Strict):
         for name, given in (("prefix", self.prefix), ("pin", self.pin)):
             if isinstance(given, list) and len(given) != len(self.all_texts):
                 raise ValueError(f"give one {name} for all texts, or one each")
-        for text in [*self.all_texts, *(self.prefixes if not self.prefix_tokens else [])]:
+        for text in self.strings:
             _check_text(text)
         return self
+
+    @property
+    def strings(self) -> list[str]:
+        """Everything that somebody wrote."""
+        prefix = self.prefix if isinstance(self.prefix, list) else [self.prefix or ""]
+        return [*self.all_texts, *prefix, *(self.prefix_tokens or [])]
 
     @property
     def all_texts(self) -> list[str]:
@@ -63,11 +77,11 @@ class TranslateRequest(_Strict):
         return [self.text] if self.text is not None else self.texts or []
 
     @property
-    def prefixes(self) -> list[str]:
+    def prefixes(self) -> list[Written]:
         """One for each text."""
         if isinstance(self.prefix, list):
-            return self.prefix
-        return [self.prefix or ""] * len(self.all_texts)
+            return list(self.prefix)
+        return [self.prefix_tokens or self.prefix or ""] * len(self.all_texts)
 
     @property
     def pins(self) -> list[Pins]:
@@ -79,7 +93,9 @@ class ExplainRequest(_Strict):
     """One look of one output."""
 
     text: str
-    target: str = Field(description="the output that is explained, forced")
+    target: str | Annotated[list[str], Field(max_length=MOST)] = Field(
+        description="the output that is explained, forced; as text or as tokens"
+    )
     step: int = Field(ge=1, description="number of the output symbol, from 1")
     layer: int | None = Field(None, ge=0, description="of a Transformer, from 0")
     head: int = Field(0, ge=0, description="of a Transformer, from 0")
@@ -87,9 +103,14 @@ class ExplainRequest(_Strict):
 
     @model_validator(mode="after")
     def _fitting(self) -> "ExplainRequest":
-        _check_text(self.text)
-        _check_text(self.target)
+        for text in self.strings:
+            _check_text(text)
         return self
+
+    @property
+    def strings(self) -> list[str]:
+        """Everything that somebody wrote."""
+        return [self.text, *([self.target] if isinstance(self.target, str) else self.target)]
 
 
 class BranchAnswer(BaseModel):
@@ -136,6 +157,17 @@ class ErrorAnswer(BaseModel):
     """What was wrong, in one sentence."""
 
     error: str
+
+
+def numbers(asked: TranslateRequest, found: Sequence[Sequence[Translation]]) -> int:
+    """How many weights the answer holds."""
+    return sum(
+        (asked.attention and output.attention.size)
+        + (asked.heads and output.attention_heads is not None and output.attention_heads.size)
+        for outputs in found
+        for output in outputs
+        if output.attention is not None
+    )
 
 
 def answer(asked: TranslateRequest, found: Sequence[Sequence[Translation]]) -> dict[str, Any]:

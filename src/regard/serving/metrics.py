@@ -68,6 +68,9 @@ class Measured:
 
         try:
             await self.app(scope, receive, counted)
+        except Exception:
+            status = 500
+            raise
         finally:
             # the route's own path: what clients make up must not make new counters
             path = getattr(scope.get("route"), "path", "other")

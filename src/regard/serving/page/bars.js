@@ -13,8 +13,10 @@ export class Bars {
 
   render() {
     const { source_tokens: source } = this.view.output;
-    if (this.row.children.length !== source.length || this.source !== source) {
-      this.source = source;
+    // bars of the same tokens stay: somebody may have one in hand
+    const written = source.join("\n");
+    if (this.written !== written) {
+      this.written = written;
       this.row.dir = direction(source);
       this.row.replaceChildren(...source.map((token, i) => this.bar(token, i)));
     }
@@ -76,17 +78,19 @@ export class Bars {
   }
 
   // Other pins of this step give way if together they would be more than everything.
-  drag(i, weight) {
+  drag(i, wanted) {
+    const weight = Math.round(wanted * 1000) / 1000;
     const others = { ...(this.view.pushes.pins[this.view.step] ?? {}) };
     delete others[i];
     const held = total(Object.values(others));
     const fits = held + weight <= 1 ? 1 : (1 - weight) / held;
     this.trial = Object.fromEntries(Object.entries(others).map(([key, each]) => [key, each * fits]));
-    this.trial[i] = Math.round(weight * 1000) / 1000;
+    this.trial[i] = weight;
     this.update();
   }
 
   drop() {
+    clearTimeout(this.waiting);
     if (!Object.keys(this.trial).length) return;
     const pins = this.trial;
     this.trial = {};
@@ -95,6 +99,7 @@ export class Bars {
 
   forget() {
     clearTimeout(this.waiting);
+    if (!Object.keys(this.trial).length) return;
     this.trial = {};
     this.update();
   }

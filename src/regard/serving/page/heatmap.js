@@ -10,7 +10,7 @@ export function heatmap(view) {
   const head = element("tr", {}, element("td"), ...source.map((token, i) =>
     element("th", { scope: "col", "data-source": i }, element("bdi", {}, spelled(token)))));
   const rows = tokens.map((token, t) =>
-    element("tr", { class: t === view.step ? "chosen" : "" },
+    element("tr", { class: t === view.step ? "chosen" : "", "data-step": t },
       element("th", { scope: "row", "data-target": t, onclick: () => view.choose(t) }, element("bdi", {}, spelled(token))),
       ...view.rows[t].map((weight, i) =>
         element("td", {

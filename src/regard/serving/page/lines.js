@@ -10,12 +10,13 @@ export function lines(view) {
     ...source.map((token, i) => element("span", { class: "token", "data-source": i }, element("bdi", {}, spelled(token)))));
   const below = element("div", { class: "sentence target", dir: direction(tokens) },
     ...tokens.map((token, t) => element("button", {
-      type: "button", class: `token ${t === step ? "chosen" : ""}`, "data-target": t,
-      "aria-pressed": t === step, onclick: () => view.choose(t),
+      type: "button", class: `token ${t === step ? "chosen" : ""}`, "data-target": t, "data-step": t,
+      "data-focus": `target ${t}`, "aria-pressed": t === step, onclick: () => view.choose(t),
     }, element("bdi", {}, spelled(token)))));
   const canvas = drawn("svg", { class: "lines", height: HEIGHT, "aria-hidden": "true" });
   const inner = element("div", { class: "between" }, above, canvas, below);
   const draw = () => {
+    canvas.setAttribute("width", 0); // else it would keep the sentence as wide as it was
     const box = inner.getBoundingClientRect();
     const middle = (node) => { const at = node.getBoundingClientRect(); return at.left + at.width / 2 - box.left; };
     const from = [...above.children].map(middle);
@@ -25,9 +26,11 @@ export function lines(view) {
       drawn("path", {
         d: `M${from[i]},2 C${from[i]},${HEIGHT / 2} ${to[t]},${HEIGHT / 2} ${to[t]},${HEIGHT - 2}`,
         "stroke-width": (1 + 7 * Math.min(1, weight)).toFixed(2), "stroke-opacity": (0.15 + 0.75 * Math.min(1, weight)).toFixed(2),
-        class: t === step ? "chosen" : "", "data-source": i, "data-target": t,
+        class: t === view.step ? "chosen" : "", "data-source": i, "data-target": t, "data-step": t,
       })])));
   };
-  new ResizeObserver(draw).observe(inner);
+  view.resized?.disconnect();
+  view.resized = new ResizeObserver(draw);
+  view.resized.observe(inner);
   return element("div", { class: "scroll" }, inner);
 }

@@ -1,11 +1,16 @@
 // The page: a text in, a view of every model out.
 import { View } from "./view.js";
 
-const { models, examples } = JSON.parse(document.getElementById("content").textContent);
+const { models, examples, most } = JSON.parse(document.getElementById("content").textContent);
 const at = (id) => document.getElementById(id);
 const status = at("status");
 const say = (text) => { status.textContent = text; };
 const options = () => ({ beam: Number(at("beam").value) || 5, best: Number(at("best").value) || 1 });
+
+for (const id of ["beam", "best"]) {
+  at(id).max = most;
+  at(id).value = Math.min(5, most);
+}
 
 const { kind, decoder, attention, parameters } = models[0];
 at("about").textContent = models.length > 1
@@ -21,9 +26,8 @@ at("text").value = examples[0].source;
 async function ask() {
   say("translating …");
   const text = at("text").value.replace(/\n+/g, " ");
-  const started = status.textContent;
-  await Promise.all(views.map((view) => view.ask(text)));
-  if (status.textContent === started) say("");
+  const wrong = await Promise.all(views.map((view) => view.ask(text)));
+  say(wrong.find(Boolean) ?? "");
 }
 
 at("ask").addEventListener("submit", (event) => { event.preventDefault(); ask(); });

@@ -5,7 +5,7 @@ import { element, share, spelled } from "./dom.js";
 export async function moves(view) {
   const { output, step } = view;
   const layer = view.layer ?? (view.model.layers > 1 || view.model.heads > 1 ? view.model.attention_layer : null);
-  const walk = await explain(view.number, output.source, output.text, step, layer, view.head ?? 0);
+  const walk = await explain(view.number, output.source, output.tokens, step, layer, view.head ?? 0);
   const row = (name, cells) => element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((cell) => element("td", {}, cell)));
   const which = layer === null ? "" : `, layer ${layer}, head ${view.head ?? 0}`;
   const shift = walk.shift ? ` (after taking off ${walk.shift.toFixed(2)})` : "";

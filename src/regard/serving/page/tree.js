@@ -34,7 +34,7 @@ function node(view, branch, [x, y], best, path) {
   const follow = () => branch.token !== null && view.begin(path());
   return drawn("g", {
     transform: `translate(${x + 4},${y + 18})`, class: `${best ? "best" : ""} ${branch.token === null ? "end" : ""}`,
-    ...(branch.token === null ? {} : { role: "button", tabindex: 0, onclick: follow, onkeydown: (event) => event.key === "Enter" && follow() }),
+    ...(branch.token === null ? {} : { role: "button", tabindex: 0, onclick: follow, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); follow(); } } }),
   }, drawn("title", {}, `${text}: ${probability} % up to here`), drawn("text", {}, text.length > 11 ? `${text.slice(0, 10)}…` : text));
 }
 

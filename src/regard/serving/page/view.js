@@ -25,7 +25,7 @@ export class View {
   }
 
   get pushable() {
-    return this.model.attention !== "none" && this.output.tokens.length > 0;
+    return !this.asking && this.model.attention !== "none" && this.output.tokens.length > 0;
   }
 
   build() {
@@ -46,7 +46,7 @@ export class View {
         element("div", { class: "step" }, this.slider, this.where), this.heads, this.bars.node,
         element("p", { class: "hint" }, "Drag a bar (or use the arrow keys) to push the look; the model goes on from there.")),
       element("section", {}, element("h3", {}, "Every step"), this.map),
-      this.section("The three moves of this step", this.walk, () => this.showMoves()),
+      (this.moves = this.section("The three moves of this step", this.walk, () => this.showMoves())),
     ];
     if (this.model.attention === "none") looks.splice(0, looks.length, element("p", { class: "hint" }, "This model has no attention: it sees the source through one state alone."));
     this.node = element("section", { class: "view", "aria-label": `model ${this.model.name}` },
@@ -62,27 +62,40 @@ export class View {
     return details;
   }
 
-  // A new text: nothing is pushed.
+  // A new text: nothing is pushed. Gives what is wrong, or nothing.
   async ask(text) {
-    this.pushes = nothing();
-    this.before = null;
-    await this.run(text);
+    this.asking = true;
+    this.bars.forget();
+    const wrong = await this.run(nothing(), text);
+    this.asking = false;
+    return wrong;
   }
 
-  async run(text = this.answer.source) {
+  async push(change) {
+    if (this.asking) return this.bars.update();
+    this.say((await this.run({ ...this.pushes, ...change })) ?? "");
+  }
+
+  // Ask with these pushes; a refusal leaves everything as it is.
+  async run(pushes, text = this.answer.source) {
     const asked = ++this.asked;
+    const before = this.pushed ? this.before : this.answer?.text;
     this.node.setAttribute("aria-busy", "true");
     try {
-      const found = await translate(this.number, text, this.options(), this.pushes);
-      if (asked === this.asked) this.show(found);
+      const found = await translate(this.number, text, this.options(), pushes);
+      if (asked !== this.asked) return;
+      Object.assign(this, { pushes, before });
+      this.show(found);
     } catch (error) {
-      if (asked === this.asked) this.say(error.message);
+      this.bars.update();
+      return error.message;
     } finally {
       if (asked === this.asked) this.node.removeAttribute("aria-busy");
     }
   }
 
   show(answer, rank = 0) {
+    this.bars.forget();
     this.answer = answer;
     this.rank = rank;
     this.output = { ...answer, ...(answer.n_best?.[rank] ?? {}) };
@@ -97,60 +110,64 @@ export class View {
   }
 
   choose(step) {
+    this.bars.forget();
     this.step = Math.min(Math.max(0, step), Math.max(0, this.output.tokens.length - 1));
-    this.render();
+    for (const node of this.node.querySelectorAll("[data-step]")) {
+      const chosen = Number(node.dataset.step) === this.step;
+      node.classList.toggle("chosen", chosen);
+      if (node.hasAttribute("aria-pressed")) node.setAttribute("aria-pressed", String(chosen));
+    }
+    this.showStep();
+    if (this.moves.open) this.showMoves();
   }
 
   // Weights pinned at this step; what was pushed after it belonged to another output.
   pin(pins) {
-    this.remember();
-    const kept = Object.entries(this.pushes.pins).filter(([step]) => Number(step) < this.step);
-    this.pushes.pins = { ...Object.fromEntries(kept), [this.step]: pins };
-    this.pushes.prefix = this.output.tokens.slice(0, this.step);
-    return this.run();
+    return this.push({ pins: { ...this.pinsBefore(this.step), [this.step]: pins }, prefix: this.output.tokens.slice(0, this.step) });
   }
 
   begin(tokens) {
-    this.remember();
-    this.pushes.prefix = tokens;
-    return this.run();
+    return this.push({ pins: this.pinsBefore(tokens.length), prefix: tokens });
   }
 
   drop(layer, head, dropped) {
-    this.remember();
-    this.pushes.dropped = this.pushes.dropped.filter(([l, h]) => l !== layer || h !== head);
-    if (dropped) this.pushes.dropped.push([layer, head]);
-    return this.run();
+    const others = this.pushes.dropped.filter(([l, h]) => l !== layer || h !== head);
+    return this.push({ dropped: dropped ? [...others, [layer, head]] : others });
   }
 
-  release(change) {
-    change(this.pushes);
-    return this.run();
+  pinsBefore(end) {
+    return Object.fromEntries(Object.entries(this.pushes.pins).filter(([step]) => Number(step) < end));
   }
 
   get pushed() {
     return Object.keys(this.pushes.pins).length + this.pushes.prefix.length + this.pushes.dropped.length > 0;
   }
 
-  remember() {
-    if (!this.pushed) this.before = this.output.text;
-  }
-
   render() {
     const { output } = this;
+    const focus = this.node.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
     this.text.textContent = output.text || "(nothing)";
     const unknown = output.unknown.length ? `not in its vocabulary: ${output.unknown.join(" ")}. ` : "";
     const cut = output.complete ? "" : "cut at its length limit. ";
-    const was = this.pushed && this.before !== null && this.before !== undefined
-      ? (this.before === output.text ? "the same as without pushing" : `without pushing: ${this.before}`) : "";
+    const was = !this.pushed ? "" : this.before === this.answer.text ? "the same as without pushing" : `without pushing: ${this.before}`;
     this.note.textContent = unknown + cut + was;
     this.chips.replaceChildren(...this.chip());
     this.showBest();
     if (this.model.attention !== "none") this.showLooks();
     for (const [details, open] of this.details) if (details.open) open();
+    if (focus) this.node.querySelector(`[data-focus="${focus}"]`)?.focus({ preventScroll: true });
   }
 
   showLooks() {
+    this.showHeads();
+    if (this.output.tokens.length) {
+      this.picture.replaceChildren(lines(this));
+      this.map.replaceChildren(heatmap(this));
+    } else [this.picture, this.map, this.walk].forEach((part) => part.replaceChildren());
+    this.showStep();
+  }
+
+  showStep() {
     const { tokens } = this.output;
     this.slider.max = Math.max(0, tokens.length - 1);
     this.slider.value = this.step;
@@ -158,17 +175,12 @@ export class View {
     const said = tokens.length ? `step ${this.step + 1} of ${tokens.length}: ${spelled(tokens[this.step])}` : "no step";
     this.slider.setAttribute("aria-valuetext", said);
     this.where.textContent = said;
-    this.showHeads();
-    if (tokens.length) {
-      this.picture.replaceChildren(lines(this));
-      this.map.replaceChildren(heatmap(this));
-    } else [this.picture, this.map].forEach((part) => part.replaceChildren());
     this.bars.render();
   }
 
   showHeads() {
     const { layers, heads } = this.model;
-    if (layers * heads === 1 || this.heads.contains(document.activeElement)) return;
+    if (layers * heads === 1) return;
     const choices = [element("option", { value: "" }, `layer ${this.model.attention_layer}, its heads' average (shown everywhere)`)];
     for (let layer = 0; layer < layers; layer++) {
       choices.push(element("option", { value: `${layer}`, selected: this.layer === layer && this.head === null }, `layer ${layer}, average`));
@@ -178,47 +190,47 @@ export class View {
     const select = element("select", { "aria-label": "layer and head", onchange: () => {
       const [layer, head] = select.value === "" ? [null, null] : select.value.split(",").map(Number);
       Object.assign(this, { layer, head: head ?? null });
-      select.blur();
       this.render();
-    } }, ...choices);
+    }, "data-focus": "heads" }, ...choices);
     const dropped = this.pushes.dropped.some(([l, h]) => l === this.layer && h === this.head);
-    const box = element("input", { type: "checkbox", checked: dropped, onchange: (event) => { event.target.blur(); this.drop(this.layer, this.head, event.target.checked); } });
+    const box = element("input", { type: "checkbox", checked: dropped, "data-focus": "drop", onchange: (event) => this.drop(this.layer, this.head, event.target.checked) });
     this.heads.replaceChildren(select, ...(this.head === null ? [] : [element("label", {}, box, " drop this head")]));
   }
 
   showBest() {
     const all = this.answer.n_best ?? [this.answer];
     this.best.replaceChildren(...all.map((output, rank) => element("li", {},
-      element("button", { type: "button", "aria-pressed": rank === this.rank, class: rank === this.rank ? "chosen" : "", onclick: () => this.show(this.answer, rank) },
+      element("button", { type: "button", "data-focus": `best ${rank}`, "aria-pressed": rank === this.rank, class: rank === this.rank ? "chosen" : "", onclick: () => this.show(this.answer, rank) },
         element("bdi", {}, output.text || "(nothing)"),
         element("span", { class: "probability" }, `${(100 * Math.exp(output.log_probability)).toPrecision(3)} %`)))));
   }
 
-  async showMoves() {
-    const asked = (this.walking = (this.walking ?? 0) + 1);
-    if (!this.output.tokens.length) return;
-    try {
-      const found = await moves(this);
-      if (asked === this.walking) this.walk.replaceChildren(found);
-    } catch (error) {
-      if (asked === this.walking) this.walk.replaceChildren(element("p", { class: "hint" }, error.message));
-    }
+  // Asked for when the slider rests.
+  showMoves() {
+    clearTimeout(this.walking);
+    this.walking = setTimeout(async () => {
+      const { output, step } = this;
+      if (!output.tokens.length) return;
+      const found = await moves(this).catch((error) => element("p", { class: "hint" }, error.message));
+      if (output === this.output && step === this.step) this.walk.replaceChildren(found);
+    }, 150);
   }
 
   // What is pushed, each with a way back.
   *chip() {
     const { pins, prefix, dropped } = this.pushes;
-    const one = (text, change) => element("button", { type: "button", class: "chip", "aria-label": `${text}: let go`, onclick: () => this.release(change) }, text, element("span", { "aria-hidden": "true" }, " ×"));
-    if (prefix.length) yield one(`begins with ${prefix.map(spelled).join(" ")}`, (pushes) => { pushes.prefix = []; });
+    const one = (text, change) => element("button", { type: "button", class: "chip", "aria-label": `${text}: let go`, onclick: () => this.push(change) }, text, element("span", { "aria-hidden": "true" }, " ×"));
+    if (prefix.length) yield one(`begins with ${prefix.map(spelled).join(" ")}`, { prefix: [] });
     for (const [step, each] of Object.entries(pins))
-      for (const [i, weight] of Object.entries(each))
-        yield one(`step ${Number(step) + 1}: ${spelled(this.output.source_tokens[i])} ${share(weight)}`, (pushes) => {
-          delete pushes.pins[step][i];
-          if (!Object.keys(pushes.pins[step]).length) delete pushes.pins[step];
-        });
+      for (const [i, weight] of Object.entries(each)) {
+        const { [i]: _, ...rest } = each;
+        const { [step]: __, ...others } = pins;
+        yield one(`step ${Number(step) + 1}: ${spelled(this.output.source_tokens[i])} ${share(weight)}`,
+          { pins: Object.keys(rest).length ? { ...others, [step]: rest } : others });
+      }
     for (const [layer, head] of dropped)
-      yield one(`without layer ${layer}, head ${head}`, (pushes) => { pushes.dropped = pushes.dropped.filter(([l, h]) => l !== layer || h !== head); });
-    if (this.pushed) yield one("as it was", (pushes) => Object.assign(pushes, nothing()));
+      yield one(`without layer ${layer}, head ${head}`, { dropped: dropped.filter(([l, h]) => l !== layer || h !== head) });
+    if (this.pushed) yield one("as it was", nothing());
   }
 
   // Whatever belongs to the tokens under the pointer is marked everywhere.
