@@ -16,7 +16,7 @@ soak: .venv/tested
 	$(BIN)/pytest -m soak
 
 docs: .venv/documented
-	$(BIN)/sphinx-build -W --keep-going -q -b html docs docs/_build/html
+	$(BIN)/sphinx-build -W --keep-going -q -j 4 -b html docs docs/_build/html
 
 lint: .venv/linted
 	$(BIN)/ruff check .

@@ -187,7 +187,17 @@ def test_refusals_say_what_is_wrong(client: TestClient, body: Any, reason: str) 
         (b"x" * 10_000_000, 413),
         (b"", 422),
     ],
-    ids=["cut", "utf8", "deep", "surrogate", "surrogate in a token", "nan", "large", "huge", "empty"],
+    ids=[
+        "cut",
+        "utf8",
+        "deep",
+        "surrogate",
+        "surrogate in a token",
+        "nan",
+        "large",
+        "huge",
+        "empty",
+    ],
 )
 def test_broken_bodies_are_refused(client: TestClient, body: bytes, status: int) -> None:
     answer = client.post(

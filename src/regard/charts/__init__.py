@@ -8,12 +8,12 @@ drawing.py boxes, lines, words · terminal.py attention as text · labels.py tok
 from regard.charts.diagrams import encoder_decoder, self_attention
 from regard.charts.drawing import Diagram
 from regard.charts.heatmap import Chart, heatmap
-from regard.charts.lines import Lines
+from regard.charts.lines import Lines, Point
 from regard.charts.moves import ThreeMoves, three_moves
 from regard.charts.picture import MissingGlyphWarning, Picture
 from regard.charts.terminal import terminal_heatmap
 
 __all__ = [
-    "Chart", "Diagram", "Lines", "MissingGlyphWarning", "Picture", "ThreeMoves", "encoder_decoder",
-    "heatmap", "self_attention", "terminal_heatmap", "three_moves",
+    "Chart", "Diagram", "Lines", "MissingGlyphWarning", "Picture", "Point", "ThreeMoves",
+    "encoder_decoder", "heatmap", "self_attention", "terminal_heatmap", "three_moves",
 ]  # fmt: skip

@@ -132,6 +132,8 @@ class _Writer:
             f"{bullet}{self._number(w)} x {self._row(value)} = {self._row(part)}"
             for w, value, part in zip(of.weights, of.values, of.weighted, strict=True)
         ]
+        if not self.plain:
+            lines.append("")  # else Markdown takes the formula for a part of the last bullet
         lines.append(self._math(f"c = {self._row(of.context)}", f"c = {self._row(of.context)}"))
         cut = np.trunc(of.weights * 100) / 100
         if (

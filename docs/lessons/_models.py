@@ -1,0 +1,72 @@
+"""Small models that several pages look at, trained once.
+
+A model's folder is named after its settings and after the source that trains it, so what is found
+there was trained by this very code.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+import regard
+from regard import config, sets
+from regard.demo import demo_config
+
+_NOT_TRAINING = {"charts", "cli", "explanation", "serving"}
+HOME = Path(__file__).resolve().parents[1] / "_build" / "models"
+
+
+def phrasebook() -> regard.Translator:
+    """Chinese and Spanish to English: the model of `regard demo`, 7,402 phrases."""
+    settings = config.to_dict(demo_config(Path("."), "cpu"))
+    # fewer updates than the demo's, and as many on a slow machine as on a fast one
+    settings["training"] |= {"max_minutes": None, "max_updates": 800, "validate_every": 800}
+    return _trained("phrasebook", settings, lambda: sets.make("phrasebook"))
+
+
+def small_transformer() -> regard.Translator:
+    """A Transformer of two layers of two heads for the same phrases."""
+    settings = config.to_dict(demo_config(Path("."), "cpu"))
+    settings["model"] |= {
+        "kind": "transformer", "attention": None, "decoder": "luong", "heads": 2,
+        "encoder_layers": 1, "decoder_layers": 2, "feed_forward_dim": 128, "dropout": 0.1,
+    }  # fmt: skip
+    settings["training"] |= {"max_minutes": None, "max_updates": 450, "validate_every": 450}
+    return _trained("transformer", settings, lambda: sets.make("phrasebook"))
+
+
+def pairs_of(part: tuple[Any, ...]) -> list[tuple[str, str]]:
+    """Source and target of the examples of a built-in set."""
+    return [(example.source, example.target) for example in part]
+
+
+def _trained(name: str, settings: dict[str, Any], make: Callable[[], Any]) -> regard.Translator:
+    settings["data"] = {}
+    folder = HOME / f"{name}-{_key(settings)}"
+    HOME.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not (folder / "done").exists():
+            settings["out"] = str(folder / "model")
+            made = make()
+            with contextlib.redirect_stderr(io.StringIO()):
+                regard.train(
+                    config.from_dict(settings), pairs_of(made.train), pairs_of(made.dev),
+                    resume=(folder / "model").exists(),
+                )  # fmt: skip
+            (folder / "done").touch()
+    return regard.Translator.load(folder / "model", "cpu")
+
+
+def _key(settings: dict[str, Any]) -> str:
+    found = hashlib.sha256(json.dumps({**settings, "out": ""}, sort_keys=True).encode())
+    home = Path(regard.__file__).parent
+    for path in sorted(home.rglob("*.py")):
+        if path.relative_to(home).parts[0] not in _NOT_TRAINING:
+            found.update(path.read_bytes())
+    return found.hexdigest()[:12]
