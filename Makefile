@@ -13,7 +13,7 @@ test: .venv/tested
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4
 
 soak: .venv/tested
-	$(BIN)/pytest -m soak
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak -n auto --maxprocesses 4
 
 docs: .venv/documented
 	$(BIN)/sphinx-build -W --keep-going -q -j 4 -b html docs docs/_build/html

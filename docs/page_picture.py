@@ -15,7 +15,7 @@ from playwright.sync_api import sync_playwright
 
 from regard.demo import PICTURE
 
-SIZE = {"width": 860, "height": 660}
+SIZE = {"width": 860, "height": 730}
 
 
 def main(folder: str, out: Path) -> None:
@@ -37,7 +37,7 @@ def draw(address: str, out: Path) -> None:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        page = browser.new_page(viewport=SIZE, device_scale_factor=2)
+        page = browser.new_page(viewport=SIZE, device_scale_factor=1.5)
         page.goto(address)
         page.locator(".sentence.target button").nth(5).click()
         track = page.locator(".track").nth(5)
