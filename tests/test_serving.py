@@ -138,7 +138,7 @@ def test_the_tree_holds_every_output(client: TestClient) -> None:
     [
         ({}, "text or texts"),
         ({"text": "a", "texts": ["b"]}, "one of the two"),
-        ({"text": "a", "beam": 3}, "beam"),
+        ({"text": "a", "beam": 3}, "did you mean beam_size?"),
         ({"text": "a", "beam_size": 0}, "beam_size"),
         ({"text": "a", "beam_size": 21}, "at most 20"),
         ({"text": "a", "n_best": 1000}, "at most 20"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import difflib
 import json
 import os
 from collections.abc import AsyncGenerator, Sequence
@@ -184,6 +185,11 @@ def _add_refusals(app: FastAPI) -> None:
         if first["type"] == "json_invalid":
             return _refusal(400, f"the body is no JSON: {first['ctx']['error']}")
         place = ".".join(str(part) for part in first["loc"][1:])
+        if first["type"] == "extra_forbidden":
+            fields = {*TranslateRequest.model_fields, *ExplainRequest.model_fields}
+            found = difflib.get_close_matches(place, fields, 1, 0.4)
+            hint = f"; did you mean {found[0]}?" if found else ""
+            return _refusal(422, f"there is no field {place}{hint}")
         reason = first["msg"].removeprefix("Value error, ")
         return _refusal(422, f"{place}: {reason}" if place else reason)
 
