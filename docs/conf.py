@@ -17,11 +17,6 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).parent / "lessons"), os.environ.get("PYTHONPATH")])
 )
 sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
-# kernels say at every start that they talk over TCP, which they do with this machine alone
-profile = Path(__file__).parent / "_build" / "ipython" / "profile_default"
-profile.mkdir(parents=True, exist_ok=True)
-(profile / "ipython_kernel_config.py").write_text("get_config().IPKernelApp.log_level = 40\n")
-os.environ["IPYTHONDIR"] = str(profile.parent)
 
 project = "regard"
 author = copyright = "the authors of regard"
@@ -32,6 +27,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "docstrings",
+    "kernels",
     "mathml",
     "verbs",
 ]

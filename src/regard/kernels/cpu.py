@@ -10,22 +10,35 @@ Where an exponential would be NaN, or so far out that the result would not be ex
 here give None.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from numba import types
-from numba.extending import overload
+from numba.extending import overload, register_jitable
 from numba.np.numpy_support import carray
 from torch import Tensor
 
 from regard.kernels import workers
-from regard.kernels.workers import NEXT, SCRATCH, SEATS, as_float, at, take
+from regard.kernels.lanes import (
+    BYTES,
+    beyond,
+    exp,
+    least,
+    load,
+    power,
+    reciprocal,
+    spread,
+    store,
+    total,
+    whole,
+)  # fmt: skip
+from regard.kernels.workers import NEXT, SCRATCH, SEATS, at, take
 
 # places in the list that every kernel gets; the addresses follow the sizes
 UNITS, HEADS, ROWS, KEYS, WIDTH, POWERS, FIRST = range(workers.FIRST, workers.FIRST + 7)
+TOGETHER = POWERS
 PLACES = FIRST + 9
 
 REACH = 43.5
@@ -40,29 +53,24 @@ LARGEST_VECTOR = 1e18
 QUERIES_PER_UNIT = 8
 """Queries that share a look at every key while it is in the nearest cache."""
 
-FEATURES_PER_UNIT = 16
-"""Features of a unit of the wide gradient: a line of the cache."""
+KEYS_AT_ONCE = 256
+"""Keys of a vector of features each that stay in the nearest cache while all queries look at them."""
 
-ROWS_PER_UNIT = 64
-"""Rows of a unit of exponentials."""
+ENOUGH_UNITS = 64
+"""Units of work from which on larger ones are better than more."""
 
-MANY_ITEMS = 8
-"""Batch items enough to keep the threads busy with one each."""
-
-LANES = 32
-"""Keys from which on the wide gradient has its vector lanes full."""
+NUMBERS_PER_UNIT = 1 << 14
+"""Numbers of a unit of exponentials."""
 
 
 def exponentials(rows: Tensor) -> Tensor | None:
     """e^{2x} of rows (..., D)."""
     rows = rows.contiguous()
     out = torch.empty_like(rows)
-    width = rows.shape[-1]
-    count = rows.numel() // max(1, width)
-    units = -(-count // ROWS_PER_UNIT)
+    units = -(-rows.numel() // NUMBERS_PER_UNIT)
     outside = torch.zeros(units, dtype=rows.dtype)
-    sizes = 1, 1, count, width, 0
-    workers.run(_make_exponentials, units, sizes, [rows, out, outside], 8 * rows.numel())
+    sizes, spare = (1, 1, rows.numel(), 1, 0), BYTES // rows.element_size()
+    workers.run(_make_exponentials, units, sizes, [rows, out, outside], rows.numel(), spare)
     return None if outside.numpy().any() else out
 
 
@@ -86,7 +94,8 @@ def scores(
     given = [each.contiguous() for each in (queries, sources, vectors)]
     out, outside = queries.new_empty(items, rows, keys), queries.new_zeros(units)
     sizes = vectors.shape[0], rows, keys, width, int(powers is not None)
-    scratch = (QUERIES_PER_UNIT + 1) * width
+    pair = 2 * BYTES // queries.element_size()
+    scratch = (QUERIES_PER_UNIT + 2) * -(-width // pair) * pair + pair // 2
     workers.run(_make_scores, units, sizes, [*given, out, outside], out.numel() * width, scratch)
     return None if outside.numpy().any() else out
 
@@ -102,14 +111,14 @@ def gradients(
     keys = sources.shape[1]
     of_queries, of_sources = (queries.new_empty(each.shape) for each in (queries, sources))
     of_vectors = queries.new_empty(items, width)
-    make, units, scratch = _make_narrow, items, (rows + 1) * width
-    if items < MANY_ITEMS and keys >= LANES and rows >= QUERIES_PER_UNIT:
-        make, units = _make_wide, items * -(-width // FEATURES_PER_UNIT)
-        scratch = 3 * FEATURES_PER_UNIT * max(rows, keys)
+    size = BYTES // queries.element_size()
+    blocks = -(-width // size)
+    together = min(blocks, max(1, items * blocks // ENOUGH_UNITS))
+    units, scratch = items * -(-blocks // together), 2 * (rows + keys) * size + size
     outside, sums = queries.new_zeros(units), given[3].sum(-1)
-    sizes = vectors.shape[0], rows, keys, width, 0
+    sizes = vectors.shape[0], rows, keys, width, together
     tensors = [*given, of_queries, of_sources, of_vectors, outside, sums]
-    workers.run(make, units, sizes, tensors, gradient.numel() * width, scratch)
+    workers.run(_make_gradients, units, sizes, tensors, gradient.numel() * width, scratch)
     if outside.numpy().any():
         return None
     # numpy adds the items in their order, on one thread
@@ -122,74 +131,115 @@ def _near(vectors: Tensor) -> bool:
     return bool((abs(vectors.numpy()) <= LARGEST_VECTOR).all())
 
 
-def _raise(x: Any, y: Any) -> int:
-    """Write e^{2x} to y; how many x are too far out, or NaN."""
+def _raised(x: Any) -> Any:
+    """e^{2x} of a vector."""
     raise NotImplementedError("compiled by numba alone")
 
 
-@overload(_raise, jit_options={"fastmath": {"contract"}, "error_model": "numpy"})
-def _overload_raise(x: Any, y: Any) -> Any:
-    return _raise_doubles if x.dtype == types.float64 else _raise_floats
+@overload(_raised)
+def _overload_raised(x: Any) -> Any:
+    return _raised_doubles if x.real == types.float64 else _raised_floats
 
 
-def _raise_doubles(x: Any, y: Any) -> int:
-    beyond = 0
-    for i in range(len(x)):
-        beyond += 0 if abs(x[i]) <= REACH_OF_DOUBLES else 1
-        y[i] = math.exp(x[i] + x[i])
-    return beyond
+def _raised_doubles(x: Any) -> Any:
+    return exp(x + x)
 
 
-def _raise_floats(x: Any, y: Any) -> int:
-    """To a unit of rounding, on the vector lanes.
+def _raised_floats(x: Any) -> Any:
+    """To a unit of rounding.
 
-    2x = n ln 2 + f with |f| <= ln 2 / 2: a polynomial in f times 2^n, which is put together from
-    its bits. The coefficients are those of expf in the Cephes library.
+    2x = n ln 2 + f with |f| <= ln 2 / 2: a polynomial in f times 2^n. The coefficients are those of
+    expf in the Cephes library.
     """
     real = np.float32
-    per_log, high, low = real(1.44269504088896341), real(0.693359375), real(-2.12194440e-4)
-    c0, c1, c2 = real(1.9875691500e-4), real(1.3981999507e-3), real(8.3334519073e-3)
-    c3, c4, c5 = real(4.1665795894e-2), real(1.6666665459e-1), real(5.0000001201e-1)
-    one, half, reach, beyond = real(1), real(0.5), real(REACH), 0
-    for i in range(len(x)):
-        # NaN compares false
-        beyond += 0 if abs(x[i]) <= reach else 1
-        z = x[i] + x[i]
-        n = np.floor(z * per_log + half)
-        f = z - n * high
-        f = f - n * low
-        p = ((((c0 * f + c1) * f + c2) * f + c3) * f + c4) * f + c5
-        y[i] = (p * f * f + f + one) * as_float(np.int32((np.int32(n) + 127) << 23))
-    return beyond
+    z = x + x
+    n = whole(z * spread(real(1.44269504088896341)) + spread(real(0.5)))
+    f = z - n * spread(real(0.693359375))
+    f = f - n * spread(real(-2.12194440e-4))
+    p = spread(real(1.9875691500e-4)) * f + spread(real(1.3981999507e-3))
+    p = p * f + spread(real(8.3334519073e-3))
+    p = p * f + spread(real(4.1665795894e-2))
+    p = p * f + spread(real(1.6666665459e-1))
+    p = p * f + spread(real(5.0000001201e-1))
+    return (p * f * f + f + spread(real(1))) * power(n)
+
+
+@register_jitable
+def _raise(x: Any, y: Any, spare: Any, reach: Any) -> Any:
+    """Write e^{2x} of a row to y; how many x are too far out, or NaN. `spare` is room for a vector."""
+    size = len(spare)
+    end = len(x) // size * size
+    outside = reach - reach
+    for i in range(0, end, size):
+        part = load(x, i)
+        outside += beyond(part, reach)
+        store(y, i, _raised(part))
+    if end < len(x):
+        spare[:] = 0
+        for i in range(end, len(x)):
+            spare[i - end] = x[i]
+        part = load(spare, 0)
+        outside += beyond(part, reach)
+        store(spare, 0, _raised(part))
+        for i in range(end, len(x)):
+            y[i] = spare[i - end]
+    return total(outside)
 
 
 def _make_exponentials(real: Any) -> Callable[[Any], None]:
-    """A unit is some rows."""
+    """A unit is some numbers."""
+    real_bytes, limit = (4, REACH) if real is np.float32 else (8, REACH_OF_DOUBLES)
+    size = BYTES // real_bytes
 
     def exponentials(job: Any) -> None:
         h, one = carray(job, (PLACES,)), real(1)
-        count, width = h[KEYS], h[WIDTH]
-        rows, out = (
-            carray(at(h[FIRST], one), (count, width)),
-            carray(at(h[FIRST + 1], one), (count, width)),
-        )
+        count, reach = h[KEYS], spread(real(limit))
+        numbers = carray(at(h[FIRST], one), (count,))
+        out = carray(at(h[FIRST + 1], one), (count,))
         outside = carray(at(h[FIRST + 2], one), (h[UNITS],))
+        spare = carray(at(h[SCRATCH] + take(job, SEATS) * size * real_bytes, one), (size,))
         while True:
             unit = take(job, NEXT)
             if unit >= h[UNITS]:
                 return
-            for row in range(unit * ROWS_PER_UNIT, min(count, (unit + 1) * ROWS_PER_UNIT)):
-                outside[unit] += _raise(rows[row], out[row])
+            start = unit * NUMBERS_PER_UNIT
+            stop = min(count, start + NUMBERS_PER_UNIT)
+            outside[unit] = _raise(numbers[start:stop], out[start:stop], spare, reach)
 
     return exponentials
 
 
+@register_jitable
+def _take_columns(rows: Any, low: Any, filled: Any, size: Any, columns: Any) -> None:
+    """A vector of features of every row; zeros where there are fewer."""
+    for row in range(len(rows)):
+        if filled == size:
+            store(columns, row * size, load(rows[row], low))
+        else:
+            for d in range(size):
+                columns[row * size + d] = rows[row, low + d] if d < filled else 0
+
+
+@register_jitable
+def _give_columns(columns: Any, rows: Any, low: Any, filled: Any, size: Any) -> None:
+    """The way back."""
+    for row in range(len(rows)):
+        if filled == size:
+            store(rows[row], low, load(columns, row * size))
+        else:
+            for d in range(filled):
+                rows[row, low + d] = columns[row * size + d]
+
+
 def _make_scores(real: Any) -> Callable[[Any], None]:
-    """A unit is a few queries of one item: their scores with all keys, two features at a time.
+    """A unit is a few queries of one item: their scores with all keys, two vectors of features at a time.
 
     1 + e^{2(a+b)} is cut off so that the product of two stays finite; tanh is 1 long before.
     """
-    real_bytes, ceiling = (4, 1e18) if real is np.float32 else (8, 1e150)
+    real_bytes, limit, ceiling = (
+        (4, REACH, 1e18) if real is np.float32 else (8, REACH_OF_DOUBLES, 1e150)
+    )
+    size = BYTES // real_bytes
 
     def scores(job: Any) -> None:
         h, one = carray(job, (PLACES,)), real(1)
@@ -201,58 +251,63 @@ def _make_scores(real: Any) -> Callable[[Any], None]:
         vectors = carray(at(h[FIRST + 2], one), (heads, width))
         out = carray(at(h[FIRST + 3], one), (items, rows, keys))
         outside = carray(at(h[FIRST + 4], one), (h[UNITS],))
-        two, top, half = real(2), real(ceiling), width // 2
-        size = (QUERIES_PER_UNIT + 1) * width * real_bytes
-        mine = at(h[SCRATCH] + take(job, SEATS) * size, one)
-        powers = carray(mine, (QUERIES_PER_UNIT + 1, width))
+        # rows of whole vectors: queries, one key, and v, whose zeros leave out what is too much
+        padded = (width + 2 * size - 1) // (2 * size) * 2 * size
+        room = (QUERIES_PER_UNIT + 2) * padded + size
+        mine = carray(at(h[SCRATCH] + take(job, SEATS) * room * real_bytes, one), (room,))
+        mine[:] = real(0)
+        powers = mine[: QUERIES_PER_UNIT * padded].reshape(QUERIES_PER_UNIT, padded)
+        own, v, spare = (
+            mine[-2 * padded - size :][:padded],
+            mine[-padded - size : -size],
+            mine[-size:],
+        )
+        raised, reach = h[POWERS] != 0, spread(real(limit))
+        ones, top, zeros = spread(one), spread(real(ceiling)), spread(real(0))
         while True:
             unit = take(job, NEXT)
             if unit >= h[UNITS]:
                 return
             item, start = unit // blocks, unit % blocks * QUERIES_PER_UNIT
             count = min(QUERIES_PER_UNIT, rows - start)
-            v = vectors[item % heads]
-            v0, v1 = v[:half], v[half : 2 * half]
-            total, beyond = real(0), 0
+            of_v, out_of_reach = real(0), real(0)
             for d in range(width):
-                total += v[d]
+                v[d] = vectors[item % heads, d]
+                of_v += v[d]
             for row in range(count):
-                beyond += _raise(queries[item, start + row], powers[row])
+                out_of_reach += _raise(queries[item, start + row], powers[row], spare, reach)
             for key in range(keys):
                 b = sources[item, key]
-                if h[POWERS] == 0:
-                    beyond += _raise(b, powers[QUERIES_PER_UNIT])
-                    b = powers[QUERIES_PER_UNIT]
-                b0, b1 = b[:half], b[half : 2 * half]
+                if not raised:
+                    out_of_reach += _raise(b, own, spare, reach)
+                    b = own
+                elif width < padded:
+                    own[:width] = b
+                    b = own
                 for row in range(count):
-                    a = powers[row]
-                    a0, a1 = a[:half], a[half : 2 * half]
-                    s = real(0)
-                    for d in range(half):
-                        x = one + a0[d] * b0[d]
-                        y = one + a1[d] * b1[d]
-                        x = top if x > top else x
-                        y = top if y > top else y
-                        s += (v0[d] * y + v1[d] * x) / (x * y)
-                    if width % 2 == 1:
-                        s += v[width - 1] / (one + a[width - 1] * b[width - 1])
-                    out[item, start + row, key] = total - two * s
-            outside[unit] = beyond
+                    a, s = powers[row], zeros
+                    for d in range(0, padded, 2 * size):
+                        x = least(ones + load(a, d) * load(b, d), top)
+                        y = least(ones + load(a, d + size) * load(b, d + size), top)
+                        s += (load(v, d) * y + load(v, d + size) * x) * reciprocal(x * y)
+                    out[item, start + row, key] = of_v - real(2) * total(s)
+            outside[unit] = out_of_reach
 
     return scores
 
 
-def _make_wide(real: Any) -> Callable[[Any], None]:
-    """Gradients with the keys on the vector lanes: a unit is a few features of one item.
+def _make_gradients(real: Any) -> Callable[[Any], None]:
+    """A unit is a vector of features of one item, over all queries and keys."""
+    real_bytes, limit, ceiling = (
+        (4, REACH, 1e30) if real is np.float32 else (8, REACH_OF_DOUBLES, 1e300)
+    )
+    size = BYTES // real_bytes
 
-    Its columns are turned into rows in a scratch of the thread's own, and back.
-    """
-    real_bytes = 4 if real is np.float32 else 8
-
-    def wide(job: Any) -> None:
+    def gradients(job: Any) -> None:
         h, one = carray(job, (PLACES,)), real(1)
         heads, rows, keys, width = h[HEADS], h[ROWS], h[KEYS], h[WIDTH]
-        blocks = (width + FEATURES_PER_UNIT - 1) // FEATURES_PER_UNIT
+        step = h[TOGETHER] * size
+        blocks = (width + step - 1) // step
         items = h[UNITS] // blocks
         queries = carray(at(h[FIRST], one), (items, rows, width))
         sources = carray(at(h[FIRST + 1], one), (items, keys, width))
@@ -263,108 +318,48 @@ def _make_wide(real: Any) -> Callable[[Any], None]:
         of_vectors = carray(at(h[FIRST + 6], one), (items, width))
         outside = carray(at(h[FIRST + 7], one), (h[UNITS],))
         row_sums = carray(at(h[FIRST + 8], one), (items, rows))
-        half = real(0.5)
-        longest = max(rows, keys)
-        size = 3 * FEATURES_PER_UNIT * longest * real_bytes
-        mine = at(h[SCRATCH] + take(job, SEATS) * size, one)
-        turned = carray(mine, (3, FEATURES_PER_UNIT, longest))
+        half, count = real(0.5), 2 * (rows + keys) * size + size
+        scratch = carray(at(h[SCRATCH] + take(job, SEATS) * count * real_bytes, one), (count,))
+        a, da = scratch[: rows * size], scratch[rows * size : 2 * rows * size]
+        b, db = scratch[2 * rows * size :][: keys * size], scratch[(2 * rows + keys) * size : -size]
+        v = scratch[-size:]
+        ones, top, zeros = spread(one), spread(real(ceiling)), spread(real(0))
+        reach = spread(real(limit))
         while True:
             unit = take(job, NEXT)
             if unit >= h[UNITS]:
                 return
-            item, low = unit // blocks, unit % blocks * FEATURES_PER_UNIT
-            size = min(FEATURES_PER_UNIT, width - low)
-            for row in range(rows):
-                for d in range(size):
-                    turned[0, d, row] = queries[item, row, low + d]
-            for key in range(keys):
-                for d in range(size):
-                    turned[1, d, key] = sources[item, key, low + d]
-            for d in range(size):
-                a, b, db = turned[0, d, :rows], turned[1, d, :keys], turned[2, d, :keys]
-                outside[unit] += _raise(a, a) + _raise(b, b)
-                scale = real(4) * vectors[item % heads, low + d]
-                for key in range(keys):
-                    db[key] = real(0)
-                all_r = real(0)
-                for row in range(rows):
-                    e, g = a[row], gradient[item, row]
-                    da, row_r = real(0), real(0)
-                    for key in range(keys):
-                        r = one / (one + e * b[key])
-                        gr = g[key] * r
-                        q = gr - gr * r
-                        db[key] += q
-                        da += q
-                        row_r += gr
-                    a[row] = scale * da
-                    all_r += row_r - half * row_sums[item, row]
-                for key in range(keys):
-                    db[key] *= scale
-                of_vectors[item, low + d] = -real(2) * all_r
-            for row in range(rows):
-                for d in range(size):
-                    of_queries[item, row, low + d] = turned[0, d, row]
-            for key in range(keys):
-                for d in range(size):
-                    of_sources[item, key, low + d] = turned[2, d, key]
-
-    return wide
-
-
-def _make_narrow(real: Any) -> Callable[[Any], None]:
-    """Gradients with the features on the vector lanes: a unit is one item."""
-    real_bytes = 4 if real is np.float32 else 8
-
-    def narrow(job: Any) -> None:
-        h, one = carray(job, (PLACES,)), real(1)
-        heads, rows, keys, width, items = h[HEADS], h[ROWS], h[KEYS], h[WIDTH], h[UNITS]
-        queries = carray(at(h[FIRST], one), (items, rows, width))
-        sources = carray(at(h[FIRST + 1], one), (items, keys, width))
-        vectors = carray(at(h[FIRST + 2], one), (heads, width))
-        gradient = carray(at(h[FIRST + 3], one), (items, rows, keys))
-        of_queries = carray(at(h[FIRST + 4], one), (items, rows, width))
-        of_sources = carray(at(h[FIRST + 5], one), (items, keys, width))
-        of_vectors = carray(at(h[FIRST + 6], one), (items, width))
-        outside = carray(at(h[FIRST + 7], one), (items,))
-        row_sums = carray(at(h[FIRST + 8], one), (items, rows))
-        half = real(0.5)
-        mine = at(h[SCRATCH] + take(job, SEATS) * (rows + 1) * width * real_bytes, one)
-        powers = carray(mine, (rows + 1, width))
-        b = powers[rows]
-        while True:
-            item = take(job, NEXT)
-            if item >= items:
-                return
-            v, all_r, beyond = vectors[item % heads], of_vectors[item], 0
-            total = real(0)
-            for row in range(rows):
-                total += row_sums[item, row]
-            all_r[:] = -half * total
-            of_queries[item, :, :] = real(0)
-            for row in range(rows):
-                beyond += _raise(queries[item, row], powers[row])
-            for key in range(keys):
-                beyond += _raise(sources[item, key], b)
-                db = of_sources[item, key]
+            item, first = unit // blocks, unit % blocks * step
+            for low in range(first, min(width, first + step), size):
+                filled = min(size, width - low)
+                _take_columns(queries[item], low, filled, size, da)
+                _take_columns(sources[item], low, filled, size, db)
+                _take_columns(vectors[item % heads : item % heads + 1], low, filled, size, v)
+                outside[unit] += _raise(da, a, v, reach) + _raise(db, b, v, reach)
+                scale, all_r = spread(real(4)) * load(v, 0), zeros
+                da[:] = real(0)
                 db[:] = real(0)
-                for row in range(rows):
-                    a, da, g = powers[row], of_queries[item, row], gradient[item, row, key]
-                    for d in range(width):
-                        r = one / (one + a[d] * b[d])
-                        gr = g * r
-                        q = gr - gr * r
-                        db[d] += q
-                        da[d] += q
-                        all_r[d] += gr
-                for d in range(width):
-                    db[d] *= real(4) * v[d]
-            for row in range(rows):
-                da = of_queries[item, row]
-                for d in range(width):
-                    da[d] *= real(4) * v[d]
-            for d in range(width):
-                all_r[d] *= -real(2)
-            outside[item] = beyond
+                for start in range(0, keys, KEYS_AT_ONCE):
+                    stop = min(keys, start + KEYS_AT_ONCE)
+                    for row in range(rows):
+                        e, g = load(a, row * size), gradient[item, row]
+                        all_q, row_r = zeros, zeros
+                        for key in range(start, stop):
+                            r = reciprocal(least(ones + e * load(b, key * size), top))
+                            gr = spread(g[key]) * r
+                            q = gr - gr * r
+                            store(db, key * size, load(db, key * size) + q)
+                            all_q += q
+                            row_r += gr
+                        store(da, row * size, load(da, row * size) + scale * all_q)
+                        if start == 0:
+                            row_r -= spread(half * row_sums[item, row])
+                        all_r += row_r
+                for key in range(keys):
+                    store(db, key * size, scale * load(db, key * size))
+                store(v, 0, spread(real(-2)) * all_r)
+                _give_columns(da, of_queries[item], low, filled, size)
+                _give_columns(db, of_sources[item], low, filled, size)
+                _give_columns(v, of_vectors[item : item + 1], low, filled, size)
 
-    return narrow
+    return gradients

@@ -57,18 +57,8 @@ def _at(typing: Any, address: Any, one: Any) -> Any:
     return pointer(types.int64, one), code
 
 
-def _as_float(typing: Any, number: Any) -> Any:
-    """An integer of 32 bits read as a float."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(arguments[0], ir.FloatType())
-
-    return types.float32(types.int32), code
-
-
 take: Any = intrinsic(_take)
 at: Any = intrinsic(_at)
-as_float: Any = intrinsic(_as_float)
 
 
 def run(
