@@ -10,6 +10,7 @@ Where an exponential would be NaN, or so far out that the result would not be ex
 here give None.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +24,9 @@ from torch import Tensor
 from regard.kernels import workers
 from regard.kernels.lanes import (
     BYTES,
-    beyond,
     exp,
+    further,
+    furthest,
     least,
     load,
     power,
@@ -45,6 +47,12 @@ REACH = 43.5
 """|x| up to which e^{2x} is a normal float32, and the product of two of them not 0 x infinity."""
 
 REACH_OF_DOUBLES = 354.0
+"""The same for float64."""
+
+TOP = 1e18
+"""1 + e^{2x} from which on tanh is 1, and the product of two of them still a float32."""
+
+TOP_OF_DOUBLES = 1e150
 """The same for float64."""
 
 LARGEST_VECTOR = 1e18
@@ -68,10 +76,10 @@ def exponentials(rows: Tensor) -> Tensor | None:
     rows = rows.contiguous()
     out = torch.empty_like(rows)
     units = -(-rows.numel() // NUMBERS_PER_UNIT)
-    outside = torch.zeros(units, dtype=rows.dtype)
+    farthest = rows.new_empty(units)
     sizes, spare = (1, 1, rows.numel(), 1, 0), BYTES // rows.element_size()
-    workers.run(_make_exponentials, units, sizes, [rows, out, outside], rows.numel(), spare)
-    return None if outside.numpy().any() else out
+    workers.run(_make_exponentials, units, sizes, [rows, out, farthest], rows.numel(), spare)
+    return out if _reached(farthest) else None
 
 
 def scores(
@@ -92,12 +100,19 @@ def scores(
     keys = sources.shape[1]
     sources = sources if powers is None else powers
     given = [each.contiguous() for each in (queries, sources, vectors)]
-    out, outside = queries.new_empty(items, rows, keys), queries.new_zeros(units)
+    out, farthest = queries.new_empty(items, rows, keys), queries.new_empty(units)
+    # how far the keys go, where it pays to know
+    far = (
+        math.log(max(1e-30, float(powers.max()))) / 2
+        if rows > QUERIES_PER_UNIT and powers.numel()
+        else math.inf
+    )
     sizes = vectors.shape[0], rows, keys, width, int(powers is not None)
     pair = 2 * BYTES // queries.element_size()
     scratch = (QUERIES_PER_UNIT + 2) * -(-width // pair) * pair + pair // 2
-    workers.run(_make_scores, units, sizes, [*given, out, outside], out.numel() * width, scratch)
-    return None if outside.numpy().any() else out
+    tensors = [*given, out, farthest, queries.new_tensor([far])]
+    workers.run(_make_scores, units, sizes, tensors, out.numel() * width, scratch)
+    return out if _reached(farthest) else None
 
 
 def gradients(
@@ -115,11 +130,11 @@ def gradients(
     blocks = -(-width // size)
     together = min(blocks, max(1, items * blocks // ENOUGH_UNITS))
     units, scratch = items * -(-blocks // together), 2 * (rows + keys) * size + size
-    outside, sums = queries.new_zeros(units), given[3].sum(-1)
+    farthest, sums = queries.new_empty(units), given[3].sum(-1)
     sizes = vectors.shape[0], rows, keys, width, together
-    tensors = [*given, of_queries, of_sources, of_vectors, outside, sums]
+    tensors = [*given, of_queries, of_sources, of_vectors, farthest, sums]
     workers.run(_make_gradients, units, sizes, tensors, gradient.numel() * width, scratch)
-    if outside.numpy().any():
+    if not _reached(farthest):
         return None
     # numpy adds the items in their order, on one thread
     by_head = of_vectors.view(-1, *vectors.shape).numpy()
@@ -129,6 +144,12 @@ def gradients(
 def _near(vectors: Tensor) -> bool:
     # NaN compares false
     return bool((abs(vectors.numpy()) <= LARGEST_VECTOR).all())
+
+
+def _reached(farthest: Tensor) -> bool:
+    # NaN compares false
+    reach = REACH if farthest.dtype == torch.float32 else REACH_OF_DOUBLES
+    return bool((farthest.numpy() <= reach).all())
 
 
 def _raised(x: Any) -> Any:
@@ -165,38 +186,44 @@ def _raised_floats(x: Any) -> Any:
 
 
 @register_jitable
-def _raise(x: Any, y: Any, spare: Any, reach: Any) -> Any:
-    """Write e^{2x} of a row to y; how many x are too far out, or NaN. `spare` is room for a vector."""
+def _raise(x: Any, y: Any, spare: Any) -> Any:
+    """Write e^{2x} of a row to y; the largest |x|, or NaN. `spare` is room for a vector."""
     size = len(spare)
     end = len(x) // size * size
-    outside = reach - reach
+    spare[:] = 0
+    far = load(spare, 0)
     for i in range(0, end, size):
         part = load(x, i)
-        outside += beyond(part, reach)
+        far = further(far, part)
         store(y, i, _raised(part))
     if end < len(x):
-        spare[:] = 0
         for i in range(end, len(x)):
             spare[i - end] = x[i]
         part = load(spare, 0)
-        outside += beyond(part, reach)
+        far = further(far, part)
         store(spare, 0, _raised(part))
         for i in range(end, len(x)):
             y[i] = spare[i - end]
-    return total(outside)
+    return furthest(far)
+
+
+@register_jitable
+def _farther(one: Any, other: Any) -> Any:
+    """The larger of two sizes, or NaN."""
+    return one if one > other or one != one else other
 
 
 def _make_exponentials(real: Any) -> Callable[[Any], None]:
     """A unit is some numbers."""
-    real_bytes, limit = (4, REACH) if real is np.float32 else (8, REACH_OF_DOUBLES)
+    real_bytes = 4 if real is np.float32 else 8
     size = BYTES // real_bytes
 
     def exponentials(job: Any) -> None:
         h, one = carray(job, (PLACES,)), real(1)
-        count, reach = h[KEYS], spread(real(limit))
+        count = h[KEYS]
         numbers = carray(at(h[FIRST], one), (count,))
         out = carray(at(h[FIRST + 1], one), (count,))
-        outside = carray(at(h[FIRST + 2], one), (h[UNITS],))
+        farthest = carray(at(h[FIRST + 2], one), (h[UNITS],))
         spare = carray(at(h[SCRATCH] + take(job, SEATS) * size * real_bytes, one), (size,))
         while True:
             unit = take(job, NEXT)
@@ -204,7 +231,7 @@ def _make_exponentials(real: Any) -> Callable[[Any], None]:
                 return
             start = unit * NUMBERS_PER_UNIT
             stop = min(count, start + NUMBERS_PER_UNIT)
-            outside[unit] = _raise(numbers[start:stop], out[start:stop], spare, reach)
+            farthest[unit] = _raise(numbers[start:stop], out[start:stop], spare)
 
     return exponentials
 
@@ -231,15 +258,28 @@ def _give_columns(columns: Any, rows: Any, low: Any, filled: Any, size: Any) -> 
                 rows[row, low + d] = columns[row * size + d]
 
 
+@register_jitable
+def _shares(a: Any, b: Any, v: Any, ones: Any, top: Any, cut: Any) -> Any:
+    """V / (1 + ab) of two vectors of features, with one reciprocal for both."""
+    x, y = ones + a[0] * b[0], ones + a[1] * b[1]
+    if cut:
+        x, y = least(x, top), least(y, top)
+    return (v[0] * y + v[1] * x) * reciprocal(x * y)
+
+
+@register_jitable
+def _two(row: Any, d: Any, size: Any) -> Any:
+    """Two vectors of a row."""
+    return load(row, d), load(row, d + size)
+
+
 def _make_scores(real: Any) -> Callable[[Any], None]:
     """A unit is a few queries of one item: their scores with all keys, two vectors of features at a time.
 
-    1 + e^{2(a+b)} is cut off so that the product of two stays finite; tanh is 1 long before.
+    Where 1 + e^{2(a+b)} may be so large that the product of two is not finite, it is cut off.
     """
-    real_bytes, limit, ceiling = (
-        (4, REACH, 1e18) if real is np.float32 else (8, REACH_OF_DOUBLES, 1e150)
-    )
-    size = BYTES // real_bytes
+    real_bytes, ceiling = (4, TOP) if real is np.float32 else (8, TOP_OF_DOUBLES)
+    size, near = BYTES // real_bytes, math.log(ceiling) / 2
 
     def scores(job: Any) -> None:
         h, one = carray(job, (PLACES,)), real(1)
@@ -250,7 +290,8 @@ def _make_scores(real: Any) -> Callable[[Any], None]:
         sources = carray(at(h[FIRST + 1], one), (items, keys, width))
         vectors = carray(at(h[FIRST + 2], one), (heads, width))
         out = carray(at(h[FIRST + 3], one), (items, rows, keys))
-        outside = carray(at(h[FIRST + 4], one), (h[UNITS],))
+        farthest = carray(at(h[FIRST + 4], one), (h[UNITS],))
+        far = carray(at(h[FIRST + 5], one), (1,))[0]
         # rows of whole vectors: queries, one key, and v, whose zeros leave out what is too much
         padded = (width + 2 * size - 1) // (2 * size) * 2 * size
         room = (QUERIES_PER_UNIT + 2) * padded + size
@@ -262,46 +303,58 @@ def _make_scores(real: Any) -> Callable[[Any], None]:
             mine[-padded - size : -size],
             mine[-size:],
         )
-        raised, reach = h[POWERS] != 0, spread(real(limit))
-        ones, top, zeros = spread(one), spread(real(ceiling)), spread(real(0))
+        raised = h[POWERS] != 0
+        ones, top, zeros, two = spread(one), spread(real(ceiling)), spread(real(0)), real(2)
         while True:
             unit = take(job, NEXT)
             if unit >= h[UNITS]:
                 return
             item, start = unit // blocks, unit % blocks * QUERIES_PER_UNIT
             count = min(QUERIES_PER_UNIT, rows - start)
-            of_v, out_of_reach = real(0), real(0)
+            of_v, of_a, of_b = real(0), real(0), far
             for d in range(width):
                 v[d] = vectors[item % heads, d]
                 of_v += v[d]
             for row in range(count):
-                out_of_reach += _raise(queries[item, start + row], powers[row], spare, reach)
+                of_a = _farther(of_a, _raise(queries[item, start + row], powers[row], spare))
+            farthest[unit] = of_a
             for key in range(keys):
                 b = sources[item, key]
                 if not raised:
-                    out_of_reach += _raise(b, own, spare, reach)
+                    of_b = _raise(b, own, spare)
+                    farthest[unit] = _farther(farthest[unit], of_b)
                     b = own
                 elif width < padded:
                     own[:width] = b
                     b = own
-                for row in range(count):
-                    a, s = powers[row], zeros
+                cut = not of_a + of_b <= near
+                # four queries to a look at the key
+                several = 0 if cut else count // 4 * 4
+                for row in range(0, several, 4):
+                    s, t, u, w = zeros, zeros, zeros, zeros
                     for d in range(0, padded, 2 * size):
-                        x = least(ones + load(a, d) * load(b, d), top)
-                        y = least(ones + load(a, d + size) * load(b, d + size), top)
-                        s += (load(v, d) * y + load(v, d + size) * x) * reciprocal(x * y)
-                    out[item, start + row, key] = of_v - real(2) * total(s)
-            outside[unit] = out_of_reach
+                        bs, vs = _two(b, d, size), _two(v, d, size)
+                        s += _shares(_two(powers[row], d, size), bs, vs, ones, top, False)
+                        t += _shares(_two(powers[row + 1], d, size), bs, vs, ones, top, False)
+                        u += _shares(_two(powers[row + 2], d, size), bs, vs, ones, top, False)
+                        w += _shares(_two(powers[row + 3], d, size), bs, vs, ones, top, False)
+                    e = out[item, start + row : start + row + 4]
+                    e[0, key], e[1, key] = of_v - two * total(s), of_v - two * total(t)
+                    e[2, key], e[3, key] = of_v - two * total(u), of_v - two * total(w)
+                for row in range(several, count):
+                    s = zeros
+                    for d in range(0, padded, 2 * size):
+                        bs, vs = _two(b, d, size), _two(v, d, size)
+                        s += _shares(_two(powers[row], d, size), bs, vs, ones, top, cut)
+                    out[item, start + row, key] = of_v - two * total(s)
 
     return scores
 
 
 def _make_gradients(real: Any) -> Callable[[Any], None]:
-    """A unit is a vector of features of one item, over all queries and keys."""
-    real_bytes, limit, ceiling = (
-        (4, REACH, 1e30) if real is np.float32 else (8, REACH_OF_DOUBLES, 1e300)
-    )
-    size = BYTES // real_bytes
+    """A unit is some vectors of features of one item, one after the other, over all queries and keys."""
+    real_bytes, ceiling = (4, TOP**2) if real is np.float32 else (8, TOP_OF_DOUBLES**2)
+    size, near = BYTES // real_bytes, math.log(ceiling) / 2
 
     def gradients(job: Any) -> None:
         h, one = carray(job, (PLACES,)), real(1)
@@ -316,7 +369,7 @@ def _make_gradients(real: Any) -> Callable[[Any], None]:
         of_queries = carray(at(h[FIRST + 4], one), (items, rows, width))
         of_sources = carray(at(h[FIRST + 5], one), (items, keys, width))
         of_vectors = carray(at(h[FIRST + 6], one), (items, width))
-        outside = carray(at(h[FIRST + 7], one), (h[UNITS],))
+        farthest = carray(at(h[FIRST + 7], one), (h[UNITS],))
         row_sums = carray(at(h[FIRST + 8], one), (items, rows))
         half, count = real(0.5), 2 * (rows + keys) * size + size
         scratch = carray(at(h[SCRATCH] + take(job, SEATS) * count * real_bytes, one), (count,))
@@ -324,18 +377,20 @@ def _make_gradients(real: Any) -> Callable[[Any], None]:
         b, db = scratch[2 * rows * size :][: keys * size], scratch[(2 * rows + keys) * size : -size]
         v = scratch[-size:]
         ones, top, zeros = spread(one), spread(real(ceiling)), spread(real(0))
-        reach = spread(real(limit))
         while True:
             unit = take(job, NEXT)
             if unit >= h[UNITS]:
                 return
             item, first = unit // blocks, unit % blocks * step
+            farthest[unit] = real(0)
             for low in range(first, min(width, first + step), size):
                 filled = min(size, width - low)
                 _take_columns(queries[item], low, filled, size, da)
                 _take_columns(sources[item], low, filled, size, db)
+                of_a, of_b = _raise(da, a, v), _raise(db, b, v)
+                farthest[unit] = _farther(farthest[unit], _farther(of_a, of_b))
+                cut = not of_a + of_b <= near
                 _take_columns(vectors[item % heads : item % heads + 1], low, filled, size, v)
-                outside[unit] += _raise(da, a, v, reach) + _raise(db, b, v, reach)
                 scale, all_r = spread(real(4)) * load(v, 0), zeros
                 da[:] = real(0)
                 db[:] = real(0)
@@ -345,7 +400,10 @@ def _make_gradients(real: Any) -> Callable[[Any], None]:
                         e, g = load(a, row * size), gradient[item, row]
                         all_q, row_r = zeros, zeros
                         for key in range(start, stop):
-                            r = reciprocal(least(ones + e * load(b, key * size), top))
+                            x = ones + e * load(b, key * size)
+                            if cut:
+                                x = least(x, top)
+                            r = reciprocal(x)
                             gr = spread(g[key]) * r
                             q = gr - gr * r
                             store(db, key * size, load(db, key * size) + q)

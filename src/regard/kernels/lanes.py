@@ -85,20 +85,21 @@ def _spread(typing: Any, number: Any) -> Any:
     return lanes(number), code
 
 
+def _halves(builder: Any, value: Any) -> list[Any]:
+    half, index = value.type.count // 2, ir.IntType(32)
+    places = [list(range(start, start + half)) for start in (0, half)]
+    masks = [ir.Constant(ir.VectorType(index, half), place) for place in places]
+    return [builder.shuffle_vector(value, value, mask) for mask in masks]
+
+
 def _total(typing: Any, lanes: Any) -> Any:
     """The sum of a vector's numbers: of its halves, of the halves of these, and so on."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        total, size, index = arguments[0], lanes.count, ir.IntType(32)
-        while size > 1:
-            size //= 2
-            low, high = (
-                ir.Constant(ir.VectorType(index, size), list(range(start, start + size)))
-                for start in (0, size)
-            )
-            halves = (builder.shuffle_vector(total, total, part) for part in (low, high))
-            total = builder.fadd(*halves)
-        return builder.extract_element(total, ir.Constant(index, 0))
+        value = arguments[0]
+        while value.type.count > 1:
+            value = builder.fadd(*_halves(builder, value))
+        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
 
     return lanes.real(lanes), code
 
@@ -134,14 +135,34 @@ def _each(builder: Any, name: str, value: Any) -> Any:
     )
 
 
-def _beyond(typing: Any, lanes: Any, reach: Any) -> Any:
-    """1 where |x| is larger, or x is NaN; else 0."""
+def _larger(builder: Any, left: Any, right: Any) -> Any:
+    # without their sign, floats and at their end NaN are in the order of their bits
+    width = 64 if isinstance(left.type.element, ir.DoubleType) else 32
+    bits = ir.VectorType(ir.IntType(width), left.type.count)
+    sizes = [builder.bitcast(_each(builder, "fabs", value), bits) for value in (left, right)]
+    larger = builder.select(builder.icmp_unsigned(">", *sizes), *sizes)
+    return builder.bitcast(larger, left.type)
+
+
+def _further(typing: Any, left: Any, right: Any) -> Any:
+    """The larger |x| of two, lane by lane; that of NaN is the largest."""
 
     def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        near = builder.fcmp_ordered("<=", _each(builder, "fabs", arguments[0]), arguments[1])
-        return builder.select(near, lanes.of(0.0), lanes.of(1.0))
+        return _larger(builder, *arguments)
 
-    return lanes(lanes, reach), code
+    return left(left, right), code
+
+
+def _furthest(typing: Any, lanes: Any) -> Any:
+    """The largest |x| of a vector's numbers; NaN where one is NaN."""
+
+    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        value = arguments[0]
+        while value.type.count > 1:
+            value = _larger(builder, *_halves(builder, value))
+        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
+
+    return lanes.real(lanes), code
 
 
 def _whole(typing: Any, lanes: Any) -> Any:
@@ -178,9 +199,10 @@ load: Any = intrinsic(_load)
 store: Any = intrinsic(_store)
 spread: Any = intrinsic(_spread)
 total: Any = intrinsic(_total)
+furthest: Any = intrinsic(_furthest)
 reciprocal: Any = intrinsic(_reciprocal)
 least: Any = intrinsic(_least)
-beyond: Any = intrinsic(_beyond)
+further: Any = intrinsic(_further)
 whole: Any = intrinsic(_whole)
 power: Any = intrinsic(_power)
 exp: Any = intrinsic(_exp)
