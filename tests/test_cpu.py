@@ -18,8 +18,15 @@ from oracle import double, gradients
 from regard.kernels import additive, cpu, eager, reference, workers
 
 SCALES = [1e-4, 1e-2, 1, 5, 15, 40, 50, 100, 1e3, 1e4]
-SHAPES = [(3, 9, 37, 6), (2, 3, 5, 33), (17, 1, 6, 8), (1, 40, 64, 5)]
-"""B, L, T, D that take every kernel, with odd widths."""
+SHAPES = [
+    (3, 9, 37, 6),
+    (2, 3, 5, 33),
+    (17, 1, 6, 8),
+    (1, 40, 64, 5),
+    (2, 10, 300, 64),
+    (3, 2, 4, 48),
+]
+"""B, L, T, D that take every kernel, with widths of whole vectors and others."""
 
 
 def _inputs(

@@ -3,8 +3,7 @@
     e_ti = v . tanh(a_t + b_i),    tanh(a + b) = 1 - 2 r,    r = 1 / (1 + e^{2a} e^{2b})
 
 The exponentials are taken once per row; what is left for every pair and feature is a
-multiplication, an addition and a reciprocal, and the gradient needs the same r:
-1 - tanh^2 = 4 r (1 - r). Results do not depend on the number of threads, see `workers.py`.
+multiplication, an addition and a reciprocal, in the gradient too. Results do not depend on the number of threads, see `workers.py`.
 
 Where an exponential would be NaN, or so far out that the result would not be exact, the functions
 here give None.
@@ -40,8 +39,8 @@ from regard.kernels.workers import NEXT, SCRATCH, SEATS, at, take
 
 # places in the list that every kernel gets; the addresses follow the sizes
 UNITS, HEADS, ROWS, KEYS, WIDTH, POWERS, FIRST = range(workers.FIRST, workers.FIRST + 7)
-TOGETHER = POWERS
-PLACES = FIRST + 9
+TOGETHER = POWERS  # in the gradients: vectors of features in a unit
+PLACES = FIRST + 8
 
 REACH = 43.5
 """|x| up to which e^{2x} is a normal float32, and the product of two of them not 0 x infinity."""
@@ -101,12 +100,10 @@ def scores(
     sources = sources if powers is None else powers
     given = [each.contiguous() for each in (queries, sources, vectors)]
     out, farthest = queries.new_empty(items, rows, keys), queries.new_empty(units)
-    # how far the keys go, where it pays to know
-    far = (
-        math.log(max(1e-30, float(powers.max()))) / 2
-        if rows > QUERIES_PER_UNIT and powers.numel()
-        else math.inf
-    )
+    far = math.inf
+    if powers is not None and rows > QUERIES_PER_UNIT and powers.numel():
+        # how far the keys go; with few queries it does not pay to know
+        far = math.log(float(powers.max())) / 2
     sizes = vectors.shape[0], rows, keys, width, int(powers is not None)
     pair = 2 * BYTES // queries.element_size()
     scratch = (QUERIES_PER_UNIT + 2) * -(-width // pair) * pair + pair // 2
@@ -127,13 +124,18 @@ def gradients(
     of_queries, of_sources = (queries.new_empty(each.shape) for each in (queries, sources))
     of_vectors = queries.new_empty(items, width)
     size = BYTES // queries.element_size()
-    blocks = -(-width // size)
-    together = min(blocks, max(1, items * blocks // ENOUGH_UNITS))
-    units, scratch = items * -(-blocks // together), 2 * (rows + keys) * size + size
-    farthest, sums = queries.new_empty(units), given[3].sum(-1)
+    vectors_per_row = -(-width // size)
+    if rows <= QUERIES_PER_UNIT:
+        make, units, together = _make_by_keys, items, 0
+        scratch = (2 * rows + 4) * vectors_per_row * size
+    else:
+        together = max(1, min(vectors_per_row, items * vectors_per_row // ENOUGH_UNITS))
+        make = _make_by_features
+        units, scratch = items * -(-vectors_per_row // together), (2 * (rows + keys) + 1) * size
+    farthest = queries.new_empty(units)
     sizes = vectors.shape[0], rows, keys, width, together
-    tensors = [*given, of_queries, of_sources, of_vectors, farthest, sums]
-    workers.run(_make_gradients, units, sizes, tensors, gradient.numel() * width, scratch)
+    tensors = [*given, of_queries, of_sources, of_vectors, farthest]
+    workers.run(make, units, sizes, tensors, gradient.numel() * width, scratch)
     if not _reached(farthest):
         return None
     # numpy adds the items in their order, on one thread
@@ -351,32 +353,106 @@ def _make_scores(real: Any) -> Callable[[Any], None]:
     return scores
 
 
-def _make_gradients(real: Any) -> Callable[[Any], None]:
-    """A unit is some vectors of features of one item, one after the other, over all queries and keys."""
+@register_jitable
+def _of_gradients(h: Any, one: Any, items: Any) -> Any:
+    """What is given and what is wanted: a, b, v and g, and the gradients of a, b and v."""
+    heads, rows, keys, width = h[HEADS], h[ROWS], h[KEYS], h[WIDTH]
+    return (
+        carray(at(h[FIRST], one), (items, rows, width)),
+        carray(at(h[FIRST + 1], one), (items, keys, width)),
+        carray(at(h[FIRST + 2], one), (heads, width)),
+        carray(at(h[FIRST + 3], one), (items, rows, keys)),
+        carray(at(h[FIRST + 4], one), (items, rows, width)),
+        carray(at(h[FIRST + 5], one), (items, keys, width)),
+        carray(at(h[FIRST + 6], one), (items, width)),
+    )
+
+
+def _make_by_keys(real: Any) -> Callable[[Any], None]:
+    """Gradients for a few queries: a unit is one item, whose keys come one after the other."""
+    real_bytes, ceiling = (4, TOP**2) if real is np.float32 else (8, TOP_OF_DOUBLES**2)
+    size = BYTES // real_bytes
+
+    def by_keys(job: Any) -> None:
+        h, one = carray(job, (PLACES,)), real(1)
+        heads, rows, keys, width, items = h[HEADS], h[ROWS], h[KEYS], h[WIDTH], h[UNITS]
+        queries, sources, vectors, gradient, of_queries, of_sources, of_vectors = _of_gradients(
+            h, one, items
+        )
+        farthest = carray(at(h[FIRST + 7], one), (items,))
+        padded = (width + size - 1) // size * size
+        place = take(job, SEATS) * (2 * rows + 4) * padded * real_bytes
+        scratch = carray(at(h[SCRATCH] + place, one), (2 * rows + 4, padded))
+        scratch[:, :] = real(0)
+        v, dv, b, db = scratch[0], scratch[1], scratch[2], scratch[3]
+        a, da = scratch[4 : 4 + rows], scratch[4 + rows :]
+        ones, two, zeros = spread(one), spread(real(2)), spread(real(0))
+        top = spread(real(ceiling))
+        while True:
+            item = take(job, NEXT)
+            if item >= items:
+                return
+            far_a, far_b = zeros, zeros
+            v[:width] = vectors[item % heads]
+            dv[:], da[:, :], a[:, :] = real(0), real(0), real(0)
+            for row in range(rows):
+                a[row, :width] = queries[item, row]
+                for d in range(0, padded, size):
+                    x = load(a[row], d)
+                    far_a = further(far_a, x)
+                    store(a[row], d, _raised(x))
+            for key in range(keys):
+                source, of_source = sources[item, key], of_sources[item, key]
+                if width < padded:
+                    b[:width] = source
+                    source, of_source = b, db
+                for d in range(0, padded, size):
+                    x, q_of_key, gt_of_key = load(source, d), zeros, zeros
+                    far_b = further(far_b, x)
+                    e = _raised(x)
+                    for row in range(rows):
+                        g = spread(gradient[item, row, key])
+                        t = ones - two * reciprocal(least(ones + load(a[row], d) * e, top))
+                        gt = g * t
+                        q = g - gt * t
+                        store(da[row], d, load(da[row], d) + q)
+                        q_of_key += q
+                        gt_of_key += gt
+                    store(of_source, d, load(v, d) * q_of_key)
+                    store(dv, d, load(dv, d) + gt_of_key)
+                if width < padded:
+                    of_sources[item, key] = db[:width]
+            for row in range(rows):
+                for d in range(width):
+                    of_queries[item, row, d] = v[d] * da[row, d]
+            of_vectors[item] = dv[:width]
+            farthest[item] = _farther(furthest(far_a), furthest(far_b))
+
+    return by_keys
+
+
+def _make_by_features(real: Any) -> Callable[[Any], None]:
+    """Gradients: a unit is some vectors of features of one item, each over all queries and keys."""
     real_bytes, ceiling = (4, TOP**2) if real is np.float32 else (8, TOP_OF_DOUBLES**2)
     size, near = BYTES // real_bytes, math.log(ceiling) / 2
 
-    def gradients(job: Any) -> None:
+    def by_features(job: Any) -> None:
         h, one = carray(job, (PLACES,)), real(1)
         heads, rows, keys, width = h[HEADS], h[ROWS], h[KEYS], h[WIDTH]
         step = h[TOGETHER] * size
         blocks = (width + step - 1) // step
         items = h[UNITS] // blocks
-        queries = carray(at(h[FIRST], one), (items, rows, width))
-        sources = carray(at(h[FIRST + 1], one), (items, keys, width))
-        vectors = carray(at(h[FIRST + 2], one), (heads, width))
-        gradient = carray(at(h[FIRST + 3], one), (items, rows, keys))
-        of_queries = carray(at(h[FIRST + 4], one), (items, rows, width))
-        of_sources = carray(at(h[FIRST + 5], one), (items, keys, width))
-        of_vectors = carray(at(h[FIRST + 6], one), (items, width))
+        queries, sources, vectors, gradient, of_queries, of_sources, of_vectors = _of_gradients(
+            h, one, items
+        )
         farthest = carray(at(h[FIRST + 7], one), (h[UNITS],))
-        row_sums = carray(at(h[FIRST + 8], one), (items, rows))
-        half, count = real(0.5), 2 * (rows + keys) * size + size
+        count = (2 * (rows + keys) + 1) * size
         scratch = carray(at(h[SCRATCH] + take(job, SEATS) * count * real_bytes, one), (count,))
         a, da = scratch[: rows * size], scratch[rows * size : 2 * rows * size]
         b, db = scratch[2 * rows * size :][: keys * size], scratch[(2 * rows + keys) * size : -size]
         v = scratch[-size:]
-        ones, top, zeros = spread(one), spread(real(ceiling)), spread(real(0))
+        ones, two, zeros = spread(one), spread(real(2)), spread(real(0))
+        top = spread(real(ceiling))
         while True:
             unit = take(job, NEXT)
             if unit >= h[UNITS]:
@@ -387,37 +463,33 @@ def _make_gradients(real: Any) -> Callable[[Any], None]:
                 filled = min(size, width - low)
                 _take_columns(queries[item], low, filled, size, da)
                 _take_columns(sources[item], low, filled, size, db)
-                of_a, of_b = _raise(da, a, v), _raise(db, b, v)
-                farthest[unit] = _farther(farthest[unit], _farther(of_a, of_b))
-                cut = not of_a + of_b <= near
+                far_a, far_b = _raise(da, a, v), _raise(db, b, v)
+                farthest[unit] = _farther(farthest[unit], _farther(far_a, far_b))
+                cut = not far_a + far_b <= near
                 _take_columns(vectors[item % heads : item % heads + 1], low, filled, size, v)
-                scale, all_r = spread(real(4)) * load(v, 0), zeros
-                da[:] = real(0)
-                db[:] = real(0)
+                da[:], db[:], dv = real(0), real(0), zeros
                 for start in range(0, keys, KEYS_AT_ONCE):
                     stop = min(keys, start + KEYS_AT_ONCE)
                     for row in range(rows):
-                        e, g = load(a, row * size), gradient[item, row]
-                        all_q, row_r = zeros, zeros
+                        e, gradients = load(a, row * size), gradient[item, row]
+                        q_of_row, gt_of_row = zeros, zeros
                         for key in range(start, stop):
                             x = ones + e * load(b, key * size)
                             if cut:
                                 x = least(x, top)
-                            r = reciprocal(x)
-                            gr = spread(g[key]) * r
-                            q = gr - gr * r
+                            g, t = spread(gradients[key]), ones - two * reciprocal(x)
+                            gt = g * t
+                            q = g - gt * t
                             store(db, key * size, load(db, key * size) + q)
-                            all_q += q
-                            row_r += gr
-                        store(da, row * size, load(da, row * size) + scale * all_q)
-                        if start == 0:
-                            row_r -= spread(half * row_sums[item, row])
-                        all_r += row_r
+                            q_of_row += q
+                            gt_of_row += gt
+                        store(da, row * size, load(da, row * size) + load(v, 0) * q_of_row)
+                        dv += gt_of_row
                 for key in range(keys):
-                    store(db, key * size, scale * load(db, key * size))
-                store(v, 0, spread(real(-2)) * all_r)
+                    store(db, key * size, load(v, 0) * load(db, key * size))
+                store(v, 0, dv)
                 _give_columns(da, of_queries[item], low, filled, size)
                 _give_columns(db, of_sources[item], low, filled, size)
                 _give_columns(v, of_vectors[item : item + 1], low, filled, size)
 
-    return gradients
+    return by_features

@@ -138,7 +138,14 @@ def average(
         weights = normalize(scores, masked, normalizer)
         dropped = weights * keep(weights, dropout) if dropout > 0 else weights
         context = torch.matmul(dropped, wide(values).to(dropped.dtype))
+        if context.requires_grad and not torch.compiler.is_compiling():
+            context.register_hook(_dense)
         return Averaged(context.to(dtype), weights.to(dtype))
+
+
+def _dense(gradient: Tensor | None) -> Tensor | None:
+    """That of a sum or mean is one number seen as many, which batched products take item by item."""
+    return None if gradient is None else gradient.contiguous()
 
 
 def wide(tensor: Tensor) -> Tensor:
