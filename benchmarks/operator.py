@@ -244,67 +244,69 @@ def peak_elsewhere(way: str, sizes: tuple[int, ...], threads: int) -> float:
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def rooflines(threads: int) -> tuple[float, float]:
-    """(pair, feature)s per millisecond of the kernels' inner loops on registers only."""
-    from concurrent.futures import ThreadPoolExecutor
-
+def rooflines() -> tuple[Callable[[int], Any], Callable[[int], Any]]:
+    """The kernels' inner loops on registers only, for so many (pair, feature)s."""
     import numba
     import numpy as np
 
-    real, pairs = np.float32, 1 << 26
+    from regard.kernels import lanes
+
+    real, count = np.float32, lanes.BYTES // 4
     flags: Any = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "reassoc"}}
+    load, reciprocal, spread = lanes.load, lanes.reciprocal, lanes.spread
 
     @numba.njit(**flags)
-    def scores(n: int, a: Any, b: Any, v: Any, w: Any) -> Any:
-        one, top, total, f = real(1), real(1e18), real(0), real(1)
-        for _ in range(n // 2):
-            x, y = one + a * f, one + b * f
-            x = top if x > top else x
-            y = top if y > top else y
-            total += (v * y + w * x) / (x * y)
-            f += real(1e-6)
-        return total
+    def scores(n: int, a: Any) -> Any:
+        ones, f, step = spread(real(1)), spread(real(1)), spread(real(1e-6))
+        a0, a1, a2, a3 = load(a, 0), load(a, count), load(a, 2 * count), load(a, 3 * count)
+        s, t = ones - ones, ones - ones
+        for _ in range(n // (4 * count)):
+            x, y, z, w = ones + a0 * f, ones + a1 * f, ones + a2 * f, ones + a3 * f
+            s += (a0 * y + a1 * x) * reciprocal(x * y)
+            t += (a2 * w + a3 * z) * reciprocal(z * w)
+            f += step
+        return lanes.total(s + t)
 
     @numba.njit(**flags)
-    def gradients(n: int, a: Any, b: Any, v: Any, w: Any) -> Any:
-        one, total, other, f = real(1), real(0), real(0), real(1)
-        for _ in range(n):
-            r = one / (one + a * f)
-            gr = f * r
-            total += gr - gr * r
-            other += gr
-            f += real(1e-6)
-        return total + other
+    def gradients(n: int, a: Any) -> Any:
+        ones, f, step = spread(real(1)), spread(real(1)), spread(real(1e-6))
+        two, g, h = ones + ones, load(a, 0), load(a, count)
+        s, t, u, w, d = ones - ones, ones - ones, ones - ones, ones - ones, ones - ones
+        for _ in range(n // (2 * count)):
+            x, y = ones - two * reciprocal(ones + g * f), ones - two * reciprocal(ones + h * f)
+            gx, hy = g * x, h * y
+            p, q = g - gx * x, h - hy * y
+            s, t, u, w = s + gx, t + hy, u + p, w + q
+            d = (d + p) * f + q
+            f += step
+        return lanes.total(s + t + u + w + d)
 
-    arguments = (pairs, *map(real, (0.5, 0.25, 1.5, 0.75)))
-    rates = []
-    with ThreadPoolExecutor(threads) as pool:
-        for loop in (scores, gradients):
-            loop(*arguments)
-            times = [
-                timed(lambda: list(pool.map(lambda _: loop(*arguments), range(threads))))  # noqa: B023
-                for _ in range(9)
-            ]
-            rates.append(threads * pairs / min(times))
-    return rates[0], rates[1]
+    numbers = np.linspace(0.1, 1, 4 * count, dtype=real)
+    return lambda pairs: scores(pairs, numbers), lambda pairs: gradients(pairs, numbers)
 
 
-def share_of_roofline(sizes: tuple[int, ...], limits: tuple[float, float]) -> tuple[float, float]:
-    """Percent of the two rooflines that the kernels reach, scores and gradients."""
+def shares_of_rooflines(sizes: tuple[int, ...], threads: int) -> list[float]:
+    """Percent of the two rooflines that the kernels reach, timed in turn: scores and gradients.
+
+    One thread shows the roof for its share of the work: a second one would have to get past the
+    threads of OpenMP, which spin for a while after a kernel.
+    """
     from regard.kernels import cpu
 
     batch, length, keys, width = sizes
     a, b = torch.randn(batch, length, width), torch.randn(batch, keys, width)
     v, g = torch.randn(1, width), torch.randn(batch, length, keys)
-    both: list[Callable[[], Any]] = [
+    kernels: list[Callable[[], Any]] = [
         lambda: cpu.scores(a, b, v), lambda: cpu.gradients(g, a, b, v),
     ]  # fmt: skip
     shares = []
-    for call, limit in zip(both, limits, strict=True):
-        call()
-        best = statistics.median(timed(call) for _ in range(15))
-        shares.append(100 * math.prod(sizes) / best / limit)
-    return shares[0], shares[1]
+    for kernel, loop in zip(kernels, rooflines(), strict=True):
+        calls = [kernel, lambda: loop(math.prod(sizes) // threads)]  # noqa: B023
+        for call in calls:
+            call()
+        rounds = [[timed(call) for call in calls] for _ in range(31)]
+        shares.append(100 * statistics.median(roof / time for time, roof in rounds))
+    return shares
 
 
 def table(title: str, rows: dict[str, list[str]]) -> None:
@@ -372,9 +374,8 @@ def main() -> None:
     )
     ratios = speed(ways, arguments.rounds)
     peaks(ways, arguments.threads)
-    limits = rooflines(arguments.threads)
     for sizes in SIZES[1:4]:
-        scores, gradients = share_of_roofline(sizes, limits)
+        scores, gradients = shares_of_rooflines(sizes, arguments.threads)
         print(
             f"\n{sizes}: {scores:.0f} % of the roofline in scores, {gradients:.0f} % in gradients"
         )
