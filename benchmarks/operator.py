@@ -213,8 +213,12 @@ def rounds(sizes: tuple[int, ...], ways: list[str], backward: bool, count: int) 
     begin = time.perf_counter()
     for done in range(count):
         for way, call in calls.items():
-            # once untimed: the one before may have left caches and allocator to its own liking
+            # untimed at first: the one before may have left caches, allocator and the other threads,
+            # asleep after some seconds, to its own liking
+            warm = time.perf_counter() + 0.25
             call()
+            while time.perf_counter() < warm:
+                call()
             seen[way].append(timed(call))
         if done >= 4 and time.perf_counter() - begin > 30:
             break
@@ -252,7 +256,7 @@ def rooflines() -> tuple[Callable[[int], Any], Callable[[int], Any]]:
     from regard.kernels import lanes
 
     real, count = np.float32, lanes.BYTES // 4
-    flags: Any = {"nogil": True, "error_model": "numpy", "fastmath": {"contract", "reassoc"}}
+    flags: Any = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
     load, reciprocal, spread = lanes.load, lanes.reciprocal, lanes.spread
 
     @numba.njit(**flags)

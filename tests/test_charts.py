@@ -128,7 +128,7 @@ def test_a_blank_is_visible():
     ]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.text(max_size=6), min_size=1, max_size=4), st.text(max_size=6))
 def test_any_token_makes_a_whole_picture_and_page(tokens, title):
     chart = heatmap(even(tokens, ["x"]), tokens, ["x"], title=title)

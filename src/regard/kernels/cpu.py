@@ -262,7 +262,7 @@ def _give_columns(columns: Any, rows: Any, low: Any, filled: Any, size: Any) -> 
 
 @register_jitable
 def _shares(a: Any, b: Any, v: Any, ones: Any, top: Any, cut: Any) -> Any:
-    """V / (1 + ab) of two vectors of features, with one reciprocal for both."""
+    """What two vectors of features add to sum v / (1 + ab), with one reciprocal for both."""
     x, y = ones + a[0] * b[0], ones + a[1] * b[1]
     if cut:
         x, y = least(x, top), least(y, top)
@@ -313,10 +313,11 @@ def _make_scores(real: Any) -> Callable[[Any], None]:
                 return
             item, start = unit // blocks, unit % blocks * QUERIES_PER_UNIT
             count = min(QUERIES_PER_UNIT, rows - start)
-            of_v, of_a, of_b = real(0), real(0), far
-            for d in range(width):
-                v[d] = vectors[item % heads, d]
-                of_v += v[d]
+            v[:width] = vectors[item % heads]
+            s, of_a, of_b = zeros, real(0), far
+            for d in range(0, padded, size):
+                s += load(v, d)
+            of_v = total(s)
             for row in range(count):
                 of_a = _farther(of_a, _raise(queries[item, start + row], powers[row], spare))
             farthest[unit] = of_a

@@ -1,10 +1,11 @@
 """Vectors of floats in compiled kernels: what a compiler would have to find by itself, said outright.
 
-A vector holds as many numbers as a register of this processor. It is loaded, computed with by + - *,
-and stored; a product and a sum may become one operation. NaN stays NaN.
+A vector holds as many numbers as a register of this processor. It is loaded, computed with by + - *
+and the functions here, and stored; a product and a sum may become one operation. NaN stays NaN.
 """
 
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
@@ -25,16 +26,11 @@ class Lanes(types.Type):
         super().__init__(name=f"Lanes({real})")
 
     @property
-    def count(self) -> int:
-        """Numbers in a vector."""
-        return BYTES * 8 // self.real.bitwidth
-
-    def of(self, number: float) -> ir.Constant:
-        """A vector of one constant."""
-        kind = ir.DoubleType() if self.real.bitwidth == 64 else ir.FloatType()
-        return ir.Constant(
-            ir.VectorType(kind, self.count), [ir.Constant(kind, number)] * self.count
-        )
+    def code(self) -> ir.VectorType:
+        """The type as LLVM sees it."""
+        double = self.real.bitwidth == 64
+        number = ir.DoubleType() if double else ir.FloatType()
+        return ir.VectorType(number, BYTES // (8 if double else 4))
 
 
 @register_model(Lanes)
@@ -42,189 +38,176 @@ class LanesModel(models.PrimitiveModel):
     """A vector is passed as it is."""
 
     def __init__(self, manager: Any, lanes: Lanes) -> None:
-        super().__init__(manager, lanes, lanes.of(0.0).type)
+        super().__init__(manager, lanes, lanes.code)
+
+
+def _of_one(compute: Callable[[Any, Any], Any]) -> Any:
+    """A function of one vector, which `compute` writes down for LLVM."""
+
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return compute(builder, *given)
+
+    def typed(typing: Any, x: Any) -> Any:
+        return x(x), code
+
+    return intrinsic(typed)
+
+
+def _of_two(compute: Callable[[Any, Any, Any], Any]) -> Any:
+    """A function of two vectors."""
+
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return compute(builder, *given)
+
+    def typed(typing: Any, x: Any, y: Any) -> Any:
+        return x(x, y), code
+
+    return intrinsic(typed)
+
+
+def _folded(compute: Callable[[Any, Any, Any], Any]) -> Any:
+    """The number that is left of a vector: of its halves, of the halves of that, and so on."""
+
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        x = given[0]
+        while x.type.count > 1:
+            half = x.type.count // 2
+            places = [list(range(start, start + half)) for start in (0, half)]
+            masks = [ir.Constant(ir.VectorType(_INDEX, half), place) for place in places]
+            x = compute(builder, *(builder.shuffle_vector(x, x, mask) for mask in masks))
+        return builder.extract_element(x, ir.Constant(_INDEX, 0))
+
+    def typed(typing: Any, x: Any) -> Any:
+        return x.real(x), code
+
+    return intrinsic(typed)
+
+
+_INDEX = ir.IntType(32)
+
+
+def _all(kind: ir.VectorType, number: float) -> ir.Constant:
+    return ir.Constant(kind, [number] * kind.count)
+
+
+def _each(builder: Any, name: str, x: Any) -> Any:
+    """A function that LLVM knows, lane by lane."""
+    name = f"llvm.{name}.v{x.type.count}{x.type.element.intrinsic_name}"
+    function = ir.FunctionType(x.type, [x.type])
+    return builder.call(get_or_insert_function(builder.module, function, name), [x])
 
 
 def _place(context: Any, builder: Any, array: Any, value: Any, index: Any) -> Any:
     data = context.make_array(array)(context, builder, value).data
-    pointer = Lanes(array.dtype).of(0.0).type.as_pointer()
-    return builder.bitcast(builder.gep(data, [index]), pointer)
+    return builder.bitcast(builder.gep(data, [index]), Lanes(array.dtype).code.as_pointer())
 
 
 def _load(typing: Any, array: Any, index: Any) -> Any:
     """The vector from a place of a row on."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(_place(context, builder, array, *arguments), align=4)
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return builder.load(_place(context, builder, array, *given), align=4)
 
     return Lanes(array.dtype)(array, types.intp), code
 
 
-def _store(typing: Any, array: Any, index: Any, lanes: Any) -> Any:
+def _store(typing: Any, array: Any, index: Any, x: Any) -> Any:
     """Write a vector from a place of a row on."""
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        place = _place(context, builder, array, *arguments[:2])
-        builder.store(arguments[2], place, align=4)
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        builder.store(given[2], _place(context, builder, array, *given[:2]), align=4)
         return context.get_dummy_value()
 
-    return types.none(array, types.intp, lanes), code
+    return types.none(array, types.intp, x), code
 
 
 def _spread(typing: Any, number: Any) -> Any:
     """A vector of one number."""
     lanes = Lanes(number)
 
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        none = ir.Constant(lanes.of(0.0).type, ir.Undefined)
-        index = ir.IntType(32)
-        first = builder.insert_element(none, arguments[0], ir.Constant(index, 0))
-        everywhere = ir.Constant(ir.VectorType(index, lanes.count), [0] * lanes.count)
-        return builder.shuffle_vector(first, none, everywhere)
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        none = ir.Constant(lanes.code, ir.Undefined)
+        first = builder.insert_element(none, given[0], ir.Constant(_INDEX, 0))
+        places = _all(ir.VectorType(_INDEX, lanes.code.count), 0)
+        return builder.shuffle_vector(first, none, places)
 
     return lanes(number), code
-
-
-def _halves(builder: Any, value: Any) -> list[Any]:
-    half, index = value.type.count // 2, ir.IntType(32)
-    places = [list(range(start, start + half)) for start in (0, half)]
-    masks = [ir.Constant(ir.VectorType(index, half), place) for place in places]
-    return [builder.shuffle_vector(value, value, mask) for mask in masks]
-
-
-def _total(typing: Any, lanes: Any) -> Any:
-    """The sum of a vector's numbers: of its halves, of the halves of these, and so on."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        value = arguments[0]
-        while value.type.count > 1:
-            value = builder.fadd(*_halves(builder, value))
-        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
-
-    return lanes.real(lanes), code
-
-
-def _reciprocal(typing: Any, lanes: Any) -> Any:
-    """1 / x for x of up to 1e38 that are no smaller than 1e-38: wrong for zero and infinity.
-
-    Processors that know a rapid estimate take it and a step of Newton's method, to 2 units of
-    rounding; a division would be the slowest part of any loop.
-    """
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.fdiv(lanes.of(1.0), arguments[0], flags=("arcp", "ninf", "contract"))
-
-    return lanes(lanes), code
-
-
-def _least(typing: Any, left: Any, right: Any) -> Any:
-    """The lesser of two, lane by lane; the left one where either is NaN."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        beyond = builder.fcmp_ordered(">", *arguments)
-        return builder.select(beyond, arguments[1], arguments[0])
-
-    return left(left, right), code
-
-
-def _each(builder: Any, name: str, value: Any) -> Any:
-    kind = value.type
-    name = f"llvm.{name}.v{kind.count}{kind.element.intrinsic_name}"
-    return builder.call(
-        get_or_insert_function(builder.module, ir.FunctionType(kind, [kind]), name), [value]
-    )
-
-
-def _larger(builder: Any, left: Any, right: Any) -> Any:
-    # without their sign, floats and at their end NaN are in the order of their bits
-    width = 64 if isinstance(left.type.element, ir.DoubleType) else 32
-    bits = ir.VectorType(ir.IntType(width), left.type.count)
-    sizes = [builder.bitcast(_each(builder, "fabs", value), bits) for value in (left, right)]
-    larger = builder.select(builder.icmp_unsigned(">", *sizes), *sizes)
-    return builder.bitcast(larger, left.type)
-
-
-def _further(typing: Any, left: Any, right: Any) -> Any:
-    """The larger |x| of two, lane by lane; that of NaN is the largest."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _larger(builder, *arguments)
-
-    return left(left, right), code
-
-
-def _furthest(typing: Any, lanes: Any) -> Any:
-    """The largest |x| of a vector's numbers; NaN where one is NaN."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        value = arguments[0]
-        while value.type.count > 1:
-            value = _larger(builder, *_halves(builder, value))
-        return builder.extract_element(value, ir.Constant(ir.IntType(32), 0))
-
-    return lanes.real(lanes), code
-
-
-def _whole(typing: Any, lanes: Any) -> Any:
-    """The largest whole number that is not above."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _each(builder, "floor", arguments[0])
-
-    return lanes(lanes), code
-
-
-def _power(typing: Any, lanes: Any) -> Any:
-    """2^n for whole n from -126 to 127, put together from its bits: float32 alone."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        whole = ir.VectorType(ir.IntType(32), lanes.count)
-        bias, place = (ir.Constant(whole, [number] * lanes.count) for number in (127, 23))
-        exponent = builder.add(builder.fptosi(arguments[0], whole), bias)
-        return builder.bitcast(builder.shl(exponent, place), arguments[0].type)
-
-    return lanes(lanes), code
-
-
-def _exp(typing: Any, lanes: Any) -> Any:
-    """e^x, number by number."""
-
-    def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _each(builder, "exp", arguments[0])
-
-    return lanes(lanes), code
 
 
 load: Any = intrinsic(_load)
 store: Any = intrinsic(_store)
 spread: Any = intrinsic(_spread)
-total: Any = intrinsic(_total)
-furthest: Any = intrinsic(_furthest)
-reciprocal: Any = intrinsic(_reciprocal)
-least: Any = intrinsic(_least)
-further: Any = intrinsic(_further)
-whole: Any = intrinsic(_whole)
-power: Any = intrinsic(_power)
-exp: Any = intrinsic(_exp)
+
+
+@_of_one
+def reciprocal(builder: Any, x: Any) -> Any:
+    """1 / x for 1e-38 <= |x| <= 1e38: wrong for zero and infinity.
+
+    Processors that know a rapid estimate take it and a step of Newton's method, to 2 units of
+    rounding; a division would be the slowest part of any loop.
+    """
+    return builder.fdiv(_all(x.type, 1.0), x, flags=("arcp", "ninf", "contract"))
+
+
+@_of_one
+def whole(builder: Any, x: Any) -> Any:
+    """The largest whole number that is not above."""
+    return _each(builder, "floor", x)
+
+
+@_of_one
+def exp(builder: Any, x: Any) -> Any:
+    """e^x, number by number."""
+    return _each(builder, "exp", x)
+
+
+@_of_one
+def power(builder: Any, x: Any) -> Any:
+    """2^x for whole x from -126 to 127, put together from its bits: float32 alone."""
+    kind = ir.VectorType(ir.IntType(32), x.type.count)
+    exponent = builder.add(builder.fptosi(x, kind), _all(kind, 127))
+    return builder.bitcast(builder.shl(exponent, _all(kind, 23)), x.type)
+
+
+@_of_two
+def least(builder: Any, x: Any, y: Any) -> Any:
+    """The lesser of two, lane by lane; the first where either is NaN."""
+    return builder.select(builder.fcmp_ordered(">", x, y), y, x)
+
+
+def _further(builder: Any, x: Any, y: Any) -> Any:
+    # without their sign, floats and at their end NaN are in the order of their bits
+    width = 64 if isinstance(x.type.element, ir.DoubleType) else 32
+    bits = ir.VectorType(ir.IntType(width), x.type.count)
+    sizes = [builder.bitcast(_each(builder, "fabs", each), bits) for each in (x, y)]
+    larger = builder.select(builder.icmp_unsigned(">", *sizes), *sizes)
+    return builder.bitcast(larger, x.type)
+
+
+further: Any = _of_two(_further)
+"""The larger size of two, lane by lane; that of NaN is the largest."""
+
+furthest: Any = _folded(_further)
+"""The largest size of a vector's numbers, NaN where one is NaN."""
+
+
+@_folded
+def total(builder: Any, x: Any, y: Any) -> Any:
+    """The sum of a vector's numbers."""
+    return builder.fadd(x, y)
 
 
 def _arithmetic(sign: Any, instruction: str) -> None:
-    def compute(typing: Any, left: Any, right: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return getattr(builder, instruction)(*arguments, flags=("contract",))
-
-        return left(left, right), code
-
-    computed: Any = intrinsic(compute)
-
-    @overload(sign)
-    def both(left: Any, right: Any) -> Any:
-        if isinstance(left, Lanes) and left == right:
-            return here
-        return None
+    @_of_two
+    def computed(builder: Any, x: Any, y: Any) -> Any:
+        return getattr(builder, instruction)(x, y, flags=("contract",))
 
     def here(left: Any, right: Any) -> Any:
         return computed(left, right)
+
+    @overload(sign)
+    def both(left: Any, right: Any) -> Any:
+        return here if isinstance(left, Lanes) and left == right else None
 
 
 for _sign, _instruction in (

@@ -30,8 +30,8 @@ share no line of the cache with them."""
 WORK_PER_THREAD = 1 << 15
 """Steps of the innermost loop below which another thread is not worth waking."""
 
-FLAGS = {"contract", "reassoc"}
-"""What the compiler may do to sums; nothing here drops the checks for NaN and infinity."""
+FLAGS = {"contract"}
+"""A product and a sum may become one operation; no order changes, and no check for NaN or infinity."""
 
 Kernel = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
