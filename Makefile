@@ -10,10 +10,10 @@ demo: .venv/installed
 
 # a process per core with a thread each, but not more than four
 test: .venv/tested
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 
 soak: .venv/tested
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak -n auto --maxprocesses 4
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak -n auto --maxprocesses 4 --dist worksteal
 
 docs: .venv/documented
 	$(BIN)/sphinx-build -W --keep-going -q -j 4 -b html docs docs/_build/html
