@@ -39,7 +39,7 @@ SIZES = [
 ]  # fmt: skip
 ROOM = 12e9
 """Bytes that a way may take; where it needs more, the table says how much."""
-TESTS = ["tests/test_kernels.py", "tests/test_cpu.py", "tests/test_attention.py"]
+TESTS = [f"tests/test_{name}.py" for name in ("lanes", "kernels", "cpu", "attention")]
 
 
 class Concat(nn.Module):
