@@ -248,53 +248,80 @@ def peak_elsewhere(way: str, sizes: tuple[int, ...], threads: int) -> float:
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def rooflines() -> tuple[Callable[[int], Any], Callable[[int], Any]]:
+def rooflines() -> list[Callable[[int], Any]]:
     """The kernels' inner loops on registers only, for so many (pair, feature)s."""
     import numba
     import numpy as np
 
-    from regard.kernels import lanes
+    from regard.kernels import lanes, workers
 
     real, count = np.float32, lanes.BYTES // 4
-    flags: Any = {"nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
-    load, reciprocal, spread = lanes.load, lanes.reciprocal, lanes.spread
+    flags: Any = {"error_model": "numpy", "fastmath": workers.FLAGS}
+    load, reciprocal, spread, fma = lanes.load, lanes.reciprocal, lanes.spread, lanes.fma
 
     @numba.njit(**flags)
     def scores(n: int, a: Any) -> Any:
         ones, f, step = spread(real(1)), spread(real(1)), spread(real(1e-6))
         a0, a1, a2, a3 = load(a, 0), load(a, count), load(a, 2 * count), load(a, 3 * count)
         s, t = ones - ones, ones - ones
-        for _ in range(n // (4 * count)):
+        for _ in range(n // (8 * count)):
             x, y, z, w = ones + a0 * f, ones + a1 * f, ones + a2 * f, ones + a3 * f
-            s += (a0 * y + a1 * x) * reciprocal(x * y)
-            t += (a2 * w + a3 * z) * reciprocal(z * w)
+            p, q = x * y, z * w
+            s += ((a0 * y + a1 * x) * q + (a2 * w + a3 * z) * p) * reciprocal(p * q)
+            f += step
+            x, y, z, w = ones + a0 * f, ones + a1 * f, ones + a2 * f, ones + a3 * f
+            p, q = x * y, z * w
+            t += ((a1 * y + a0 * x) * q + (a3 * w + a2 * z) * p) * reciprocal(p * q)
             f += step
         return lanes.total(s + t)
 
     @numba.njit(**flags)
     def gradients(n: int, a: Any) -> Any:
-        ones, f, step = spread(real(1)), spread(real(1)), spread(real(1e-6))
-        two, g, h = ones + ones, load(a, 0), load(a, count)
-        s, t, u, w, d = ones - ones, ones - ones, ones - ones, ones - ones, ones - ones
-        for _ in range(n // (2 * count)):
-            x, y = ones - two * reciprocal(ones + g * f), ones - two * reciprocal(ones + h * f)
-            gx, hy = g * x, h * y
-            p, q = g - gx * x, h - hy * y
-            s, t, u, w = s + gx, t + hy, u + p, w + q
-            d = (d + p) * f + q
+        half, f, step = spread(real(0.5)), spread(real(1)), spread(real(1e-6))
+        a0, a1, a2, a3 = load(a, 0), load(a, count), load(a, 2 * count), load(a, 3 * count)
+        one, zeros = half + half, half - half
+        s, t, p, q, u, v, d, e = zeros, zeros, zeros, zeros, zeros, zeros, zeros, zeros
+        for _ in range(n // (4 * count)):
+            x, y, z, w = half + a0 * f, half + a1 * f, half + a2 * f, half + a3 * f
+            g, h = reciprocal(x * y), reciprocal(z * w)
+            x, y, z, w = one - y * g, one - x * g, one - w * h, one - z * h
+            s, t = fma(a1, y, fma(a0, x, s)), fma(a3, w, fma(a2, z, t))
+            x, y, z, w = one - x * x, one - y * y, one - z * z, one - w * w
+            d, e = fma(a1, y, fma(a0, x, d)), fma(a3, w, fma(a2, z, e))
+            p, q, u, v = fma(a0, x, p), fma(a1, y, q), fma(a2, z, u), fma(a3, w, v)
             f += step
-        return lanes.total(s + t + u + w + d)
+        return lanes.total(s + t + p + q + u + v + d + e)
 
-    numbers = np.linspace(0.1, 1, 4 * count, dtype=real)
-    return lambda pairs: scores(pairs, numbers), lambda pairs: gradients(pairs, numbers)
+    return [on_threads(loop, torch.linspace(0.1, 1, 4 * count)) for loop in (scores, gradients)]
 
 
-def shares_of_rooflines(sizes: tuple[int, ...], threads: int) -> list[float]:
-    """Percent of the two rooflines that the kernels reach, timed in turn: scores and gradients.
+def on_threads(loop: Any, numbers: Tensor, units: int = 64) -> Callable[[int], Any]:
+    """A loop over so many (pair, feature)s, shared by the threads on which kernels run."""
+    from numba.np.numpy_support import carray
 
-    One thread shows the roof for its share of the work: a second one would have to get past the
-    threads of OpenMP, which spin for a while after a kernel.
-    """
+    from regard.kernels import workers
+
+    following, first, at, take = workers.NEXT, workers.FIRST, workers.at, workers.take
+    count, sums = numbers.numel(), torch.empty(units)
+
+    def make(real: Any) -> Callable[[Any], None]:
+        def kernel(job: Any) -> None:
+            h, one = carray(job, (first + 4,)), real(1)
+            given = carray(at(h[first + 2], one), (count,))
+            into = carray(at(h[first + 3], one), (units,))
+            while True:
+                unit = take(job, following)
+                if unit >= units:
+                    return
+                into[unit] = loop(h[first + 1] // units, given)
+
+        return kernel
+
+    return lambda n: workers.run(make, units, [n], [numbers, sums], n)
+
+
+def shares_of_rooflines(sizes: tuple[int, ...]) -> list[float]:
+    """Percent of the two rooflines that the kernels reach, timed in turn: scores and gradients."""
     from regard.kernels import cpu
 
     batch, length, keys, width = sizes
@@ -305,7 +332,7 @@ def shares_of_rooflines(sizes: tuple[int, ...], threads: int) -> list[float]:
     ]  # fmt: skip
     shares = []
     for kernel, loop in zip(kernels, rooflines(), strict=True):
-        calls = [kernel, lambda: loop(math.prod(sizes) // threads)]  # noqa: B023
+        calls = [kernel, lambda: loop(math.prod(sizes))]  # noqa: B023
         for call in calls:
             call()
         rounds = [[timed(call) for call in calls] for _ in range(31)]
@@ -379,7 +406,7 @@ def main() -> None:
     ratios = speed(ways, arguments.rounds)
     peaks(ways, arguments.threads)
     for sizes in SIZES[1:4]:
-        scores, gradients = shares_of_rooflines(sizes, arguments.threads)
+        scores, gradients = shares_of_rooflines(sizes)
         print(
             f"\n{sizes}: {scores:.0f} % of the roofline in scores, {gradients:.0f} % in gradients"
         )

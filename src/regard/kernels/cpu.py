@@ -9,13 +9,13 @@ import math
 import torch
 from torch import Tensor
 
-from regard.kernels import lanes, loops, workers
+from regard.kernels import gradient_loops, lanes, loops, score_loops, workers
 
-LARGEST_VECTOR = 1e18
-"""|v| up to which sums over pairs of features stay finite on their way."""
-
-ENOUGH_UNITS = 64
+UNITS_PER_THREAD = 16
 """Units of work from which on larger ones are better than more."""
+
+FEW = 8
+"""Queries up to which gradients are computed key by key."""
 
 
 def exponentials(rows: Tensor) -> Tensor | None:
@@ -23,10 +23,9 @@ def exponentials(rows: Tensor) -> Tensor | None:
     rows = rows.contiguous()
     out = torch.empty_like(rows)
     units = -(-rows.numel() // loops.NUMBERS_PER_UNIT)
-    farthest = rows.new_empty(units)
-    sizes, spare = (1, 1, rows.numel(), 1, 0), lanes.BYTES // rows.element_size()
-    workers.run(loops.exponentials, units, sizes, [rows, out, farthest], rows.numel(), spare)
-    return out if _reached(farthest) else None
+    sizes, spare = (1, 1, rows.numel(), 1, 0, 0), lanes.BYTES // rows.element_size()
+    right = workers.run(loops.exponentials, units, sizes, [rows, out], rows.numel(), spare)
+    return out if right else None
 
 
 def scores(
@@ -37,35 +36,36 @@ def scores(
     `powers` are the exponentials of b, where they are at hand.
     """
     items, rows, width = queries.shape
-    units = items * -(-rows // loops.QUERIES_PER_UNIT)
-    if not _near(vectors):
-        return None
-    if powers is None and rows > loops.QUERIES_PER_UNIT:
+    near = min(score_loops.NUMBERS_AT_ONCE // max(1, width), items * rows // _enough_units())
+    together = max(4, near // 4 * 4)
+    blocks = -(-rows // together)
+    if powers is None and blocks > FEW:
         powers = exponentials(sources)
         if powers is None:
             return None
     keys = sources.shape[1]
     sources = sources if powers is None else powers
     given = [each.contiguous() for each in (queries, sources, vectors)]
-    out, farthest = queries.new_empty(items, rows, keys), queries.new_empty(units)
+    out = queries.new_empty(items, rows, keys)
     far = math.inf
-    if powers is not None and rows > loops.QUERIES_PER_UNIT and powers.numel():
+    if powers is not None and rows > FEW and powers.numel():
         # how far the keys go; with few queries it does not pay to know
-        far = math.log(float(powers.max())) / 2
-    sizes = vectors.shape[0], rows, keys, width, int(powers is not None)
-    pair = 2 * lanes.BYTES // queries.element_size()
-    scratch = (loops.QUERIES_PER_UNIT + 2) * -(-width // pair) * pair + pair // 2
-    tensors = [*given, out, farthest, queries.new_tensor([far])]
-    workers.run(loops.scores, units, sizes, tensors, out.numel() * width, scratch)
-    return out if _reached(farthest) else None
+        far = math.log(float(powers.numpy().max())) / 2
+    sizes = vectors.shape[0], rows, keys, width, together, int(powers is not None)
+    size = lanes.BYTES // queries.element_size()
+    padded = -(-width // (2 * size)) * 2 * size
+    scratch = (together + 2) * padded + (together + 1) * size
+    tensors = [*given, out, queries.new_tensor([far])]
+    right = workers.run(
+        score_loops.scores, items * blocks, sizes, tensors, out.numel() * width, scratch
+    )
+    return out if right else None
 
 
 def gradients(
     gradient: Tensor, queries: Tensor, sources: Tensor, vectors: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """The gradients of a (N, L, D), b (N, T, D) and v (H, D), given that of the scores (N, L, T)."""
-    if not _near(vectors):
-        return None
     given = [each.contiguous() for each in (queries, sources, vectors, gradient)]
     items, rows, width = queries.shape
     keys = sources.shape[1]
@@ -73,30 +73,21 @@ def gradients(
     of_vectors = queries.new_empty(items, width)
     size = lanes.BYTES // queries.element_size()
     vectors_per_row = -(-width // size)
-    if rows <= loops.QUERIES_PER_UNIT:
-        make, units, together = loops.by_keys, items, 0
+    if rows <= FEW:
+        make, units, together = gradient_loops.by_keys, items, 0
         scratch = (2 * rows + 4) * vectors_per_row * size
     else:
-        together = max(1, min(vectors_per_row, items * vectors_per_row // ENOUGH_UNITS))
-        make = loops.by_features
+        together = max(1, min(vectors_per_row, items * vectors_per_row // _enough_units()))
+        make = gradient_loops.by_features
         units, scratch = items * -(-vectors_per_row // together), (2 * (rows + keys) + 1) * size
-    farthest = queries.new_empty(units)
-    sizes = vectors.shape[0], rows, keys, width, together
-    tensors = [*given, of_queries, of_sources, of_vectors, farthest]
-    workers.run(make, units, sizes, tensors, gradient.numel() * width, scratch)
-    if not _reached(farthest):
+    sizes = vectors.shape[0], rows, keys, width, together, 0
+    tensors = [*given, of_queries, of_sources, of_vectors]
+    if not workers.run(make, units, sizes, tensors, gradient.numel() * width, scratch):
         return None
     # numpy adds the items in their order, on one thread
     by_head = of_vectors.view(-1, *vectors.shape).numpy()
     return of_queries, of_sources, torch.from_numpy(by_head.sum(axis=0))
 
 
-def _near(vectors: Tensor) -> bool:
-    # NaN compares false
-    return bool((abs(vectors.numpy()) <= LARGEST_VECTOR).all())
-
-
-def _reached(farthest: Tensor) -> bool:
-    # NaN compares false
-    reach = loops.REACH if farthest.dtype == torch.float32 else loops.REACH_OF_DOUBLES
-    return bool((farthest.numpy() <= reach).all())
+def _enough_units() -> int:
+    return UNITS_PER_THREAD * torch.get_num_threads()

@@ -90,35 +90,67 @@ def _all(kind: ir.VectorType, number: float) -> ir.Constant:
     return ir.Constant(kind, [number] * kind.count)
 
 
-def _each(builder: Any, name: str, x: Any) -> Any:
+def _each(builder: Any, name: str, *given: Any) -> Any:
     """A function that LLVM knows, lane by lane."""
-    name = f"llvm.{name}.v{x.type.count}{x.type.element.intrinsic_name}"
-    function = ir.FunctionType(x.type, [x.type])
-    return builder.call(get_or_insert_function(builder.module, function, name), [x])
+    kind = given[0].type
+    name = f"llvm.{name}.v{kind.count}{kind.element.intrinsic_name}"
+    function = ir.FunctionType(kind, [kind] * len(given))
+    return builder.call(get_or_insert_function(builder.module, function, name), given)
 
 
-def _place(context: Any, builder: Any, array: Any, value: Any, index: Any) -> Any:
-    data = context.make_array(array)(context, builder, value).data
-    return builder.bitcast(builder.gep(data, [index]), Lanes(array.dtype).code.as_pointer())
+def _pointer(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+    """To the number at a place of a row, which is an array or itself a pointer."""
+    row, data = signature.args[0], given[0]
+    if isinstance(row, types.Array):
+        data = context.make_array(row)(context, builder, data).data
+    return builder.gep(data, [given[1]])
 
 
-def _load(typing: Any, array: Any, index: Any) -> Any:
+def _pointer_to_lanes(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+    lanes = Lanes(signature.args[0].dtype)
+    data = _pointer(context, builder, signature, given)
+    return builder.bitcast(data, lanes.code.as_pointer())
+
+
+def _place(typing: Any, row: Any, index: Any) -> Any:
+    """A place of a row, which begins a row again."""
+    return types.CPointer(row.dtype)(row, types.intp), _pointer
+
+
+def _load(typing: Any, row: Any, index: Any) -> Any:
     """The vector from a place of a row on."""
 
     def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return builder.load(_place(context, builder, array, *given), align=4)
+        return builder.load(_pointer_to_lanes(context, builder, signature, given), align=4)
 
-    return Lanes(array.dtype)(array, types.intp), code
+    return Lanes(row.dtype)(row, types.intp), code
 
 
-def _store(typing: Any, array: Any, index: Any, x: Any) -> Any:
+def _load_one(typing: Any, row: Any, index: Any) -> Any:
+    """A vector of the one number at a place of a row."""
+    lanes = Lanes(row.dtype)
+
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        number = builder.load(_pointer(context, builder, signature, given))
+        return _repeated(builder, lanes, number)
+
+    return lanes(row, types.intp), code
+
+
+def _store(typing: Any, row: Any, index: Any, x: Any) -> Any:
     """Write a vector from a place of a row on."""
 
     def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        builder.store(given[2], _place(context, builder, array, *given[:2]), align=4)
+        builder.store(given[2], _pointer_to_lanes(context, builder, signature, given), align=4)
         return context.get_dummy_value()
 
-    return types.none(array, types.intp, x), code
+    return types.none(row, types.intp, x), code
+
+
+def _repeated(builder: Any, lanes: Lanes, number: Any) -> Any:
+    none = ir.Constant(lanes.code, ir.Undefined)
+    first = builder.insert_element(none, number, ir.Constant(_INDEX, 0))
+    return builder.shuffle_vector(first, none, _all(ir.VectorType(_INDEX, lanes.code.count), 0))
 
 
 def _spread(typing: Any, number: Any) -> Any:
@@ -126,22 +158,57 @@ def _spread(typing: Any, number: Any) -> Any:
     lanes = Lanes(number)
 
     def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        none = ir.Constant(lanes.code, ir.Undefined)
-        first = builder.insert_element(none, given[0], ir.Constant(_INDEX, 0))
-        places = _all(ir.VectorType(_INDEX, lanes.code.count), 0)
-        return builder.shuffle_vector(first, none, places)
+        return _repeated(builder, lanes, given[0])
 
     return lanes(number), code
 
 
+def _prefetch(typing: Any, row: Any, index: Any) -> Any:
+    """Ask for a place of a row before it is wanted."""
+
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        data = _pointer(context, builder, signature, given)
+        byte, index = ir.IntType(8).as_pointer(), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, index, index, index])
+        function = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        how = [ir.Constant(index, number) for number in (0, 3, 1)]
+        builder.call(function, [builder.bitcast(data, byte), *how])
+        return context.get_dummy_value()
+
+    return types.none(row, types.intp), code
+
+
+def _count(typing: Any, x: Any) -> Any:
+    """How many numbers a vector has."""
+
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return context.get_constant(types.intp, x.code.count)
+
+    return types.intp(x), code
+
+
+def _fma(typing: Any, x: Any, y: Any, z: Any) -> Any:
+    """The sum x y + z, one operation even where the product is wanted twice."""
+
+    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
+        return _each(builder, "fmuladd", *given)
+
+    return x(x, y, z), code
+
+
+place: Any = intrinsic(_place)
 load: Any = intrinsic(_load)
+load_one: Any = intrinsic(_load_one)
 store: Any = intrinsic(_store)
 spread: Any = intrinsic(_spread)
+count: Any = intrinsic(_count)
+prefetch: Any = intrinsic(_prefetch)
+fma: Any = intrinsic(_fma)
 
 
 @_of_one
 def reciprocal(builder: Any, x: Any) -> Any:
-    """1 / x for 1e-38 <= |x| <= 1e38: wrong for zero and infinity.
+    """1 / x for 1e-37 <= |x| <= 1e37: wrong for zero and infinity.
 
     Processors that know a rapid estimate take it and a step of Newton's method, to 2 units of
     rounding; a division would be the slowest part of any loop.

@@ -7,9 +7,11 @@ is always computed whole by one of them: results are equal to the bit for any nu
 
 import ctypes
 import functools
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, cast
 
 import numba
@@ -20,8 +22,9 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-NEXT, SEATS = 0, 1
-"""Places of two counters: the next unit of work, and the next scratch for a thread of its own."""
+NEXT, SEATS, REFUSALS = 0, 1, 2
+"""Places of counters: the next unit of work, the next scratch for a thread of its own, and units
+whose result would not be exact."""
 
 SCRATCH, FIRST = 16, 17
 """Places of the address of the scratch and of the first size; the counters, which all threads write,
@@ -68,8 +71,10 @@ def run(
     tensors: Sequence[Tensor],
     work: int,
     scratch: int = 0,
-) -> None:
+) -> bool:
     """Let as many threads as PyTorch would use work through the units of one kernel.
+
+    False where a unit of it refused: what was written is of no use then.
 
     Args:
         make: gives the kernel for a type of floats.
@@ -80,7 +85,7 @@ def run(
         scratch: numbers that every thread has to itself.
     """
     if units == 0:
-        return
+        return True
     kernel = compiled(make, tensors[0].dtype)
     threads = min(torch.get_num_threads(), units, 1 + work // WORK_PER_THREAD)
     own = tensors[0].new_empty(threads * scratch)
@@ -97,6 +102,7 @@ def run(
         kernel(job.ctypes.data)
         for other in others:
             other.result()
+    return job[REFUSALS] == 0
 
 
 class Threads:
@@ -141,6 +147,8 @@ def compiled(
 ) -> Callable[[int], None]:
     """The kernel as a C function, from numba's cache on disk where it has a place to write."""
     kernel = make(np.float64 if dtype == torch.float64 else np.float32)
+    # numba looks for changes in the kernel's own file alone, and files what it keeps under this name
+    kernel.__qualname__ += f".{_sources()}"
     signature = types.void(types.CPointer(types.int64))
     options: dict[str, Any] = {"error_model": "numpy", "fastmath": FLAGS}
     try:
@@ -149,6 +157,13 @@ def compiled(
         function = numba.cfunc(signature, **options)(kernel)
     _kept.append(function)
     return Kernel(cast("Any", function.address))
+
+
+@functools.cache
+def _sources() -> str:
+    """A short name for what all modules of the kernels say."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 _kept: list[Any] = []
