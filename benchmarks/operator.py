@@ -2,8 +2,8 @@
 
     python benchmarks/operator.py [--threads 2] [--rounds 15] [--chart operator.svg]
 
-One process times all ways in turn, round after round, and prints medians and their ratios; a fresh
-process each measures peak memory. Nothing is printed unless the tests of the kernels pass. Keras,
+One process times all ways round after round, in an order that changes, and prints medians and their
+ratios; a fresh process each measures peak memory. Nothing is printed unless the tests of the kernels pass. Keras,
 JAX and KeOps take part where they are installed. THP_MEM_ALLOC_ENABLE=1 turns huge pages on.
 """
 
@@ -19,6 +19,7 @@ import json
 import math
 import os
 import platform
+import random
 import re
 import statistics
 import subprocess
@@ -205,17 +206,19 @@ def timed(call: Callable[[], None]) -> float:
 
 
 def rounds(sizes: tuple[int, ...], ways: list[str], backward: bool, count: int) -> dict[str, float]:
-    """Median milliseconds of every way, all of them in turn in every round."""
+    """Median milliseconds of every way: in every round all of them, in an order of its own."""
     calls = {way: step(way, sizes, backward) for way in ways if not left_out(way, sizes)}
     for call in calls.values():
         call()
     seen: dict[str, list[float]] = {way: [] for way in calls}
     begin = time.perf_counter()
     for done in range(count):
-        for way, call in calls.items():
+        order = list(calls.items())
+        random.Random(done).shuffle(order)
+        for way, call in order:
             # untimed at first: the one before may have left caches, allocator and the other threads,
             # asleep after some seconds, to its own liking
-            warm = time.perf_counter() + 0.25
+            warm = time.perf_counter() + 0.5
             call()
             while time.perf_counter() < warm:
                 call()

@@ -25,8 +25,10 @@ SHAPES = [
     (1, 40, 64, 5),
     (2, 10, 300, 64),
     (3, 2, 4, 48),
+    (2, 11, 1100, 16),
+    (1, 70, 9, 520),
 ]
-"""B, L, T, D that take every kernel, with widths of whole vectors and others."""
+"""B, L, T, D that take every kernel, with widths of whole vectors and others, and many keys or queries."""
 
 
 def _inputs(
