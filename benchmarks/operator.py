@@ -3,8 +3,9 @@
     python benchmarks/operator.py [--threads 2] [--rounds 15] [--chart operator.svg]
 
 One process times all ways round after round, in an order that changes, and prints medians and their
-ratios; a fresh process each measures peak memory. Nothing is printed unless the tests of the kernels pass. Keras,
-JAX and KeOps take part where they are installed. THP_MEM_ALLOC_ENABLE=1 turns huge pages on.
+ratios; a fresh process each measures peak memory. Nothing is printed unless the tests of the kernels
+pass. Keras, JAX and KeOps take part where they are installed. THP_MEM_ALLOC_ENABLE=1 turns huge pages
+on.
 """
 
 import sys
@@ -205,6 +206,15 @@ def timed(call: Callable[[], None]) -> float:
     return 1000 * (time.perf_counter() - begin)
 
 
+def repeated(call: Callable[[], None], seconds: float) -> list[float]:
+    """Times of calls, as many as begin within so many seconds."""
+    end = time.perf_counter() + seconds
+    times = [timed(call)]
+    while time.perf_counter() < end:
+        times.append(timed(call))
+    return times
+
+
 def rounds(sizes: tuple[int, ...], ways: list[str], backward: bool, count: int) -> dict[str, float]:
     """Median milliseconds of every way: in every round all of them, in an order of its own."""
     calls = {way: step(way, sizes, backward) for way in ways if not left_out(way, sizes)}
@@ -218,11 +228,8 @@ def rounds(sizes: tuple[int, ...], ways: list[str], backward: bool, count: int) 
         for way, call in order:
             # untimed at first: the one before may have left caches, allocator and the other threads,
             # asleep after some seconds, to its own liking
-            warm = time.perf_counter() + 0.5
-            call()
-            while time.perf_counter() < warm:
-                call()
-            seen[way].append(timed(call))
+            repeated(call, 0.4)
+            seen[way].append(statistics.median(repeated(call, 0.2)))
         if done >= 4 and time.perf_counter() - begin > 30:
             break
     return {way: statistics.median(times) for way, times in seen.items()}

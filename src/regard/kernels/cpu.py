@@ -12,10 +12,10 @@ from torch import Tensor
 from regard.kernels import gradient_loops, lanes, loops, score_loops, workers
 
 UNITS_PER_THREAD = 16
-"""Units of work from which on larger ones are better than more."""
+"""Units of a thread's work from which on larger ones are better than more."""
 
 FEW = 8
-"""Queries up to which gradients are computed key by key."""
+"""Queries, or looks at all keys, for which it does not pay to prepare the keys first."""
 
 
 def exponentials(rows: Tensor) -> Tensor | None:
@@ -36,8 +36,10 @@ def scores(
     `powers` are the exponentials of b, where they are at hand.
     """
     items, rows, width = queries.shape
-    near = min(score_loops.NUMBERS_AT_ONCE // max(1, width), items * rows // _enough_units())
-    together = max(4, near // 4 * 4)
+    size = lanes.BYTES // queries.element_size()
+    padded = score_loops.padded_width(width, size)
+    together = min(score_loops.NUMBERS_AT_ONCE // max(1, padded), items * rows // _enough_units())
+    together = max(4, min(together, rows + 3) // 4 * 4)
     blocks = -(-rows // together)
     if powers is None and blocks > FEW:
         powers = exponentials(sources)
@@ -49,12 +51,10 @@ def scores(
     out = queries.new_empty(items, rows, keys)
     far = math.inf
     if powers is not None and rows > FEW and powers.numel():
-        # how far the keys go; with few queries it does not pay to know
+        # how far the keys go
         far = math.log(float(powers.numpy().max())) / 2
     sizes = vectors.shape[0], rows, keys, width, together, int(powers is not None)
-    size = lanes.BYTES // queries.element_size()
-    padded = -(-width // (2 * size)) * 2 * size
-    scratch = (together + 2) * padded + (together + 1) * size
+    scratch = score_loops.room(padded, together, size)
     tensors = [*given, out, queries.new_tensor([far])]
     right = workers.run(
         score_loops.scores, items * blocks, sizes, tensors, out.numel() * width, scratch
@@ -75,11 +75,12 @@ def gradients(
     vectors_per_row = -(-width // size)
     if rows <= FEW:
         make, units, together = gradient_loops.by_keys, items, 0
-        scratch = (2 * rows + 4) * vectors_per_row * size
+        scratch = gradient_loops.room_by_keys(rows, vectors_per_row * size)
     else:
         together = max(1, min(vectors_per_row, items * vectors_per_row // _enough_units()))
         make = gradient_loops.by_features
-        units, scratch = items * -(-vectors_per_row // together), (2 * (rows + keys) + 1) * size
+        units = items * -(-vectors_per_row // together)
+        scratch = gradient_loops.room_by_features(rows, keys, size)
     sizes = vectors.shape[0], rows, keys, width, together, 0
     tensors = [*given, of_queries, of_sources, of_vectors]
     if not workers.run(make, units, sizes, tensors, gradient.numel() * width, scratch):

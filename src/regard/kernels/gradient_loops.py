@@ -65,6 +65,12 @@ def _of_gradients(h: Any, one: Any, items: Any) -> Any:
     )
 
 
+@inlined
+def room_by_keys(rows: Any, padded: Any) -> Any:
+    """Numbers that a thread has to itself: a, v and one key, and their gradients."""
+    return (2 * rows + 4) * padded
+
+
 def by_keys(real: Any) -> Callable[[Any], None]:
     """Gradients for a few queries: a unit is one item, whose keys come one after the other."""
     real_bytes, reach, ceiling = RANGES[real]
@@ -77,8 +83,8 @@ def by_keys(real: Any) -> Callable[[Any], None]:
             h, one, items
         )
         padded = (width + size - 1) // size * size
-        own = take(job, SEATS) * (2 * rows + 4) * padded * real_bytes
-        scratch = carray(at(h[SCRATCH] + own, one), (2 * rows + 4, padded))
+        own = take(job, SEATS) * room_by_keys(rows, padded) * real_bytes
+        scratch = carray(at(h[SCRATCH] + own, one), (room_by_keys(rows, 1), padded))
         scratch[:, :] = real(0)
         v, dv, b, db = scratch[0], scratch[1], scratch[2], scratch[3]
         a, da = scratch[4 : 4 + rows], scratch[4 + rows :]
@@ -90,7 +96,7 @@ def by_keys(real: Any) -> Callable[[Any], None]:
                 return
             far_a, far_b = zeros, zeros
             v[:width] = vectors[item % heads]
-            far_v = measured(v, size)[1]
+            far_v = measured(v, zeros)[1]
             dv[:], da[:, :], a[:, :] = real(0), real(0), real(0)
             for row in range(rows):
                 a[row, :width] = queries[item, row]
@@ -152,22 +158,22 @@ def _tanh_of_two(e: Any, f: Any, b: Any, half: Any, top: Any, cut: Any) -> Any:
 
 @inlined
 def _four_rows(
-    a: Any, b: Any, g: Any, da: Any, db: Any, keys: Any, far: Any, half: Any, top: Any, cut: Any
+    a: Any, b: Any, g: Any, da: Any, db: Any, some: Any, stride: Any, half: Any, top: Any, cut: Any
 ) -> Any:
     """Add sums of g (1 - t^2) to da and db, for four queries and some keys; give that of g t.
 
-    The rows of g are `far` from each other.
+    `some` are the first of the keys and the end; the rows of g are a stride from each other.
     """
     one, zeros, size = half + half, half - half, count(half)
     a0, a1, a2, a3 = load(a, 0), load(a, size), load(a, 2 * size), load(a, 3 * size)
     a0, a1, a2, a3 = half * a0, half * a1, half * a2, half * a3
     q0, q1, q2, q3, s, t = zeros, zeros, zeros, zeros, zeros, zeros
-    for key in range(keys[0], keys[1]):
+    for key in range(some[0], some[1]):
         at_key, of_key = load(b, key * size), load(db, key * size)
         t0, t1 = _tanh_of_two(a0, a1, at_key, half, top, cut)
         t2, t3 = _tanh_of_two(a2, a3, at_key, half, top, cut)
-        g0, g1 = load_one(g, key), load_one(g, far + key)
-        g2, g3 = load_one(g, 2 * far + key), load_one(g, 3 * far + key)
+        g0, g1 = load_one(g, key), load_one(g, stride + key)
+        g2, g3 = load_one(g, 2 * stride + key), load_one(g, 3 * stride + key)
         s, t = fma(g1, t1, fma(g0, t0, s)), fma(g3, t3, fma(g2, t2, t))
         t0, t1, t2, t3 = one - t0 * t0, one - t1 * t1, one - t2 * t2, one - t3 * t3
         store(db, key * size, fma(g3, t3, fma(g2, t2, fma(g1, t1, fma(g0, t0, of_key)))))
@@ -180,11 +186,11 @@ def _four_rows(
 
 
 @inlined
-def _one_row(a: Any, b: Any, g: Any, da: Any, db: Any, keys: Any, half: Any, top: Any) -> Any:
+def _one_row(a: Any, b: Any, g: Any, da: Any, db: Any, some: Any, half: Any, top: Any) -> Any:
     """The same for one query."""
     one, q, s, size = half + half, half - half, half - half, count(half)
     e = half * load(a, 0)
-    for key in range(keys[0], keys[1]):
+    for key in range(some[0], some[1]):
         t = one - reciprocal(least(half + e * load(b, key * size), top))
         p, u = load_one(g, key), one - t * t
         store(db, key * size, fma(p, u, load(db, key * size)))
@@ -204,6 +210,12 @@ def _ask(rows: Any, of_rows: Any, first: Any, low: Any, size: Any) -> None:
         prefetch(of_rows[row], low)
 
 
+@inlined
+def room_by_features(rows: Any, keys: Any, size: Any) -> Any:
+    """Numbers that a thread has to itself: a vector of features of a, b and v, and of gradients."""
+    return (2 * (rows + keys) + 1) * size
+
+
 def by_features(real: Any) -> Callable[[Any], None]:
     """Gradients: a unit is some vectors of features of one item, each over all queries and keys."""
     real_bytes, reach, ceiling = RANGES[real]
@@ -218,7 +230,7 @@ def by_features(real: Any) -> Callable[[Any], None]:
         queries, sources, vectors, g, of_queries, of_sources, of_vectors = _of_gradients(
             h, one, items
         )
-        room = (2 * (rows + keys) + 1) * size
+        room = room_by_features(rows, keys, size)
         scratch = carray(at(h[SCRATCH] + take(job, SEATS) * room * real_bytes, one), (room,))
         several = rows // 4 * 4
         a, da = scratch[: rows * size], scratch[rows * size : 2 * rows * size]

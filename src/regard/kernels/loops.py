@@ -19,6 +19,7 @@ from numba.np.numpy_support import carray
 from regard.kernels import workers
 from regard.kernels.lanes import (
     BYTES,
+    count,
     exp,
     further,
     furthest,
@@ -34,13 +35,14 @@ from regard.kernels.workers import NEXT, REFUSALS, SCRATCH, SEATS, at, take
 # places in the list that every kernel gets; the addresses follow the sizes
 UNITS, HEADS, ROWS, KEYS, WIDTH, TOGETHER, POWERS, FIRST = range(workers.FIRST, workers.FIRST + 8)
 PLACES = FIRST + 7
+# TOGETHER: queries of a unit of scores, vectors of features of a unit of gradients
 
 RANGES = {np.float32: (4, 43.0, 1e9), np.float64: (8, 353.0, 1e75)}
 """Bytes of a number; |x| up to which half of e^{2x} is a normal number and the product of two e^{2x}
 not 0 x infinity; 1 + e^{2x} from which on tanh is 1 and the product of four of them still finite."""
 
 LARGEST_VECTOR = 1e10
-"""|v| up to which its product with three of those is finite."""
+"""|v| up to which the sum of four products with three of the latter is finite."""
 
 NUMBERS_PER_UNIT = 1 << 14
 """Numbers of a unit of exponentials."""
@@ -55,7 +57,7 @@ def raised(x: Any) -> Any:
 
 
 @overload(raised)
-def _overloadraised(x: Any) -> Any:
+def _overload_raised(x: Any) -> Any:
     return _raised_doubles if x.real == types.float64 else _raised_floats
 
 
@@ -111,10 +113,10 @@ def farther(one: Any, other: Any) -> Any:
 
 
 @inlined
-def measured(v: Any, size: Any) -> Any:
+def measured(v: Any, zeros: Any) -> Any:
     """The sum of a row of whole vectors, and its largest size, or NaN."""
-    s, far = load(v, 0), load(v, 0)
-    for d in range(size, len(v), size):
+    s, far = zeros, zeros
+    for d in range(0, len(v), count(zeros)):
         s += load(v, d)
         far = further(far, load(v, d))
     return total(s), furthest(far)

@@ -102,7 +102,7 @@ def run(
         kernel(job.ctypes.data)
         for other in others:
             other.result()
-    return job[REFUSALS] == 0
+    return bool(job[REFUSALS] == 0)
 
 
 class Threads:
