@@ -14,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -28,6 +29,8 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 NORMALIZERS = ["softmax", "none"]
 PAIRS = [None, 1, 4, 11]
 """How many pairs a block may hold; None for the usual workspace. 1 cuts keys, rows and items."""
+ROOMS = [eager.WORKSPACE, 100]
+"""Workspaces with which all queries are looked at together, and one block after the other."""
 BACKENDS = ["cpu", "eager"]
 
 
@@ -436,15 +439,15 @@ def _operators() -> list[tuple[Any, tuple[Any, ...]]]:
     others = leaf(2, 1, 4, 5), leaf(1, 5), leaf(2, 1, 4, 3)
     room = 1 << 20
     return [
-        (operators.scores, (a, b, v, None, room)),
-        (operators.scores, (turned(3, 2, 5), b, v, additive.exponentials(b), room)),
-        (operators.scores_backward, (*of_scores, room)),
+        (operators.traced_scores, (a, b, v, None, room)),
+        (operators.traced_scores, (turned(3, 2, 5), b, v, additive.exponentials(b), room)),
+        (operators.traced_scores_gradients, (*of_scores, room)),
         (
-            operators.attention,
+            operators.traced_attention,
             (leaf(2, 1, 3, 5), *others, masked, bias, None, seed, "softmax", 0.3, 200),
         ),
         (
-            operators.attention,
+            operators.traced_attention,
             (turned(1, 2, 3, 5), *others, None, None, None, None, "none", 0.0, 200),
         ),
     ]
@@ -457,7 +460,7 @@ def test_pytorch_finds_the_operators_in_order(number: int) -> None:
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize("workspace", [additive.WORKSPACE, 100])
+@pytest.mark.parametrize("workspace", ROOMS)
 def test_compiled_in_one_piece_at_any_size(workspace: int, need_weights: bool) -> None:
     def call(*inputs: Tensor) -> Tensor:
         looked = additive.attend(*inputs, need_weights=need_weights, workspace=workspace)
@@ -470,6 +473,61 @@ def test_compiled_in_one_piece_at_any_size(workspace: int, need_weights: bool) -
         close(found, expected, 1e-13)
         for one, other in zip(gradients(found, inputs), gradients(expected, inputs), strict=True):
             close(one, other, 1e-13)
+
+
+@pytest.mark.parametrize("workspace", ROOMS)
+def test_called_directly_and_as_an_operator_it_is_the_same(
+    workspace: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = _inputs((2, 3, 5, 7, 4))
+    masked = torch.rand(2, 3, 5) < 0.4
+    masked[:, :, 0] = False
+
+    def found() -> list[Tensor]:
+        looked = additive.attend(*inputs, masked, workspace=workspace, need_log_sum_exp=True)
+        total = looked.context.sin().sum() + looked.log_sum_exp.cos().sum()
+        first = torch.autograd.grad(total, inputs, retain_graph=True)
+        again = torch.autograd.grad(total, inputs, create_graph=True)
+        return [looked.context, total, *first, *gradients(again[0].sin(), inputs)]
+
+    direct = found()
+    monkeypatch.setattr(operators, "_traced", lambda *inputs: True)
+    for one, other in zip(direct, found(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("workspace", ROOMS)
+def test_tensors_without_numbers_have_their_shapes(workspace: int) -> None:
+    with FakeTensorMode(), torch.no_grad():
+        looked = additive.attend(*_inputs((2, 3, 5, 7, 4)), workspace=workspace)
+    assert looked.context.shape == (2, 3, 4)
+
+
+@pytest.mark.parametrize("workspace", ROOMS)
+def test_gradients_of_functions_are_those_of_autograd(workspace: int) -> None:
+    inputs = _inputs((2, 3, 5, 7, 4))
+
+    def total(*inputs: Tensor) -> Tensor:
+        return additive.attend(*inputs, workspace=workspace).context.sin().sum()
+
+    found = torch.func.grad(total, (0, 1, 2, 3))(*(each.detach() for each in inputs))
+    expected = torch.autograd.grad(total(*inputs), inputs)
+    for one, other in zip(found, expected, strict=True):
+        close(one, other, 1e-13)
+
+
+def test_looking_imports_no_compiler() -> None:
+    """PyTorch's takes seconds and 140 MB to import."""
+    code = """
+import sys, torch
+from regard.kernels import additive
+for size, workspace in ((3, additive.WORKSPACE), (9, 100)):
+    a, b, values, v = (torch.randn(shape, requires_grad=True) for shape in [(1, size, 4)] * 3 + [4])
+    additive.attend(a, b, v, values, workspace=workspace).context.sum().backward()
+assert "sympy" not in sys.modules
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 class _Largest(TorchDispatchMode):
@@ -528,7 +586,7 @@ def run(size, workspace):
     CALL.sum().backward()
 
 torch.set_num_threads(1)
-run(64, 2**16)
+run(64, 2**15)
 before = peak()
 run(2048, 2**24)
 print((peak() - before) / 1024)

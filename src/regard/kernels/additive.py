@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.errors import ConfigError
-from regard.kernels import backends, eager, operators
+from regard.kernels import backends, blocks, eager, operators
 from regard.kernels.eager import WORKSPACE
 
 
@@ -56,13 +56,11 @@ def scores(
         workspace: bound in bytes on what is held beyond inputs, outputs and rows of their size.
     """
     dtype = a.dtype
-    with torch.autocast(a.device.type, enabled=False):
+    with eager.without_autocast(a.device):
         a, b, v = eager.wide(a), eager.wide(b), eager.wide(v)
-        graph = torch.is_grad_enabled() or torch.compiler.is_compiling()
-        compute = operators.scores if graph else backends.scores
-        powers = None if exponentials is None else operators.flat(exponentials)
-        rows = operators.flat(a), operators.flat(b), v if v.dim() == 2 else v[None]
-        return compute(*rows, powers, workspace).view(*a.shape[:-1], b.shape[-2]).to(dtype)
+        powers = None if exponentials is None else blocks.flat(exponentials)
+        rows = blocks.flat(a), blocks.flat(b), v if v.dim() == 2 else v[None]
+        return operators.scores(*rows, powers, workspace).view(*a.shape[:-1], b.shape[-2]).to(dtype)
 
 
 def attend(
@@ -102,9 +100,9 @@ def attend(
     if need_log_sum_exp and normalizer != "softmax":
         raise ConfigError(f"the normaliser {normalizer!r} has no log-sum-exp; softmax has")
     dtype = values.dtype
-    with torch.autocast(a.device.type, enabled=False):
+    with eager.without_autocast(a.device):
         a, b, v, values = (eager.wide(rows) for rows in (a, b, v, values))
-        room = operators.rows_at_once(b, normalizer, dropout, workspace)
+        room = blocks.rows_at_once(b, normalizer, dropout, workspace)
         if need_weights or not b.shape[-2] or a.shape[:-1].numel() <= room:
             pairs = scores(a, b, v, exponentials, workspace)
             context, weights = eager.average(pairs, values, masked, bias, normalizer, dropout)

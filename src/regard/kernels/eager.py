@@ -6,6 +6,7 @@ faster where they can; what is made of the scores is computed here for all of th
 """
 
 import itertools
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -131,7 +132,7 @@ def average(
 ) -> Averaged:
     """The second and third move for given scores: the context and the weights."""
     dtype = values.dtype
-    with torch.autocast(scores.device.type, enabled=False):
+    with without_autocast(scores.device):
         scores = wide(scores)
         if bias is not None:
             scores = scores + bias
@@ -146,6 +147,13 @@ def average(
 def _dense(gradient: Tensor | None) -> Tensor | None:
     """That of a sum or mean is one number seen as many, which batched products take item by item."""
     return None if gradient is None else gradient.contiguous()
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """What is computed inside is computed in the dtype that it has."""
+    if not torch.is_autocast_enabled(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
 def wide(tensor: Tensor) -> Tensor:
