@@ -2,8 +2,8 @@
 
     python benchmarks/operator.py [--threads 2] [--rounds 15] [--chart operator.svg]
 
-One process times all ways round after round, in an order that changes, and prints medians and their
-ratios; a fresh process each measures peak memory. Nothing is printed unless the tests of the kernels
+One process times all ways round after round, in an order that changes, and prints medians, and those
+of the ratios to regard in the same round; a fresh process each measures peak memory. Nothing is printed unless the tests of the kernels
 pass. Keras, JAX and KeOps take part where they are installed. THP_MEM_ALLOC_ENABLE=1 turns huge pages
 on.
 """
@@ -215,8 +215,10 @@ def repeated(call: Callable[[], None], seconds: float) -> list[float]:
     return times
 
 
-def rounds(sizes: tuple[int, ...], ways: list[str], backward: bool, count: int) -> dict[str, float]:
-    """Median milliseconds of every way: in every round all of them, in an order of its own."""
+def rounds(
+    sizes: tuple[int, ...], ways: list[str], backward: bool, count: int
+) -> dict[str, list[float]]:
+    """Milliseconds of every way in every round: all of them one after the other, in another order."""
     calls = {way: step(way, sizes, backward) for way in ways if not left_out(way, sizes)}
     for call in calls.values():
         call()
@@ -232,7 +234,7 @@ def rounds(sizes: tuple[int, ...], ways: list[str], backward: bool, count: int) 
             seen[way].append(statistics.median(repeated(call, 0.2)))
         if done >= 4 and time.perf_counter() - begin > 30:
             break
-    return {way: statistics.median(times) for way, times in seen.items()}
+    return seen
 
 
 def memory(field: str) -> float:
@@ -369,10 +371,11 @@ def speed(ways: list[str], count: int) -> list[tuple[str, str, str, float]]:
                 if way not in found:
                     cells[way].append(left_out(way, sizes))
                     continue
-                ratio = found[way] / found["regard"]
-                cells[way].append(f"{found[way]:.4g} ({ratio:.3g}x)")
+                pairs = zip(found[way], found["regard"], strict=True)
+                ratio = statistics.median(time / ours for time, ours in pairs)
+                cells[way].append(f"{statistics.median(found[way]):.4g} ({ratio:.3g}x)")
                 ratios.append((title, str(sizes), way, ratio))
-        table(f"{title}, median ms (times the time of regard)", cells)
+        table(f"{title}, median ms (times the time of regard in a round)", cells)
     return ratios
 
 
