@@ -3,9 +3,9 @@
     python benchmarks/operator.py [--threads 2] [--rounds 15] [--chart operator.svg]
 
 One process times all ways round after round, in an order that changes, and prints medians, and those
-of the ratios to regard in the same round; a fresh process each measures peak memory. Nothing is printed unless the tests of the kernels
-pass. Keras, JAX and KeOps take part where they are installed. THP_MEM_ALLOC_ENABLE=1 turns huge pages
-on.
+of the ratios to regard in the same round; a fresh process each measures peak memory. Nothing is
+printed unless the tests of the kernels pass. Keras, JAX and KeOps take part where they are installed.
+THP_MEM_ALLOC_ENABLE=1 turns huge pages on.
 """
 
 import sys

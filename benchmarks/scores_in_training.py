@@ -28,8 +28,8 @@ from regard.data import Batch, epoch
 from regard.models import build
 from regard.scores import NAMES
 
-OTHERS = "scaled_dot"
-"""The score that the others are compared with."""
+BASELINE = "scaled_dot"
+"""The score with which the others are compared."""
 WARM_UP = 5
 """Updates of each that are not timed."""
 
@@ -72,7 +72,7 @@ def main() -> None:
     corpus = make_corpus(config, None, None)
     sizes = len(corpus.source), len(corpus.target)
     ways = {}
-    for name in dict.fromkeys([OTHERS, *given.scores.split(",")]):
+    for name in dict.fromkeys([BASELINE, *given.scores.split(",")]):
         values["model"]["attention"] = name
         ways[name] = updates(settled(from_dict(values), corpus), sizes)
 
@@ -90,16 +90,18 @@ def main() -> None:
 
     print(
         f"torch {torch.__version__}, {given.threads} threads, recipe {given.recipe}, "
-        f"{config.training.precision}, {len(times[OTHERS])} batches of {pairs / given.updates:.0f} pairs"
+        f"{config.training.precision}, {len(times[BASELINE])} batches of {pairs / len(times[BASELINE]):.0f} pairs"
     )
-    print(f"| score | ms an update | pairs/s | time of {OTHERS}, median (quartiles) | altogether |")
+    print(
+        f"| score | ms an update | pairs/s | times that of {BASELINE}, median (quartiles) | altogether |"
+    )
     print("|---|---|---|---|---|")
     for name, seen in times.items():
-        ratios = [one / other for one, other in zip(seen, times[OTHERS], strict=True)]
+        ratios = [one / other for one, other in zip(seen, times[BASELINE], strict=True)]
         low, middle, high = statistics.quantiles(ratios)
         print(
             f"| {name} | {1000 * statistics.median(seen):.0f} | {pairs / sum(seen):,.0f} "
-            f"| {middle:.2f} ({low:.2f} – {high:.2f}) | {sum(seen) / sum(times[OTHERS]):.2f} |"
+            f"| {middle:.2f} ({low:.2f} – {high:.2f}) | {sum(seen) / sum(times[BASELINE]):.2f} |"
         )
 
 

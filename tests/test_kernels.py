@@ -15,8 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 import oracle
 from oracle import bound, close, double, gradients
@@ -450,10 +452,25 @@ def _operators() -> list[tuple[Any, tuple[Any, ...]]]:
             operators.traced_attention,
             (turned(1, 2, 3, 5), *others, None, None, None, None, "none", 0.0, 200),
         ),
+        (
+            operators.traced_attention_gradients,
+            (
+                torch.randn(2, 1, 3, 3),
+                None,
+                *(each.detach() for each in (a[:, None], *others)),
+                masked,
+                bias.detach(),
+                None,
+                seed,
+                "softmax",
+                0.3,
+                200,
+            ),
+        ),
     ]
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(6))
 def test_pytorch_finds_the_operators_in_order(number: int) -> None:
     operator, arguments = _operators()[number]
     torch.library.opcheck(operator, arguments)
@@ -475,45 +492,130 @@ def test_compiled_in_one_piece_at_any_size(workspace: int, need_weights: bool) -
             close(one, other, 1e-13)
 
 
+@pytest.mark.parametrize("normalizer", ["softmax", "entmax15"])
 @pytest.mark.parametrize("workspace", ROOMS)
 def test_called_directly_and_as_an_operator_it_is_the_same(
-    workspace: int, monkeypatch: pytest.MonkeyPatch
+    workspace: int, normalizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = _inputs((2, 3, 5, 7, 4))
+    bias = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
     masked = torch.rand(2, 3, 5) < 0.4
     masked[:, :, 0] = False
 
     def found() -> list[Tensor]:
-        looked = additive.attend(*inputs, masked, workspace=workspace, need_log_sum_exp=True)
-        total = looked.context.sin().sum() + looked.log_sum_exp.cos().sum()
-        first = torch.autograd.grad(total, inputs, retain_graph=True)
-        again = torch.autograd.grad(total, inputs, create_graph=True)
-        return [looked.context, total, *first, *gradients(again[0].sin(), inputs)]
+        torch.manual_seed(1)
+        looked = additive.attend(
+            *inputs, masked, bias, normalizer, dropout=0.3, workspace=workspace,
+            need_log_sum_exp=normalizer == "softmax",
+        )  # fmt: skip
+        total = looked.context.sin().sum()
+        if looked.log_sum_exp is not None:
+            total = total + looked.log_sum_exp.cos().sum()
+        leaves = [*inputs, bias]
+        first = torch.autograd.grad(total, leaves, retain_graph=True)
+        again = torch.autograd.grad(total, leaves, create_graph=True)
+        return [looked.context, total, *first, *gradients(again[0].sin(), leaves)]
 
     direct = found()
-    monkeypatch.setattr(operators, "_traced", lambda *inputs: True)
+    monkeypatch.setattr(operators, "_traced", lambda inputs: True)
     for one, other in zip(direct, found(), strict=True):
         assert torch.equal(one, other)
 
 
+def _total(workspace: int) -> Any:
+    """A function of a, b, v and values that gives one number."""
+    return lambda *inputs: additive.attend(*inputs, workspace=workspace).context.sin().sum()
+
+
 @pytest.mark.parametrize("workspace", ROOMS)
 def test_tensors_without_numbers_have_their_shapes(workspace: int) -> None:
-    with FakeTensorMode(), torch.no_grad():
-        looked = additive.attend(*_inputs((2, 3, 5, 7, 4)), workspace=workspace)
-    assert looked.context.shape == (2, 3, 4)
+    with FakeTensorMode():
+        inputs = _inputs((2, 3, 5, 7, 4))
+        for one, other in zip(gradients(_total(workspace)(*inputs), inputs), inputs, strict=True):
+            assert one.shape == other.shape
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("record", ["make_fx", "trace"])
+@pytest.mark.parametrize("workspace", ROOMS)
+def test_what_is_recorded_computes_with_other_numbers(workspace: int, record: str) -> None:
+    total, inputs = _total(workspace), _detached((2, 3, 5, 7, 4))
+    recorded = make_fx(total)(*inputs) if record == "make_fx" else torch.jit.trace(total, inputs)
+    inputs = _detached((2, 3, 5, 7, 4))
+    close(recorded(*inputs), total(*inputs), 1e-13)
+    for one, other in zip(
+        _gradients_of(recorded, inputs), _gradients_of(total, inputs), strict=True
+    ):
+        close(one, other, 1e-13)
+
+
+def _detached(sizes: tuple[int, ...]) -> list[Tensor]:
+    return [each.detach() for each in _inputs(sizes)]
+
+
+def _gradients_of(total: Any, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    leaves = [each.requires_grad_() for each in inputs]
+    return torch.autograd.grad(total(*leaves), leaves)
 
 
 @pytest.mark.parametrize("workspace", ROOMS)
 def test_gradients_of_functions_are_those_of_autograd(workspace: int) -> None:
-    inputs = _inputs((2, 3, 5, 7, 4))
-
-    def total(*inputs: Tensor) -> Tensor:
-        return additive.attend(*inputs, workspace=workspace).context.sin().sum()
-
-    found = torch.func.grad(total, (0, 1, 2, 3))(*(each.detach() for each in inputs))
-    expected = torch.autograd.grad(total(*inputs), inputs)
-    for one, other in zip(found, expected, strict=True):
+    inputs = _detached((2, 3, 5, 7, 4))
+    found = torch.func.grad(_total(workspace), (0, 1, 2, 3))(*inputs)
+    for one, other in zip(found, _gradients_of(_total(workspace), inputs), strict=True):
         close(one, other, 1e-13)
+
+
+@pytest.mark.parametrize("workspace", ROOMS)
+def test_vmap_is_a_loop(workspace: int) -> None:
+    """Also over gradients, and over the gradients of one backward pass."""
+    a, b, v, values = _detached((6, 3, 5, 7, 4))
+    batches = a.view(3, 2, 3, 7), b[:2], v, values.view(3, 2, 5, 4)
+    axes = 0, None, None, 0
+    total = _total(workspace)
+    for call in (total, torch.func.grad(total), torch.no_grad()(total)):
+        found = torch.vmap(call, axes)(*batches)
+        for number in range(3):
+            pairs = zip(batches, axes, strict=True)
+            items = [each if axis is None else each[number] for each, axis in pairs]
+            close(found[number], call(*items), 1e-13)
+    a = batches[0][0].requires_grad_()
+    context = additive.attend(a, b[:2], v, values[:2], workspace=workspace).context
+    given = torch.randn(3, *context.shape, dtype=a.dtype)
+    (found,) = torch.autograd.grad(context, a, given, is_grads_batched=True, retain_graph=True)
+    for number in range(3):
+        (expected,) = torch.autograd.grad(context, a, given[number], retain_graph=True)
+        close(found[number], expected, 1e-13)
+
+
+@pytest.mark.parametrize("workspace", ROOMS)
+def test_computed_again_for_the_backward_pass(workspace: int) -> None:
+    inputs = _inputs((2, 3, 5, 7, 4))
+    expected = torch.autograd.grad(_total(workspace)(*inputs), inputs)
+    found = checkpoint(_total(workspace), *inputs, use_reentrant=False)
+    for one, other in zip(torch.autograd.grad(found, inputs), expected, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("workspace", ROOMS)
+def test_autocast_rounds_nothing_inside(workspace: int) -> None:
+    """Neither where it is called nor in a program that was exported without autocast."""
+    inputs = _inputs((2, 3, 5, 7, 4), torch.float32)
+
+    class Module(torch.nn.Module):
+        def forward(self, *inputs: Tensor) -> Tensor:
+            return additive.attend(*inputs, workspace=workspace).context
+
+    def found(call: Any, autocast: bool = True) -> list[Tensor]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            context = call(*inputs)
+        return [context, *torch.autograd.grad(context.sin().sum(), inputs)]
+
+    exported = torch.export.export(Module(), tuple(inputs)).module()
+    expected = found(Module(), autocast=False)
+    for call in (Module(), exported):
+        for one, other in zip(found(call), expected, strict=True):
+            assert torch.equal(one, other)
 
 
 def test_looking_imports_no_compiler() -> None:

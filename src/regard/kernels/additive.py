@@ -3,8 +3,9 @@
     e_ti = v . tanh(a_t + b_i)        alpha_t = softmax(e_t)        c_t = sum_i alpha_ti h_i
 
 Bahdanau et al. 2015 (arXiv:1409.0473), A.1.2; `a` is their W_a s_{t-1}, `b` their U_a h_i. One door
-for every caller: `operators.py` makes it an operator of PyTorch, `backends.py` says who computes. Half
-precisions are computed in float32 and rounded once.
+for every caller: `operators.py` gives it gradients and makes it an operator of PyTorch, `blocks.py`
+bounds the memory, `backends.py` says who computes. Half precisions are computed in float32 and rounded
+once.
 """
 
 from typing import Any, NamedTuple

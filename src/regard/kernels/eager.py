@@ -151,9 +151,10 @@ def _dense(gradient: Tensor | None) -> Tensor | None:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """What is computed inside is computed in the dtype that it has."""
-    if not torch.is_autocast_enabled(device.type):
-        return nullcontext()
-    return torch.autocast(device.type, enabled=False)
+    # an exported program may be run under an autocast that was not there when it was made
+    if torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
 
 
 def wide(tensor: Tensor) -> Tensor:

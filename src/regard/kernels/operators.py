@@ -2,45 +2,66 @@
 
 Opaque to `torch.compile`, with shapes and gradients that it knows; the backward passes are
 operators of their own. Where nobody traces, what computes is called directly: PyTorch's way to an
-operator in Python takes a twentieth of a call with 32 x 32 pairs of 32 items, and its first use
-imports 140 MB.
+operator in Python takes a twentieth of a call with 32 x 32 pairs of 32 items, and what its first
+use imports takes 140 MB.
 
 Derivatives of any order are right: a backward pass that is itself differentiated runs on plain
 autograd and holds all B x L x T x D pairs.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from regard.kernels import backends, blocks, eager
 from regard.kernels.dropout import keep
+
+_torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
 def scores(a: Tensor, b: Tensor, v: Tensor, exponentials: Tensor | None, workspace: int) -> Tensor:
     """e_ti = v . tanh(a_t + b_i) of a (N, L, D), b (N, T, D), v (H, D), item n with row n mod H."""
     inputs = a, b, v, exponentials, workspace
-    if _traced(*inputs):
-        return traced_scores(*inputs)
-    return _Scores.apply(*inputs) if torch.is_grad_enabled() else backends.scores(*inputs)
+    return _chosen(traced_scores, _Scores.apply, backends.scores, inputs)(*inputs)
 
 
 def attention(*inputs: Any) -> tuple[Tensor, Tensor]:
-    """What `blocks.attend` gives, with gradients."""
-    if _traced(*inputs):
-        return traced_attention(*inputs)
-    return _Attention.apply(*inputs) if torch.is_grad_enabled() else blocks.attend(*inputs)
+    """What `blocks.attend` gives for the same arguments, with gradients."""
+    return _chosen(traced_attention, _Attention.apply, blocks.attend, inputs)(*inputs)
 
 
-def _traced(*inputs: Any) -> bool:
-    """Does anybody follow what is computed, `torch.compile` or tensors of a kind of their own?"""
-    return torch.compiler.is_compiling() or any(
-        isinstance(each, Tensor) and type(each) not in (Tensor, Parameter) for each in inputs
+def _chosen(
+    operator: Callable[..., Any],
+    function: Callable[..., Any],
+    compute: Callable[..., Any],
+    inputs: Sequence[Any],
+) -> Callable[..., Any]:
+    """How to call: as an operator, as a function with gradients, or as it is."""
+    if not torch.compiler.is_compiling() and _torch._are_functorch_transforms_active():
+        # torch.vmap, torch.func.grad and the like see through functions, not through operators
+        return function
+    if _traced(inputs):
+        return operator
+    return function if torch.is_grad_enabled() else compute
+
+
+def _traced(inputs: Sequence[Any]) -> bool:
+    """Must PyTorch's dispatcher see the call: does anybody record it, or a tensor hold no numbers?"""
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+        or is_in_torch_dispatch_mode()
+        or not all(_holds_numbers(each) for each in inputs if isinstance(each, Tensor))
     )
+
+
+def _holds_numbers(tensor: Tensor) -> bool:
+    return type(tensor) in (Tensor, Parameter) and _torch._has_storage(tensor)
 
 
 traced_scores = torch.library.custom_op("regard::additive_scores", backends.scores, mutates_args=())
@@ -50,7 +71,7 @@ traced_scores_gradients = torch.library.custom_op(
 traced_attention = torch.library.custom_op(
     "regard::additive_attention", blocks.attend, mutates_args=()
 )
-_traced_attention_gradients = torch.library.custom_op(
+traced_attention_gradients = torch.library.custom_op(
     "regard::additive_attention_backward", blocks.gradients, mutates_args=()
 )
 
@@ -71,7 +92,7 @@ def _(a: Tensor, b: Tensor, v: Tensor, values: Tensor, *others: Any) -> tuple[Te
     return values.new_empty(*a.shape[:-1], values.shape[-1]), a.new_empty(a.shape[:-1])
 
 
-@_traced_attention_gradients.register_fake
+@traced_attention_gradients.register_fake
 def _(
     of_context: Tensor, of_total: Tensor | None, *inputs: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -90,14 +111,14 @@ def _keep_scores(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*tensors)
 
 
-def _differentiate_scores(
-    ctx: Any,
-    gradient: Tensor,
-    compute: Callable[..., tuple[Tensor, ...]] = traced_scores_gradients,
-) -> tuple[Tensor | None, ...]:
-    if torch.is_grad_enabled():
-        return _on_autograd(ctx, [gradient], _plain_scores)
-    return *compute(gradient, *ctx.saved_tensors, ctx.workspace), None, None
+def _differentiate_scores(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors
+    with eager.without_autocast(gradient.device):
+        if torch.is_grad_enabled():
+            return _on_autograd(ctx, saved, [gradient], _plain_scores)
+        traced = _traced([gradient, *saved])
+        compute: Any = traced_scores_gradients if traced else backends.gradients
+        return *compute(gradient, *saved, ctx.workspace), None, None
 
 
 def _plain_scores(a: Tensor, b: Tensor, v: Tensor) -> list[Tensor]:
@@ -113,20 +134,18 @@ def _keep_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
 
 
 def _differentiate_attention(
-    ctx: Any,
-    of_context: Tensor | None,
-    of_total: Tensor | None,
-    compute: Callable[..., tuple[Tensor, ...]] = _traced_attention_gradients,
+    ctx: Any, of_context: Tensor | None, of_total: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    a, _, _, values, _, bias, *_ = ctx.saved_tensors
+    a, _, _, values, _, bias, *_ = saved = ctx.saved_tensors
     if of_context is None:
         of_context = values.new_zeros(*a.shape[:-1], values.shape[-1])
-    if torch.is_grad_enabled():
-        return _on_autograd(ctx, [of_context, of_total], functools.partial(_plain_attention, ctx))
+    given = [of_context, of_total]
     with eager.without_autocast(a.device):
-        *shares, of_bias = compute(
-            of_context, of_total, *ctx.saved_tensors, ctx.normalizer, ctx.dropout, ctx.workspace
-        )
+        if torch.is_grad_enabled():
+            return _on_autograd(ctx, saved, given, functools.partial(_plain_attention, ctx))
+        traced = _traced([*given, *saved])
+        compute: Any = traced_attention_gradients if traced else blocks.gradients
+        *shares, of_bias = compute(*given, *saved, ctx.normalizer, ctx.dropout, ctx.workspace)
     return *shares, None, None if bias is None else of_bias, *[None] * 5
 
 
@@ -155,11 +174,14 @@ def _plain_attention(
 
 
 def _on_autograd(
-    ctx: Any, gradients: list[Tensor | None], compute: Callable[..., list[Tensor]]
+    ctx: Any,
+    saved: Sequence[Tensor | None],
+    gradients: list[Tensor | None],
+    compute: Callable[..., list[Tensor]],
 ) -> tuple[Tensor | None, ...]:
     """The gradients of an operator's inputs, themselves differentiable."""
     # views: where one input was made from another, its gradient stays its own
-    inputs: list[Any] = [None if each is None else each.view_as(each) for each in ctx.saved_tensors]
+    inputs: list[Any] = [None if each is None else each.view_as(each) for each in saved]
     wanted = [i for i, need in enumerate(ctx.needs_input_grad[: len(inputs)]) if need]
     pairs = [(o, g) for o, g in zip(compute(*inputs), gradients, strict=True) if g is not None]
     outputs, given = zip(*pairs, strict=True)
@@ -176,6 +198,22 @@ traced_scores.register_autograd(_differentiate_scores, setup_context=_keep_score
 traced_attention.register_autograd(_differentiate_attention, setup_context=_keep_attention)
 
 
+def _slice_by_slice(call: Callable[..., Any]) -> Any:
+    """What `torch.vmap` makes of a call."""
+
+    def mapped(info: Any, axes: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+        def at(number: int) -> list[Any]:
+            pairs = zip(inputs, axes, strict=True)
+            return [each if axis is None else each.select(axis, number) for each, axis in pairs]
+
+        slices = [call(*at(number)) for number in range(info.batch_size)]
+        if isinstance(slices[0], Tensor):
+            return torch.stack(slices), 0
+        return tuple(map(torch.stack, zip(*slices, strict=True))), (0,) * len(slices[0])
+
+    return staticmethod(mapped)
+
+
 class _Scores(torch.autograd.Function):
     """The scores and their gradients, called directly."""
 
@@ -187,7 +225,9 @@ class _Scores(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _differentiate_scores(ctx, *gradients, compute=backends.gradients)
+        return _differentiate_scores(ctx, *gradients)
+
+    vmap = _slice_by_slice(scores)
 
 
 class _Attention(torch.autograd.Function):
@@ -201,7 +241,9 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _differentiate_attention(ctx, *gradients, compute=blocks.gradients)
+        return _differentiate_attention(ctx, *gradients)
+
+    vmap = _slice_by_slice(attention)
 
 
 def log_sum_exp(pairs: Tensor, masked: Tensor | None, bias: Tensor | None) -> Tensor:
