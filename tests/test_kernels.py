@@ -547,6 +547,10 @@ def test_what_is_recorded_computes_with_other_numbers(workspace: int, record: st
         _gradients_of(recorded, inputs), _gradients_of(total, inputs), strict=True
     ):
         close(one, other, 1e-13)
+    if record == "make_fx":
+        recorded = make_fx(torch.func.grad(total, (0, 1, 2, 3)))(*_detached((2, 3, 5, 7, 4)))
+        for one, other in zip(recorded(*inputs), _gradients_of(total, inputs), strict=True):
+            close(one, other, 1e-13)
 
 
 def _detached(sizes: tuple[int, ...]) -> list[Tensor]:

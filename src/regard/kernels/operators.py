@@ -215,11 +215,11 @@ def _slice_by_slice(call: Callable[..., Any]) -> Any:
 
 
 class _Scores(torch.autograd.Function):
-    """The scores and their gradients, called directly."""
+    """The scores with their gradients, called directly where that will do."""
 
     @staticmethod
     def forward(*inputs: Any) -> Tensor:
-        return backends.scores(*inputs)
+        return (traced_scores if _traced(inputs) else backends.scores)(*inputs)
 
     setup_context = staticmethod(_keep_scores)
 
@@ -231,11 +231,11 @@ class _Scores(torch.autograd.Function):
 
 
 class _Attention(torch.autograd.Function):
-    """Attention in blocks and its gradients, called directly."""
+    """Attention in blocks with its gradients, called directly where that will do."""
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        return blocks.attend(*inputs)
+        return (traced_attention if _traced(inputs) else blocks.attend)(*inputs)
 
     setup_context = staticmethod(_keep_attention)
 
