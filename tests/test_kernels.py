@@ -623,7 +623,7 @@ def test_autocast_rounds_nothing_inside(workspace: int) -> None:
 
 
 def test_looking_imports_no_compiler() -> None:
-    """PyTorch's takes seconds and 140 MB to import."""
+    """PyTorch's takes 140 MB."""
     code = """
 import sys, torch
 from regard.kernels import additive
@@ -692,7 +692,7 @@ def run(size, workspace):
     CALL.sum().backward()
 
 torch.set_num_threads(1)
-run(64, 2**15)
+run(64, 2**15)  # in blocks, as below
 before = peak()
 run(2048, 2**24)
 print((peak() - before) / 1024)
