@@ -265,15 +265,15 @@ def rooflines() -> list[Callable[[int], Any]]:
     import numba
     import numpy as np
 
-    from regard.kernels import lanes, workers
+    from regard.kernels.additive.cpu import simd, threads
 
-    real, count = np.float32, lanes.BYTES // 4
-    flags: Any = {"error_model": "numpy", "fastmath": workers.FLAGS}
-    load, reciprocal, spread, fma = lanes.load, lanes.reciprocal, lanes.spread, lanes.fma
+    real, count = np.float32, simd.BYTES // 4
+    flags: Any = {"error_model": "numpy", "fastmath": threads.FLAGS}
+    load, reciprocal, splat, fma = simd.load, simd.reciprocal, simd.splat, simd.fma
 
     @numba.njit(**flags)
     def scores(n: int, a: Any) -> Any:
-        ones, f, step = spread(real(1)), spread(real(1)), spread(real(1e-6))
+        ones, f, step = splat(real(1)), splat(real(1)), splat(real(1e-6))
         a0, a1, a2, a3 = load(a, 0), load(a, count), load(a, 2 * count), load(a, 3 * count)
         s, t = ones - ones, ones - ones
         for _ in range(n // (8 * count)):
@@ -285,11 +285,11 @@ def rooflines() -> list[Callable[[int], Any]]:
             p, q = x * y, z * w
             t += ((a1 * y + a0 * x) * q + (a3 * w + a2 * z) * p) * reciprocal(p * q)
             f += step
-        return lanes.total(s + t)
+        return simd.total(s + t)
 
     @numba.njit(**flags)
     def gradients(n: int, a: Any) -> Any:
-        half, f, step = spread(real(0.5)), spread(real(1)), spread(real(1e-6))
+        half, f, step = splat(real(0.5)), splat(real(1)), splat(real(1e-6))
         a0, a1, a2, a3 = load(a, 0), load(a, count), load(a, 2 * count), load(a, 3 * count)
         one, zeros = half + half, half - half
         s, t, p, q, u, v, d, e = zeros, zeros, zeros, zeros, zeros, zeros, zeros, zeros
@@ -302,7 +302,7 @@ def rooflines() -> list[Callable[[int], Any]]:
             d, e = fma(a1, y, fma(a0, x, d)), fma(a3, w, fma(a2, z, e))
             p, q, u, v = fma(a0, x, p), fma(a1, y, q), fma(a2, z, u), fma(a3, w, v)
             f += step
-        return lanes.total(s + t + p + q + u + v + d + e)
+        return simd.total(s + t + p + q + u + v + d + e)
 
     return [on_threads(loop, torch.linspace(0.1, 1, 4 * count)) for loop in (scores, gradients)]
 
@@ -311,9 +311,9 @@ def on_threads(loop: Any, numbers: Tensor, units: int = 64) -> Callable[[int], A
     """A loop over so many (pair, feature)s, shared by the threads on which kernels run."""
     from numba.np.numpy_support import carray
 
-    from regard.kernels import workers
+    from regard.kernels.additive.cpu import threads
 
-    following, first, at, take = workers.NEXT, workers.FIRST, workers.at, workers.take
+    following, first, at, take = threads.NEXT, threads.FIRST, threads.at, threads.take
     count, sums = numbers.numel(), torch.empty(units)
 
     def make(real: Any) -> Callable[[Any], None]:
@@ -329,18 +329,18 @@ def on_threads(loop: Any, numbers: Tensor, units: int = 64) -> Callable[[int], A
 
         return kernel
 
-    return lambda n: workers.run(make, units, [n], [numbers, sums], n)
+    return lambda n: threads.run(make, units, [n], [numbers, sums], n)
 
 
 def shares_of_rooflines(sizes: tuple[int, ...]) -> list[float]:
     """Percent of the two rooflines that the kernels reach, timed in turn: scores and gradients."""
-    from regard.kernels import cpu
+    from regard.kernels.additive.cpu import launch
 
     batch, length, keys, width = sizes
     a, b = torch.randn(batch, length, width), torch.randn(batch, keys, width)
     v, g = torch.randn(1, width), torch.randn(batch, length, keys)
     kernels: list[Callable[[], Any]] = [
-        lambda: cpu.scores(a, b, v), lambda: cpu.gradients(g, a, b, v),
+        lambda: launch.scores(a, b, v), lambda: launch.gradients(g, a, b, v),
     ]  # fmt: skip
     shares = []
     for kernel, loop in zip(kernels, rooflines(), strict=True):

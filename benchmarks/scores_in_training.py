@@ -23,7 +23,7 @@ import yaml
 
 import regard
 from regard.config import from_dict
-from regard.corpus import make_corpus, settled
+from regard.corpus import make_corpus, resolved
 from regard.data import Batch, epoch
 from regard.models import build
 from regard.scores import NAMES
@@ -74,7 +74,7 @@ def main() -> None:
     ways = {}
     for name in dict.fromkeys([BASELINE, *given.scores.split(",")]):
         values["model"]["attention"] = name
-        ways[name] = updates(settled(from_dict(values), corpus), sizes)
+        ways[name] = updates(resolved(from_dict(values), corpus), sizes)
 
     times: dict[str, list[float]] = {name: [] for name in ways}
     batches = epoch(corpus.train, config.training.batch_tokens, config.training.seed, 0)

@@ -44,7 +44,7 @@ def double(tensor: Tensor) -> Tensor:
     return twin.requires_grad_(tensor.requires_grad)
 
 
-class Looked(NamedTuple):
+class AdditiveOutput(NamedTuple):
     context: Tensor
     weights: Tensor
 
@@ -55,14 +55,14 @@ def finish(
     masked: Tensor | None = None,
     bias: Tensor | None = None,
     normalizer: str = "softmax",
-) -> Looked:
+) -> AdditiveOutput:
     """The second and third move of the reference."""
     if bias is not None:
         scores = scores + bias
     if masked is None:
         masked = torch.zeros(scores.shape, dtype=torch.bool)
     weights = reference.normalize(scores, masked.expand_as(scores), normalizer)
-    return Looked(reference.average(weights, values), weights)
+    return AdditiveOutput(reference.average(weights, values), weights)
 
 
 def _inner(query: Tensor, key: Tensor) -> Tensor:

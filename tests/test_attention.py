@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import regard
-from oracle import FORMULAS, Looked, bound, close, double, doubled, finish, gradients
-from regard.attention import NORMALIZERS, Attended, Attention, Memory
+from oracle import FORMULAS, AdditiveOutput, bound, close, double, doubled, finish, gradients
+from regard.attention import NORMALIZERS, Attention, AttentionOutput, Memory
 from regard.errors import ConfigError, ShapeError
 from regard.scores import EQUAL_WIDTHS, NAMES, Cosine, Dot, ScaledDot, make_score
 
@@ -43,7 +43,7 @@ def _parameters(module: nn.Module) -> list[Tensor]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def _same(left: Attended, right: Attended, tolerance: float = 1e-13) -> None:
+def _same(left: AttentionOutput, right: AttentionOutput, tolerance: float = 1e-13) -> None:
     close(left.context, right.context, tolerance)
     if left.weights is not None:
         close(left.weights, right.weights, tolerance)
@@ -89,7 +89,7 @@ class Given(nn.Module):
 
 def _expected(
     attention: Attention, formula: Any, rows: list[Tensor], padding: Tensor, mask: Tensor
-) -> Looked:
+) -> AdditiveOutput:
     query, key, value = rows
     hidden = mask == -torch.inf
     scores = formula(attention.score, query, key)
@@ -197,7 +197,7 @@ def test_keys_projected_once_serve_every_step(name: str, need_weights: bool) -> 
     keys, masked = attention.project_key(key), _padding()[:, None]
     for step in range(L):
         one = query[:, step : step + 1]
-        found = attention.look(one, keys, value, masked, need_weights=need_weights)
+        found = attention.attend(one, keys, value, masked, need_weights=need_weights)
         close(found.context, whole.context[:, step : step + 1], 1e-13)
 
 
@@ -365,7 +365,7 @@ def test_a_query_that_sees_nothing_gets_zeros(
 def test_every_way_to_say_the_same_mask(name: str, need_weights: bool) -> None:
     attention, rows = _attention(name), _rows(name)
 
-    def call(**masks: Tensor) -> Attended:
+    def call(**masks: Tensor) -> AttentionOutput:
         return attention(*rows, **masks, need_weights=need_weights)
 
     hides = [call(**masks) for masks in _mask_arguments().values()]
@@ -611,10 +611,10 @@ def test_dropout_in_training_alone(score: str, need_weights: bool) -> None:
 
 def test_public_names() -> None:
     assert regard.Attention is Attention
-    assert Attended._fields == ("context", "weights")
+    assert AttentionOutput._fields == ("context", "weights")
 
 
 def test_annotated_shapes_are_checked_here() -> None:
-    """Under pytest alone: a query and keys of different widths do not fit `look`."""
-    with pytest.raises(TypeError, match="look"):
-        Attention(Dot()).look(torch.randn(2, 3, 4), torch.randn(2, 5, 4), torch.randn(2, 6, 4))
+    """Under pytest alone: a query and keys of different widths do not fit `attend`."""
+    with pytest.raises(TypeError, match="attend"):
+        Attention(Dot()).attend(torch.randn(2, 3, 4), torch.randn(2, 5, 4), torch.randn(2, 6, 4))

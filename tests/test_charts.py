@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from regard.charts import MissingGlyphWarning, heatmap, picture, terminal_heatmap
+from regard.charts import MissingGlyphWarning, base, heatmap, terminal_heatmap
 from regard.errors import ConfigError, DataError, ShapeError
 
 SOURCE = ["el", "gato", "negro", "no", "duerme"]
@@ -232,13 +232,13 @@ def test_pictures_with_the_readers_fonts_do_not_warn(tmp_path):
     ("fonts", "missing"), [("", "中é文字"), ("é", "中文字"), ("中文字", "é"), ("中é文字", "")]
 )
 def test_missing_glyphs_follow_the_fonts(monkeypatch, fonts, missing):
-    monkeypatch.setattr(picture, "_drawing", lambda c: c.encode() if c in fonts else b"box")
+    monkeypatch.setattr(base, "_drawing", lambda c: c.encode() if c in fonts else b"box")
     chart = heatmap(np.ones((1, 3)), ["a中", "é", "文中"], ["b"], title="字 é")
     assert chart.missing_glyphs == missing
 
 
 def test_a_long_list_of_missing_characters_is_cut(monkeypatch):
-    monkeypatch.setattr(picture, "_drawable", lambda _: False)
+    monkeypatch.setattr(base, "_drawable", lambda _: False)
     with pytest.warns(MissingGlyphWarning, match="draw abcdefghijklmnopqrst and 6 more: "):
         heatmap(np.ones((1, 1)), ["abcdefghijklm"], ["nopqrstuvwxyz"]).to_png()
 
@@ -340,7 +340,7 @@ def test_bars_show_the_weights_of_the_chosen_step(step):
 def test_the_chosen_row_has_a_frame():
     spec = heatmap(WEIGHTS, SOURCE, TARGET).to_page().to_dict()
     svg = ET.fromstring(vl_convert.vegalite_to_svg(spec))
-    frames = [e for e in svg.iter(f"{SVG}path") if e.get("stroke") == picture.INK]
+    frames = [e for e in svg.iter(f"{SVG}path") if e.get("stroke") == base.INK]
     assert len(frames) == 1
     assert frames[0].get("fill") in (None, "none", "transparent")
 

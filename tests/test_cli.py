@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from regard.cli.main import VERBS, main
+from regard.cli.main import COMMANDS, main
 
 TINY = [
     *("--model.embedding_dim", "16", "--model.encoder_dim", "16", "--model.decoder_dim", "32"),
@@ -110,7 +110,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_help_needs_no_torch() -> None:
     code = """
-from regard.cli.main import VERBS, main
+from regard.cli.main import COMMANDS, main
 assert main(["--help"]) == 0
 heavy = {"torch", "altair", "accelerate", "numba", "triton", "jsonargparse"} & set(sys.modules)
 assert not heavy, heavy
@@ -123,7 +123,7 @@ assert not heavy, heavy
 """
     done = python(code)
     assert (done.returncode, done.stderr) == (0, "")
-    for verb, what in VERBS.items():
+    for verb, what in COMMANDS.items():
         assert f"{verb:<9}  {what}" in done.stdout
 
 
@@ -285,7 +285,7 @@ def test_a_group_that_is_no_group_leaves_with_1(regard: Command, tmp_path: Path)
 
 
 def test_data_writes_a_set(regard: Command, tmp_path: Path) -> None:
-    pytest.importorskip("regard.sets")
+    pytest.importorskip("regard.datasets")
     outcome = regard("data", "copy", "--out", tmp_path / "copy")
     assert (outcome.status, outcome.err) == (0, "")
     for part in ("train", "dev", "test"):

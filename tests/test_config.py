@@ -114,7 +114,7 @@ def test_every_setting_has_a_line_of_help() -> None:
 
 
 def test_a_model_fills_in_what_depends_on_its_kind() -> None:
-    recurrent, transformer = ModelConfig().settled(), ModelConfig(kind="transformer").settled()
+    recurrent, transformer = ModelConfig().resolved(), ModelConfig(kind="transformer").resolved()
     assert (recurrent.encoder, recurrent.attention, recurrent.encoder_layers) == (
         "rnn",
         "additive",
@@ -122,7 +122,7 @@ def test_a_model_fills_in_what_depends_on_its_kind() -> None:
     )
     assert (transformer.encoder, transformer.attention) == ("transformer", "scaled_dot")
     assert (transformer.encoder_layers, transformer.decoder_layers) == (3, 3)
-    mixed = ModelConfig(encoder="transformer").settled()
+    mixed = ModelConfig(encoder="transformer").resolved()
     assert (mixed.attention, mixed.encoder_layers, mixed.decoder_layers) == ("additive", 3, 1)
 
 

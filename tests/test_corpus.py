@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from regard.config import Config, DataConfig, TextConfig, TrainingConfig
-from regard.corpus import Corpus, make_corpus, settled
+from regard.corpus import Corpus, make_corpus, resolved
 from regard.errors import ConfigError, DataError
 from regard.text import END, UNKNOWN, Tokenizer
 
@@ -166,7 +166,7 @@ def test_the_unit_that_was_found_is_said_and_settled() -> None:
     config = Config(source=TextConfig(lowercase=True))
     found = make_corpus(config, PAIRS, DEV)
     assert any(note.startswith("source: unit char (found from the data)") for note in found.notes)
-    done = settled(config, found)
+    done = resolved(config, found)
     assert (done.source.unit, done.target.unit) == (found.source.unit, found.target.unit)
     assert done.source.lowercase
     assert "auto" not in (done.source.unit, done.target.unit)

@@ -50,9 +50,9 @@ def test_the_demo_replaces_its_own_folder_only(tmp_path: Path) -> None:
 
 
 def test_the_pictured_sentence_is_of_the_test_part() -> None:
-    from regard import sets
+    from regard import datasets
 
-    made = sets.make("phrasebook")
+    made = datasets.make("phrasebook")
     assert demos.PICTURE in {example.source for example in made.test}
 
 

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.charts import Picture, encoder_decoder, moves, self_attention, three_moves
+from regard.charts import Chart, attention_steps, encoder_decoder, self_attention
+from regard.charts.attention_steps import _free_way, _hull
 from regard.charts.drawing import blue
 from regard.errors import ConfigError, DataError, ShapeError
 from regard.explanation import explain
@@ -159,9 +160,9 @@ def test_diagrams_save_as_every_format(tmp_path):
     for picture in (
         encoder_decoder(WEIGHTS, SOURCE, TARGET),
         self_attention(np.eye(3), TARGET),
-        three_moves(explain([1, 2], [[1, 0], [0, 1], [1, 1]])),
+        attention_steps(explain([1, 2], [[1, 0], [0, 1], [1, 1]])),
     ):
-        assert isinstance(picture, Picture)
+        assert isinstance(picture, Chart)
         for suffix, start in [
             (".html", b"<!DOC"),
             (".svg", b"<svg"),
@@ -188,7 +189,7 @@ def test_errors_say_what_was_found():
 
 
 def test_three_moves_show_scores_weights_and_context():
-    picture = three_moves(explain([1, 2], [[1, 0], [0, 1], [1, 1]]))
+    picture = attention_steps(explain([1, 2], [[1, 0], [0, 1], [1, 1]]))
     written = texts(picture)
     assert [text for text in written if text in ("1.00", "2.00", "3.00")] == [
         "1.00",
@@ -204,7 +205,9 @@ def test_three_moves_show_scores_weights_and_context():
 
 
 def test_given_weights_have_no_scores_to_show():
-    picture = three_moves(explain(None, np.eye(4), weights=[0.4, 0.3, 0.2, 0.2], labels=["a"] * 4))
+    picture = attention_steps(
+        explain(None, np.eye(4), weights=[0.4, 0.3, 0.2, 0.2], labels=["a"] * 4)
+    )
     assert len(picture.to_altair().to_dict()["hconcat"]) == 2
     written = texts(picture)
     assert "the weights sum to 1.10" in written
@@ -217,7 +220,7 @@ def test_given_weights_have_no_scores_to_show():
 
 
 def test_a_context_of_negative_weights_is_not_said_to_be_inside():
-    picture = three_moves(explain(None, np.eye(2), weights=[-0.5, 1.5]))
+    picture = attention_steps(explain(None, np.eye(2), weights=[-0.5, 1.5]))
     assert "c = (−0.50, 1.50)" in texts(picture)
 
 
@@ -225,7 +228,7 @@ def test_a_context_of_negative_weights_is_not_said_to_be_inside():
 @given(TOKENS, st.integers(1, 4), st.integers(0, 9))
 def test_any_labels_make_three_whole_panels(labels, width, seed):
     states = np.random.default_rng(seed).normal(size=(len(labels), width))
-    picture = three_moves(explain(states[0], states, labels=labels), title=labels[0])
+    picture = attention_steps(explain(states[0], states, labels=labels), title=labels[0])
     bars = [e for e in drawn(picture).iter() if e.get("aria-roledescription") == "bar"]
     assert len(bars) == 2 * len(labels) + (width if width != 2 else 0)
     assert picture.to_html().count("</script>") == 2
@@ -237,7 +240,7 @@ def test_any_labels_make_three_whole_panels(labels, width, seed):
 )
 def test_the_hull_is_convex_and_holds_every_average(points, seed):
     states = np.array(points, float)
-    corners = moves._hull(states)
+    corners = _hull(states)
     assert set(corners) <= {(float(x), float(y)) for x, y in points}
     if len(corners) < 3:
         return
@@ -250,7 +253,7 @@ def test_the_hull_is_convex_and_holds_every_average(points, seed):
 
 
 def test_one_state_alone_is_a_point():
-    assert moves._hull(np.array([[1.0, 2.0], [1.0, 2.0]])) == [(1.0, 2.0)]
-    x, y = moves._free_way(np.array([[1.0, 0.0]]))
+    assert _hull(np.array([[1.0, 2.0], [1.0, 2.0]])) == [(1.0, 2.0)]
+    x, y = _free_way(np.array([[1.0, 0.0]]))
     assert math.hypot(x + 1, y) < 1e-9
-    drawn(three_moves(explain([1, 2], [[1, 2]])))
+    drawn(attention_steps(explain([1, 2], [[1, 2]])))

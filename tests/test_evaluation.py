@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import regard
-from regard import evaluation, folder
+from regard import evaluation, model_folder
 from regard.config import Config, ModelConfig, TextConfig
 from regard.data import Example
 from regard.evaluation import layer_agreements
@@ -19,7 +19,7 @@ def _translator(**model: object) -> regard.Translator:
     built = build(config.model, len(tokenizer), len(tokenizer)).eval()
     for parameter in built.parameters():
         parameter.data.mul_(3)
-    trained = folder.Trained(config, built, tokenizer, tokenizer, {"longest_target": 5})
+    trained = model_folder.TrainedModel(config, built, tokenizer, tokenizer, {"longest_target": 5})
     return regard.Translator(trained, torch.device("cpu"))
 
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import regard
-from regard import folder
+from regard import model_folder
 from regard.cli.main import main
 from regard.config import Config, ModelConfig, TextConfig
 from regard.errors import ConfigError, ShapeError
 from regard.explanation import explain, variances
 from regard.explanation.formulas import FORMULAS
-from regard.explanation.model import _letters, explain_step
+from regard.explanation.from_model import _letters, explain_step
 from regard.models import build
 from regard.scores import EQUAL_WIDTHS, NAMES, make_score
 from regard.text import Tokenizer
@@ -185,10 +185,10 @@ def _translator(out: Path, **model: object) -> regard.Translator:
     built = build(config.model, len(tokenizer), len(tokenizer)).eval()
     for parameter in built.parameters():
         parameter.data.mul_(2)
-    trained = folder.Trained(config, built, tokenizer, tokenizer, {"longest_target": 4})
+    trained = model_folder.TrainedModel(config, built, tokenizer, tokenizer, {"longest_target": 4})
     out.mkdir()
-    folder.save_description(out, trained)
-    folder.save_weights(out, built)
+    model_folder.save_description(out, trained)
+    model_folder.save_weights(out, built)
     return regard.Translator(trained, torch.device("cpu"))
 
 

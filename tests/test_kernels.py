@@ -23,7 +23,8 @@ from torch.utils.checkpoint import checkpoint
 import oracle
 from oracle import bound, close, double, gradients
 from regard.errors import ConfigError
-from regard.kernels import additive, backends, eager, operators, reference
+from regard.kernels import additive, eager, reference
+from regard.kernels.additive import autograd, dispatch
 
 SIZES = [(1, 1, 1, 1, 1), (2, 3, 5, 7, 4), (3, 1, 9, 2, 1), (1, 7, 2, 5, 3)]
 """B, L, T, D and the width of the values."""
@@ -40,7 +41,7 @@ BACKENDS = ["cpu", "eager"]
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Who computes behind the operator."""
     if request.param == "eager":
-        monkeypatch.setattr(backends, "module", lambda name: None)
+        monkeypatch.setattr(dispatch, "module", lambda name: None)
     return request.param
 
 
@@ -441,19 +442,19 @@ def _operators() -> list[tuple[Any, tuple[Any, ...]]]:
     others = leaf(2, 1, 4, 5), leaf(1, 5), leaf(2, 1, 4, 3)
     room = 1 << 20
     return [
-        (operators.traced_scores, (a, b, v, None, room)),
-        (operators.traced_scores, (turned(3, 2, 5), b, v, additive.exponentials(b), room)),
-        (operators.traced_scores_gradients, (*of_scores, room)),
+        (autograd.traced_scores, (a, b, v, None, room)),
+        (autograd.traced_scores, (turned(3, 2, 5), b, v, additive.exponentials(b), room)),
+        (autograd.traced_scores_gradients, (*of_scores, room)),
         (
-            operators.traced_attention,
+            autograd.traced_attention,
             (leaf(2, 1, 3, 5), *others, masked, bias, None, seed, "softmax", 0.3, 200),
         ),
         (
-            operators.traced_attention,
+            autograd.traced_attention,
             (turned(1, 2, 3, 5), *others, None, None, None, None, "none", 0.0, 200),
         ),
         (
-            operators.traced_attention_gradients,
+            autograd.traced_attention_gradients,
             (
                 torch.randn(2, 1, 3, 3),
                 None,
@@ -517,7 +518,7 @@ def test_called_directly_and_as_an_operator_it_is_the_same(
         return [looked.context, total, *first, *gradients(again[0].sin(), leaves)]
 
     direct = found()
-    monkeypatch.setattr(operators, "_traced", lambda inputs: True)
+    monkeypatch.setattr(autograd, "_traced", lambda inputs: True)
     for one, other in zip(direct, found(), strict=True):
         assert torch.equal(one, other)
 
@@ -681,7 +682,8 @@ PEAK = """
 import re
 from pathlib import Path
 import torch
-from regard.kernels import additive, backends
+from regard.kernels import additive
+from regard.kernels.additive import dispatch
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
@@ -700,7 +702,7 @@ print((peak() - before) / 1024)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc/self/status")
-@pytest.mark.parametrize("without", ["", "backends.module = lambda name: None"])
+@pytest.mark.parametrize("without", ["", "dispatch.module = lambda name: None"])
 @pytest.mark.parametrize("call", CALLS)
 def test_memory_stays_near_the_workspace(call: str, without: str) -> None:
     """16 MiB are asked for where all pairs at once take more than 1 GiB, three times over."""

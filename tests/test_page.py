@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def address(folders: list[Path]) -> Iterator[str]:
     command = [sys.executable, "-m", "regard.cli.main", "serve", str(folders[0])]
-    command += ["--beside", str(folders[1]), "--port", "0", "--example", "a b c"]
+    command += ["--compare-with", str(folders[1]), "--port", "0", "--example", "a b c"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found = re.search(r"http://\S+:\d+", process.stdout.readline())
@@ -197,7 +197,7 @@ def test_a_head_is_chosen_and_dropped(page: Page, folders: list[Path]) -> None:
     assert np.allclose(_weights(view), shown.attention_heads[0, 1, 0], atol=0.002)
     view.get_by_label("drop this head").check()
     view.locator(".chip").first.wait_for()
-    expected = translator.translate(["a b c"], drop_heads=[(1, 0)])[0]
+    expected = translator.translate(["a b c"], ablate_heads=[(1, 0)])[0]
     expect(view.locator(".output")).to_have_text(expected.text or "(nothing)")
     if expected.tokens:
         assert _weights(view) == [0] * len(expected.source_tokens)

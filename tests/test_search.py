@@ -12,7 +12,7 @@ from regard.attention import Memory
 from regard.config import ModelConfig
 from regard.decoders import Decoder, Step
 from regard.models import Seq2Seq, build
-from regard.search import beam_search, forced, length_penalty
+from regard.search import beam_search, forced_decode, length_normalization
 from regard.text import END, PAD, START
 
 V = 7
@@ -39,25 +39,30 @@ def _limits(*values: int) -> Tensor:
     return torch.tensor(values)
 
 
-def _all_outputs(model: Seq2Seq, memory: Memory, item: int, limit: int, alpha: float):
+def _all_outputs(model: Seq2Seq, memory: Memory, item: int, limit: int, length_penalty: float):
     """Every output of up to `limit` symbols with its score, best first."""
     symbols = [1, 4, 5, 6]
     outputs = [list(ids) for n in range(limit + 1) for ids in itertools.product(symbols, repeat=n)]
     one = memory.select(torch.tensor([item] * len(outputs)))
-    found = forced(model.decoder, one, outputs, alpha)
+    found = forced_decode(model.decoder, one, outputs, length_penalty)
     return sorted(found, key=lambda hypothesis: -hypothesis.score)
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("decoder", ["luong", "bahdanau"])
-def test_a_wide_beam_finds_what_brute_force_finds(decoder: str, alpha: float) -> None:
+def test_a_wide_beam_finds_what_brute_force_finds(decoder: str, length_penalty: float) -> None:
     model = _model(decoder=decoder)
     memory = _memory(model)
     found = beam_search(
-        model.decoder, memory, _limits(4, 4, 4), beam_size=200, n_best=10, alpha=alpha
+        model.decoder,
+        memory,
+        _limits(4, 4, 4),
+        beam_size=200,
+        n_best=10,
+        length_penalty=length_penalty,
     )
     for item in range(3):
-        best = _all_outputs(model, memory, item, 4, alpha)[:10]
+        best = _all_outputs(model, memory, item, 4, length_penalty)[:10]
         assert [one.ids for one in found[item]] == [one.ids for one in best]
         np.testing.assert_allclose(
             [one.score for one in found[item]], [one.score for one in best], atol=1e-5
@@ -85,7 +90,7 @@ def test_attention_of_a_search_equals_forced_attention(
     )
     for item, hypotheses in enumerate(found):
         one = memory.select(torch.tensor([item] * len(hypotheses)))
-        again = forced(model.decoder, one, [hypothesis.ids for hypothesis in hypotheses])
+        again = forced_decode(model.decoder, one, [hypothesis.ids for hypothesis in hypotheses])
         for hypothesis, want in zip(hypotheses, again, strict=True):
             assert hypothesis.weights.shape == (len(hypothesis.ids), 1, 1, 4)
             np.testing.assert_allclose(hypothesis.weights, want.weights, atol=2e-6)
@@ -146,9 +151,9 @@ def test_no_sources_no_outputs() -> None:
 
 
 def test_length_penalty_is_that_of_wu_et_al() -> None:
-    assert float(length_penalty(1, 1.0)) == pytest.approx(1.0)
-    assert float(length_penalty(7, 0.5)) == pytest.approx(2**0.5)
-    assert float(length_penalty(50, 0.0)) == 1.0
+    assert float(length_normalization(1, 1.0)) == pytest.approx(1.0)
+    assert float(length_normalization(7, 0.5)) == pytest.approx(2**0.5)
+    assert float(length_normalization(50, 0.0)) == 1.0
 
 
 @dataclass

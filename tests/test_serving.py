@@ -43,7 +43,7 @@ def transformer(folders: list[Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def client(folder: Path, transformer: Path) -> Iterator[TestClient]:
-    settings = Settings(folder=str(folder), beside=str(transformer), example=HOSTILE)
+    settings = Settings(folder=str(folder), compare_with=str(transformer), example=HOSTILE)
     with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
         yield client
 
@@ -96,10 +96,10 @@ def test_pushes_are_those_of_the_translator(
     translator = regard.Translator.load([folder, transformer][model], "cpu")
     pushes: dict[str, Any] = {"pin": {1: {0: 0.9}, 0: {2: 0.5}}}
     dropped = [(0, 1)] if model else []
-    expected = translator.translate(["a b c"], prefix="b", drop_heads=dropped, **pushes)[0]
+    expected = translator.translate(["a b c"], prefix="b", ablate_heads=dropped, **pushes)[0]
     for begin in ({"prefix": "b"}, {"prefix_tokens": ["b"]}):
         found = _translate(
-            client, text="a b c", model=model, heads=True, drop_heads=dropped, **begin, **pushes
+            client, text="a b c", model=model, heads=True, ablate_heads=dropped, **begin, **pushes
         )
         assert found[0]["tokens"] == expected.tokens
         assert _alike(found[0]["attention_heads"], expected.attention_heads)
@@ -159,7 +159,7 @@ def test_the_tree_holds_every_output(client: TestClient) -> None:
         ({"text": "a", "pin": {"x": {}}}, "pin"),
         ({"text": "a", "prefix": ["b", "c"]}, "one prefix"),
         ({"text": "a", "prefix": "b", "prefix_tokens": ["b"]}, "not both"),
-        ({"text": "a", "drop_heads": [[3, 0]]}, "no head 0 in layer 3"),
+        ({"text": "a", "ablate_heads": [[3, 0]]}, "no head 0 in layer 3"),
         ({"text": "a", "model": 2}, "no model 2"),
         ([1, 2], ""),
         (None, ""),
@@ -517,8 +517,8 @@ def test_clients_that_vanish_or_dawdle_leave_the_server_alive(folder: Path) -> N
         (["--port", "70000"], "0 to 65535"),
         (["--host", "999.0.0.1"], "cannot listen"),
         (["--workers", "0"], "at least 1"),
-        (["--beside", "nowhere"], "nowhere"),
-        (["--beside", "nowhere", "--workers", "2"], "nowhere"),
+        (["--compare-with", "nowhere"], "nowhere"),
+        (["--compare-with", "nowhere", "--workers", "2"], "nowhere"),
         (["--timeout", "1e9"], "3600"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -82,14 +82,14 @@ def test_resuming_continues_exactly(tmp_path: Path, model: dict[str, object]) ->
     class Stop(Exception):
         pass
 
-    def stop_after_10(self: training._Run, progress: Progress) -> None:
+    def stop_after_10(self: training.Trainer, progress: Progress) -> None:
         validate(self, progress)
         if self.schedule.update == 10:
             raise Stop
 
-    validate = training._Run._validate
+    validate = training.Trainer._validate
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training._Run, "_validate", stop_after_10)
+        patch.setattr(training.Trainer, "_validate", stop_after_10)
         with pytest.raises(Stop):
             regard.train(settings, PAIRS, DEV)
     torch.manual_seed(99)
@@ -171,15 +171,15 @@ def test_the_best_weights_are_kept_not_the_last(tmp_path: Path) -> None:
 def test_ctrl_c_leaves_a_usable_folder_that_resumes_exactly(tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "model"
     regard.train(_config(whole), PAIRS, DEV)
-    update = training._Run._update
+    update = training.Trainer._update
 
-    def interrupt_at_8(self: training._Run, batch: object) -> object:
+    def interrupt_at_8(self: training.Trainer, batch: object) -> object:
         if self.schedule.update == 7:
             signal.raise_signal(signal.SIGINT)
         return update(self, batch)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training._Run, "_update", interrupt_at_8)
+        patch.setattr(training.Trainer, "_update", interrupt_at_8)
         with pytest.raises(KeyboardInterrupt):
             regard.train(_config(out), PAIRS, DEV)
     assert regard.Translator.load(out).translate(["a b"])[0].source_tokens
@@ -191,13 +191,13 @@ def test_ctrl_c_leaves_a_usable_folder_that_resumes_exactly(tmp_path: Path) -> N
 def test_ctrl_c_before_the_first_validation_leaves_a_usable_folder(tmp_path: Path) -> None:
     out = tmp_path / "model"
 
-    def interrupt(self: training._Run, batch: object) -> object:
+    def interrupt(self: training.Trainer, batch: object) -> object:
         signal.raise_signal(signal.SIGINT)
         return update(self, batch)  # type: ignore[arg-type]
 
-    update = training._Run._update
+    update = training.Trainer._update
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training._Run, "_update", interrupt)
+        patch.setattr(training.Trainer, "_update", interrupt)
         with pytest.raises(KeyboardInterrupt):
             regard.train(_config(out), PAIRS, DEV)
     assert regard.Translator.load(out).translate(["a"])[0].source_tokens == ["a", "</s>"]

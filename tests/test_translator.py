@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import regard
-from regard import folder
+from regard import model_folder
 from regard.config import Config, ModelConfig, TextConfig
 from regard.errors import ConfigError
 from regard.models import build
@@ -31,7 +31,7 @@ def _translator(
     built = build(config.model, *map(len, tokenizers)).eval()
     for parameter in built.parameters():
         parameter.data.mul_(3)
-    trained = folder.Trained(config, built, *tokenizers, {"longest_target": 5})
+    trained = model_folder.TrainedModel(config, built, *tokenizers, {"longest_target": 5})
     return regard.Translator(trained, torch.device("cpu"))
 
 
@@ -204,7 +204,7 @@ def test_features_are_source_tokens_with_words_of_their_own() -> None:
     source = Tokenizer.learn(["ab\tV;PST", "ba\tV;PRS"], TextConfig(unit="char"), features=True)
     target = Tokenizer.learn(["ab", "ba"], TextConfig(unit="char"))
     model = build(config.model, len(source), len(target)).eval()
-    trained = folder.Trained(config, model, source, target, {"longest_target": 2})
+    trained = model_folder.TrainedModel(config, model, source, target, {"longest_target": 2})
     translator = regard.Translator(trained, torch.device("cpu"))
     one, other = translator.translate(["ab\tV;PST", "ab\tV;PRS"])
     assert one.source_tokens == ["a", "b", "V", "PST", "</s>"]

@@ -15,7 +15,7 @@ from typing import Any
 from filelock import FileLock
 
 import regard
-from regard import config, sets
+from regard import config, datasets
 from regard.demo import demo_config
 
 _NOT_TRAINING = {"charts", "cli", "explanation", "serving"}
@@ -27,7 +27,7 @@ def phrasebook() -> regard.Translator:
     settings = config.to_dict(demo_config(Path("."), "cpu"))
     # fewer updates than the demo's, and as many on a slow machine as on a fast one
     settings["training"] |= {"max_minutes": None, "max_updates": 800, "validate_every": 800}
-    return _trained("phrasebook", settings, lambda: sets.make("phrasebook"))
+    return _trained("phrasebook", settings, lambda: datasets.make("phrasebook"))
 
 
 def small_transformer() -> regard.Translator:
@@ -38,7 +38,7 @@ def small_transformer() -> regard.Translator:
         "encoder_layers": 1, "decoder_layers": 2, "feed_forward_dim": 128, "dropout": 0.1,
     }  # fmt: skip
     settings["training"] |= {"max_minutes": None, "max_updates": 450, "validate_every": 450}
-    return _trained("transformer", settings, lambda: sets.make("phrasebook"))
+    return _trained("transformer", settings, lambda: datasets.make("phrasebook"))
 
 
 def pairs_of(part: tuple[Any, ...]) -> list[tuple[str, str]]:

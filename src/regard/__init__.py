@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from regard.alignment import Alignment
-    from regard.attention import Attended, Attention, MultiHeadAttention, SelfAttention
-    from regard.charts import Chart, heatmap
+    from regard.attention import Attention, AttentionOutput, MultiHeadAttention, SelfAttention
+    from regard.charts import Heatmap, heatmap
     from regard.config import Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
     from regard.errors import (
         ConfigError,
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
 _HOMES: dict[str, str] = {
     "Additive": "scores",
     "Alignment": "alignment",
-    "Attended": "attention",
+    "AttentionOutput": "attention",
     "Attention": "attention",
     "Bilinear": "scores",
-    "Chart": "charts",
+    "Heatmap": "charts",
     "Concat": "scores",
     "Config": "config",
     "ConfigError": "errors",
@@ -75,10 +75,9 @@ _HOMES: dict[str, str] = {
 __all__ = [
     "Additive",
     "Alignment",
-    "Attended",
     "Attention",
+    "AttentionOutput",
     "Bilinear",
-    "Chart",
     "Concat",
     "Config",
     "ConfigError",
@@ -89,6 +88,7 @@ __all__ = [
     "Explanation",
     "ExtraError",
     "FolderError",
+    "Heatmap",
     "InnerProduct",
     "ModelConfig",
     "MultiHeadAttention",

@@ -42,7 +42,7 @@ class Gold:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class AlignmentScores:
+class AlignmentMetrics:
     """Precision, recall and alignment error rate of a corpus, each from 0 to 1."""
 
     precision: float
@@ -122,7 +122,7 @@ def read_gold(path: str | Path) -> list[Gold]:
     ]
 
 
-def score(predicted: Sequence[Iterable[Link]], gold: Sequence[Gold]) -> AlignmentScores:
+def score(predicted: Sequence[Iterable[Link]], gold: Sequence[Gold]) -> AlignmentMetrics:
     """Agreement of predicted links A with the sure S and possible P, counted over all pairs.
 
         precision = |A and P| / |A|
@@ -146,7 +146,7 @@ def score(predicted: Sequence[Iterable[Link]], gold: Sequence[Gold]) -> Alignmen
     sure = sum(len(each.sure) for each in gold)
     made_sure = sum(len(a & g.sure) for a, g in zip(links, gold, strict=True))
     made_possible = sum(len(a & g.possible) for a, g in zip(links, gold, strict=True))
-    return AlignmentScores(
+    return AlignmentMetrics(
         precision=_share(made_possible, made),
         recall=_share(made_sure, sure),
         aer=1 - _share(made_sure + made_possible, made + sure),

@@ -121,7 +121,7 @@ class ModelConfig:
         _typed(self, "model")
         _at_least(1, self, "model", "embedding_dim", "encoder_dim", "decoder_dim", "attention_dim")
         _at_least(1, self, "model", "heads", "feed_forward_dim", "window_radius")
-        if self.settled() is not self:
+        if self.resolved() is not self:
             return  # the settled one has been checked
         _at_least(1, self, "model", "encoder_layers", "decoder_layers")
         _share(self, "model", "dropout")
@@ -150,7 +150,7 @@ class ModelConfig:
                 "model.kind rnn and a score"
             )
 
-    def settled(self) -> "ModelConfig":
+    def resolved(self) -> "ModelConfig":
         """The same with what depends on the kind of model filled in."""
         transformer = self.kind == "transformer"
         values = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from regard.config import Config, TextConfig
-from regard.copying import copies_of, widened
+from regard.copy_mechanism import copies_of, widened
 from regard.data import BadLine, Example, Pairs, pairs_from, read_pairs
 from regard.errors import ConfigError, DataError
 from regard.text import END, Encoding, Tokenizer, say_unknown
@@ -126,7 +126,7 @@ def _check_tokenizers(source: Tokenizer, target: Tokenizer, config: Config) -> N
         )
 
 
-def settled(config: Config, corpus: Corpus) -> Config:
+def resolved(config: Config, corpus: Corpus) -> Config:
     """The settings with what was found from the data filled in."""
 
     def settle(settings: TextConfig, tokenizer: Tokenizer) -> TextConfig:
@@ -139,7 +139,7 @@ def settled(config: Config, corpus: Corpus) -> Config:
 
     return replace(
         config,
-        model=config.model.settled(),
+        model=config.model.resolved(),
         source=settle(config.source, corpus.source),
         target=settle(config.target, corpus.target),
     )

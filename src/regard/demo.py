@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from regard import sets
+from regard import datasets
 from regard.alignment import Gold
 from regard.config import Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
 from regard.errors import ConfigError
@@ -49,8 +49,8 @@ def demo(out: str | Path, device: str = "auto", say: Callable[[str], None] = pri
         ConfigError: the folder holds something else.
     """
     folder = _clear(Path(out))
-    made = sets.make("phrasebook")
-    sets.write(made, folder / "data")
+    made = datasets.make("phrasebook")
+    datasets.write(made, folder / "data")
     translator = train(demo_config(folder, device), command="regard demo")
     outputs = translator.translate(SENTENCES)
     for output in outputs:

@@ -15,7 +15,7 @@ CELLS = {"gru": nn.GRU, "lstm": nn.LSTM}
 """Recurrent layers by name."""
 
 
-class Encoded(NamedTuple):
+class EncoderOutput(NamedTuple):
     """What an encoder makes of a batch of sources."""
 
     states: Tensor
@@ -70,10 +70,10 @@ class RecurrentEncoder(nn.Module):
         self.output_dim = output_dim or self.final_dim
         self.project = _projection(self.final_dim, self.output_dim)
 
-    def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Encoded:
+    def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> EncoderOutput:
         """Encode ids (B, T), of which the first `lengths` (B,) of each row are real."""
         padding = padding_from_lengths(lengths, source.shape[1])
-        turned = turn_round(lengths, source.shape[1])
+        turned = reversal_indices(lengths, source.shape[1])
         states = self._drop(self.embedding(source))
         for forward, backward in zip_longest(self.forwards, self.backwards):
             both = [forward(states)[0]]
@@ -82,7 +82,7 @@ class RecurrentEncoder(nn.Module):
             states = self._drop(torch.cat(both, dim=-1))
         final = self._final(states, lengths)
         states = self.project(states).masked_fill(padding[..., None], 0)
-        return Encoded(states, final, padding)
+        return EncoderOutput(states, final, padding)
 
     def _final(self, states: Tensor, lengths: Tensor) -> Tensor:
         last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, states.shape[-1])
@@ -129,7 +129,7 @@ class EncoderLayer(nn.Module):
         first, second = cast("list[Residual]", list(self.residuals))
         entered = first.enter(rows)
         queries, seen = self.within.project_query(entered), self.within.project(entered, entered)
-        context = self.within.attention.look(queries, *seen, masked).context
+        context = self.within.attention.attend(queries, *seen, masked).context
         rows = first.leave(rows, self.within.join(context))
         return second.leave(rows, self.feed_forward(second.enter(rows)))
 
@@ -174,7 +174,7 @@ class TransformerEncoder(nn.Module):
         self.output_dim = output_dim or dim
         self.project = _projection(dim, self.output_dim)
 
-    def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Encoded:
+    def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> EncoderOutput:
         """Encode ids (B, T), of which the first `lengths` (B,) of each row are real."""
         padding = padding_from_lengths(lengths, source.shape[1])
         rows = self.embedding(source)
@@ -182,14 +182,14 @@ class TransformerEncoder(nn.Module):
             rows = layer(rows, padding[:, None, None])
         rows = self.norm(rows).masked_fill(padding[..., None], 0)
         final = rows.sum(1) / lengths.clamp(min=1)[:, None]
-        return Encoded(self.project(rows).masked_fill(padding[..., None], 0), final, padding)
+        return EncoderOutput(self.project(rows).masked_fill(padding[..., None], 0), final, padding)
 
 
 def _projection(width: int, wanted: int) -> nn.Module:
     return nn.Identity() if width == wanted else nn.Linear(width, wanted)
 
 
-def turn_round(lengths: Int[Tensor, " B"], width: int) -> Int[Tensor, "B T"]:
+def reversal_indices(lengths: Int[Tensor, " B"], width: int) -> Int[Tensor, "B T"]:
     """Positions that read each sequence backwards within its own length; padding stays in place."""
     positions = torch.arange(width, device=lengths.device)
     mirrored = lengths[:, None] - 1 - positions

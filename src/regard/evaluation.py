@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.alignment import Alignment, AlignmentScores, Gold, score
+from regard.alignment import Alignment, AlignmentMetrics, Gold, score
 from regard.data import Example, collate
 from regard.metrics import BleuTokenizer, Scores, group_by_source, report
 from regard.text import UNKNOWN
@@ -40,10 +40,10 @@ def evaluate(
     pairs: Sequence[tuple[str, str]],
     beam_size: int = 5,
     *,
-    alpha: float = 1.0,
+    length_penalty: float = 1.0,
     bleu_tokenize: BleuTokenizer = "13a",
     lowercase: bool = False,
-    advance: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Report:
     """Translate every distinct source once and hold it against all of its targets.
 
@@ -51,13 +51,15 @@ def evaluate(
         translator: what is measured.
         pairs: (source, target); several targets of one source are several references.
         beam_size: open hypotheses per source; 1 is greedy search.
-        alpha: exponent of the length penalty.
+        length_penalty: exponent of the length penalty.
         bleu_tokenize: how sacrebleu cuts the strings for BLEU.
         lowercase: lower-case outputs and references first.
-        advance: called with the number of sources just done.
+        on_progress: called with the number of sources just done.
     """
     sources, references = group_by_source(pairs)
-    translations = translator.translate(sources, beam_size, alpha=alpha, advance=advance)
+    translations = translator.translate(
+        sources, beam_size, length_penalty=length_penalty, on_progress=on_progress
+    )
     lengths = [len(translation.source_tokens) - 1 for translation in translations]
     outputs = [translation.text for translation in translations]
     scores = report(outputs, references, lengths, bleu_tokenize=bleu_tokenize, lowercase=lowercase)
@@ -68,18 +70,18 @@ def align(
     translator: Translator,
     pairs: Sequence[tuple[str, str]],
     gold: Sequence[Gold] | None = None,
-    advance: Callable[[int], None] | None = None,
-) -> tuple[list[Alignment], AlignmentScores | None]:
+    on_progress: Callable[[int], None] | None = None,
+) -> tuple[list[Alignment], AlignmentMetrics | None]:
     """Align every pair by the attention of its forced target, and score that against gold links.
 
     Args:
         translator: a model with attention.
         pairs: (source, target).
         gold: links by hand or by construction, one item per pair.
-        advance: called with the number of pairs just done.
+        on_progress: called with the number of pairs just done.
     """
     sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    found = [t.alignment() for t in translator.align(sources, targets, advance=advance)]
+    found = [t.alignment() for t in translator.align(sources, targets, on_progress=on_progress)]
     return found, None if gold is None else score(found, gold)
 
 

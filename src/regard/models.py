@@ -49,7 +49,7 @@ class Seq2Seq(nn.Module):
 
         `copies` are the ids of the source's symbols on the target side, for a copying decoder.
         """
-        memory = self.decoder.remember(self.encoder(source, lengths))
+        memory = self.decoder.prepare_memory(self.encoder(source, lengths))
         return dataclasses.replace(memory, copies=copies)
 
     def forward(
@@ -97,7 +97,7 @@ class Seq2Seq(nn.Module):
 
 def build(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
     """Build the model that the settings describe, with fresh weights."""
-    config = config.settled()
+    config = config.resolved()
     encoder = _encoder(config, source_vocabulary)
     decoder = _transformer_decoder if config.kind == "transformer" else _recurrent_decoder
     return Seq2Seq(encoder, decoder(config, target_vocabulary, encoder))

@@ -27,11 +27,11 @@ class Hypothesis(NamedTuple):
     """(len(ids), layers, heads, T): where each symbol's step looked; None without attention."""
     complete: bool
     """False where the end symbol had to be forced at the length limit."""
-    tree: "list[Grown] | None" = None
+    tree: "list[SearchNode] | None" = None
     """Everything the search kept open or ended, if asked for."""
 
 
-class Kept(NamedTuple):
+class BeamStep(NamedTuple):
     """What one step of beam search leaves for tracing hypotheses back."""
 
     items: Tensor
@@ -44,7 +44,7 @@ class Kept(NamedTuple):
     """(A, K', layers, heads, T): where each of the beams before looked for that symbol."""
 
 
-class Grown(NamedTuple):
+class SearchNode(NamedTuple):
     """A branch of the tree of everything that a search kept open or ended."""
 
     parent: int
@@ -55,11 +55,11 @@ class Grown(NamedTuple):
     """Sum of the log-probabilities so far."""
 
 
-class _Growth:
+class _SearchTree:
     """The trees of B sources, grown while they are searched."""
 
     def __init__(self, sources: int) -> None:
-        self.trees: list[list[Grown]] = [[] for _ in range(sources)]
+        self.trees: list[list[SearchNode]] = [[] for _ in range(sources)]
         self._open = [[-1] for _ in range(sources)]
 
     def add(self, items: Tensor, kept: "_Extended") -> None:
@@ -71,19 +71,19 @@ class _Growth:
             for score, parent, token in zip(scores, parents, tokens, strict=True):
                 opened.append(len(tree))
                 if score > -torch.inf:
-                    tree.append(Grown(before[parent], token, score))
+                    tree.append(SearchNode(before[parent], token, score))
             for score, beam in zip(ended, beams, strict=True):
                 if score > -torch.inf:
-                    tree.append(Grown(before[beam], END, score))
+                    tree.append(SearchNode(before[beam], END, score))
             self._open[item] = opened
 
 
-def length_penalty(length: Tensor | int, alpha: float) -> Tensor:
-    """((5 + length) / 6) ** alpha (Wu et al. 2016, arXiv:1609.08144, eq. 14); the end symbol counts."""
-    return ((5 + torch.as_tensor(length, dtype=torch.float32)) / 6) ** alpha
+def length_normalization(length: Tensor | int, length_penalty: float) -> Tensor:
+    """((5 + length) / 6) ** length_penalty (Wu et al. 2016, arXiv:1609.08144, eq. 14); the end symbol counts."""
+    return ((5 + torch.as_tensor(length, dtype=torch.float32)) / 6) ** length_penalty
 
 
-class Steering(NamedTuple):
+class SearchConstraints(NamedTuple):
     """What a search is made to do."""
 
     prefixes: Int[Tensor, "B P"]
@@ -121,9 +121,9 @@ def beam_search(
     limits: Int[Tensor, " B"],
     beam_size: int = 5,
     n_best: int = 1,
-    alpha: float = 1.0,
-    steering: Steering | None = None,
-    keep_tree: bool = False,
+    length_penalty: float = 1.0,
+    steering: SearchConstraints | None = None,
+    return_tree: bool = False,
 ) -> list[list[Hypothesis]]:
     """The best outputs found for each of B sources, best first; a beam of 1 is greedy search.
 
@@ -136,21 +136,21 @@ def beam_search(
         limits: (B,), the most symbols of each output; the end symbol is forced there.
         beam_size: open hypotheses per source (widened to `n_best`).
         n_best: outputs per source.
-        alpha: exponent of the length penalty.
+        length_penalty: exponent of the length penalty.
         steering: prefixes to begin with, and looks to push.
-        keep_tree: give every hypothesis the tree of its search.
+        return_tree: give every hypothesis the tree of its search.
     """
     beams = max(beam_size, n_best)
-    pool = _Pool(limits, n_best, alpha)
-    growth = _Growth(len(limits)) if keep_tree else None
+    pool = _Pool(limits, n_best, length_penalty)
+    growth = _SearchTree(len(limits)) if return_tree else None
     items = torch.arange(len(limits), device=limits.device)
     state, scores = decoder.start(memory), torch.zeros(len(limits), 1, device=limits.device)
     tokens = torch.full_like(scores, START, dtype=torch.long)
-    history: list[Kept] = []
+    history: list[BeamStep] = []
     while len(items):
-        intervene = None if steering is None else steering.at(len(history), items)
+        intervention = None if steering is None else steering.at(len(history), items)
         # a decoder that nobody pushes need not know of pushing
-        pushed = () if intervene is None else (intervene,)
+        pushed = () if intervention is None else (intervention,)
         step = decoder.step(tokens.flatten(), state, *pushed)
         totals = _totals(step.log_probs, scores, limits[items] == len(history))
         if steering is not None:
@@ -163,7 +163,7 @@ def beam_search(
         weights = step.weights
         if weights is not None:
             weights = weights.view(len(items), -1, *weights.shape[1:])
-        history.append(Kept(items, parents, tokens, weights))
+        history.append(BeamStep(items, parents, tokens, weights))
         stay = ~pool.done(items, scores.amax(1)) & (limits[items] > len(history) - 1)
         base = torch.arange(len(items), device=items.device) * (len(step.log_probs) // len(items))
         rows = base[:, None] + parents
@@ -183,8 +183,8 @@ def beam_search(
 
 
 @torch.inference_mode()
-def forced(
-    decoder: Decoder, memory: Memory, targets: list[list[int]], alpha: float = 1.0
+def forced_decode(
+    decoder: Decoder, memory: Memory, targets: list[list[int]], length_penalty: float = 1.0
 ) -> list[Hypothesis]:
     """The score of given targets (ids without the end symbol), and where each step looked."""
     device = memory.states.device
@@ -199,7 +199,7 @@ def forced(
         decoder.predict(unrolled.states, unrolled.weights, memory.copies).float(), dim=-1
     )
     found = log_probs.gather(2, outputs[..., None])[..., 0].masked_fill(outputs == PAD, 0)
-    scores = found.sum(1).cpu() / length_penalty(torch.tensor(lengths), alpha)
+    scores = found.sum(1).cpu() / length_normalization(torch.tensor(lengths), length_penalty)
     weights = None if unrolled.weights is None else unrolled.weights.float().cpu().numpy()
     return [
         Hypothesis(
@@ -248,17 +248,17 @@ def _extend(totals: Tensor, beams: int) -> _Extended:
 class _Pool:
     """The finished hypotheses of every source: the best `n_best` so far."""
 
-    def __init__(self, limits: Tensor, n_best: int, alpha: float) -> None:
+    def __init__(self, limits: Tensor, n_best: int, length_penalty: float) -> None:
         shape = (len(limits), n_best)
-        self.limits, self.alpha = limits, alpha
+        self.limits, self.length_penalty = limits, length_penalty
         self.scores = torch.full(shape, -torch.inf, device=limits.device)
         self.beams = torch.zeros(shape, dtype=torch.long, device=limits.device)
         self.steps = torch.zeros_like(self.beams)
-        self.bounds = length_penalty(limits.cpu() + 1, alpha).to(limits.device)
+        self.bounds = length_normalization(limits.cpu() + 1, length_penalty).to(limits.device)
 
     def add(self, items: Tensor, ended: _Ended, length: int) -> None:
         """Put in what ended after `length` symbols."""
-        penalty = float(length_penalty(length + 1, self.alpha))
+        penalty = float(length_normalization(length + 1, self.length_penalty))
         scores = torch.cat([self.scores[items], ended.scores / penalty], dim=1)
         best, order = scores.topk(self.scores.shape[1])
         steps = torch.cat([self.steps[items], torch.full_like(ended.beams, length)], dim=1)
@@ -271,7 +271,7 @@ class _Pool:
         """True for sources whose open hypotheses can no longer enter the pool."""
         return self.scores[items, -1] >= best_open / self.bounds[items]
 
-    def trace(self, history: list[Kept]) -> list[list[Hypothesis]]:
+    def trace(self, history: list[BeamStep]) -> list[list[Hypothesis]]:
         """Follow the finished hypotheses back through the steps."""
         scores, steps, beams = (t.cpu().numpy() for t in (self.scores, self.steps, self.beams))
         limits = self.limits.cpu().numpy()
@@ -299,7 +299,7 @@ class _Pool:
         ]
 
 
-def _on_cpu(step: Kept) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
+def _on_cpu(step: BeamStep) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]:
     weights = None if step.weights is None else step.weights.float().cpu().numpy()
     return step.items.cpu().numpy(), step.parents.cpu().numpy(), step.tokens.cpu().numpy(), weights
 

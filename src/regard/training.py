@@ -16,10 +16,10 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
 
-from regard import card, checkpoints, folder, metrics
+from regard import checkpoints, metrics, model_card, model_folder
 from regard.config import Config, TrainingConfig
-from regard.copying import hide
-from regard.corpus import Corpus, make_corpus, settled
+from regard.copy_mechanism import hide
+from regard.corpus import Corpus, make_corpus, resolved
 from regard.data import Batch, Example, bucket, collate, epoch
 from regard.errors import ConfigError, FolderError
 from regard.evaluation import layer_agreements
@@ -66,7 +66,7 @@ def train(
     out = _claim(config.out, resume)
     config, tokenizers, weights = _starting_point(config, out, resume, init_from)
     corpus = make_corpus(config, pairs, dev, tokenizers)
-    config = settled(config, corpus)
+    config = resolved(config, corpus)
     torch.manual_seed(config.training.seed)
     model = build(config.model, len(corpus.source), len(corpus.target))
     if weights is not None:
@@ -79,11 +79,11 @@ def train(
         "training_pairs": corpus.fingerprint(),
         "example": corpus.example,
     }
-    trained = folder.Trained(config, model, corpus.source, corpus.target, facts)
-    run = _Run(trained, corpus, out, command)
+    trained = model_folder.TrainedModel(config, model, corpus.source, corpus.target, facts)
+    run = Trainer(trained, corpus, out, command)
     if resume:
         run.restore()
-    folder.save_description(out, trained)
+    model_folder.save_description(out, trained)
     with Progress("training", config.training.max_updates, "updates") as progress:
         for note in [*corpus.notes, *run.notes]:
             progress.say(note)
@@ -112,15 +112,15 @@ def _with_layer(
         f"source symbol costs most (by layer {said}); its heads' average is what is shown"
     )
     trained = dataclasses.replace(trained, facts={**trained.facts, "attention_layer": best})
-    folder.save_description(out, trained)
+    model_folder.save_description(out, trained)
     return Translator(trained, translator.device)
 
 
-class _Run:
+class Trainer:
     """One run of training: what changes while it goes on."""
 
     def __init__(
-        self, trained: folder.Trained, corpus: Corpus, out: Path, command: str | None
+        self, trained: model_folder.TrainedModel, corpus: Corpus, out: Path, command: str | None
     ) -> None:
         self.trained, self.corpus, self.out, self.command = trained, corpus, out, command
         self.settings = trained.config.training
@@ -133,7 +133,7 @@ class _Run:
         self.history: list[dict[str, Any]] = []
         self.epoch = 0
         self.batches_done = 0
-        self.since = _Since()
+        self.since = RunningStatistics()
         chance = math.log(len(corpus.target))
         self.notes = [
             f"model: {trained.facts['parameters']:,} parameters on {self.accelerator.device} "
@@ -160,13 +160,13 @@ class _Run:
         if interrupted:
             self._save_last()
             if not self.history:
-                folder.save_weights(self.out, self.trained.model)
+                model_folder.save_weights(self.out, self.trained.model)
             progress.say(
                 f"stopped at update {self.schedule.update:,}; {self.out} can be used as it is, and "
                 "--resume goes on from here"
             )
             raise KeyboardInterrupt
-        card.write(self.out, self.trained, self.history, self.metric, self.command)
+        model_card.write(self.out, self.trained, self.history, self.metric, self.command)
 
     def _batches(self) -> Iterator[Batch]:
         if self.schedule.over():
@@ -219,7 +219,7 @@ class _Run:
             value = getattr(metrics, self.metric)(texts, references).value
         best = self.schedule.validated(-value if self.metric in LOWER_IS_BETTER else value)
         if best:
-            folder.save_weights(self.out, self.trained.model)
+            model_folder.save_weights(self.out, self.trained.model)
         entry = {
             "update": self.schedule.update,
             "epoch": self.epoch,
@@ -234,7 +234,7 @@ class _Run:
         }
         self.history.append(entry)
         self.schedule.seconds += time.perf_counter() - started
-        self.since = _Since()
+        self.since = RunningStatistics()
         self._save_last()
         self._say(progress, entry, [(output.source, output.text) for output in outputs[:3]])
 
@@ -292,13 +292,13 @@ class _Run:
         self.schedule = Schedule(self.settings, **state["schedule"])
         self.epoch, self.batches_done = state["epoch"], state["batches_done"]
         self.history = state["history"]
-        self.since = _Since(**state["since"])
+        self.since = RunningStatistics(**state["since"])
         self.since.started = time.perf_counter() - self.since.seconds
         self.notes.append(f"resumed at update {self.schedule.update:,}")
 
 
 @dataclasses.dataclass
-class _Since:
+class RunningStatistics:
     """What happened since the last validation."""
 
     total: float = 0.0
@@ -309,6 +309,7 @@ class _Since:
     started: float = dataclasses.field(default_factory=time.perf_counter)
 
     def add(self, loss: float, batch: Batch) -> None:
+        """Count one update."""
         self.total += loss
         self.updates += 1
         self.pairs += len(batch.lengths)
@@ -316,12 +317,15 @@ class _Since:
         self.seconds = time.perf_counter() - self.started
 
     def loss(self) -> float:
+        """Mean loss per update."""
         return self.total / max(1, self.updates)
 
     def pairs_per_second(self) -> float:
+        """Training pairs per second."""
         return round(self.pairs / max(1e-9, self.seconds), 1)
 
     def symbols_per_second(self) -> float:
+        """Target tokens per second, end tokens included."""
         return round(self.symbols / max(1e-9, self.seconds), 1)
 
 
@@ -369,17 +373,17 @@ def _starting_point(
 ) -> tuple[Config, tuple[Tokenizer, Tokenizer] | None, dict[str, torch.Tensor] | None]:
     """Settings, tokenizers and weights to begin with: fresh, of another folder, or of this one."""
     if resume and (out / "last" / "state.json").exists():
-        described = folder.describe(out)
+        described = model_folder.describe(out)
         for name in ("model", "source", "target"):
             _require_same(name, getattr(config, name), getattr(described.config, name), out)
         return _like(config, described), (described.source, described.target), None
     if init_from is None:
         return config, None, None
-    given = folder.load(init_from)
+    given = model_folder.load(init_from)
     return _like(config, given), (given.source, given.target), given.model.state_dict()
 
 
-def _like(config: Config, given: folder.Trained) -> Config:
+def _like(config: Config, given: model_folder.TrainedModel) -> Config:
     """The settings, with model and texts as in a folder that is trained further."""
     like = given.config
     return dataclasses.replace(config, model=like.model, source=like.source, target=like.target)

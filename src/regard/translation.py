@@ -11,7 +11,7 @@ from regard.alignment import Alignment, from_weights
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:
-    from regard.charts import Chart
+    from regard.charts import Heatmap
 
 
 class Branch(NamedTuple):
@@ -65,7 +65,9 @@ class Translation:
         """
         return from_weights(self._weights(), self.source_words, self.target_words)
 
-    def chart(self, title: str = "", layer: int | None = None, head: int | None = None) -> "Chart":
+    def chart(
+        self, title: str = "", layer: int | None = None, head: int | None = None
+    ) -> "Heatmap":
         """The attention as a heatmap: source across, output down.
 
         Args:

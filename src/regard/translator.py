@@ -7,18 +7,18 @@ from typing import Any, cast
 
 import torch
 
-from regard import folder as folders
-from regard.copying import Copies, copies_of, widened
+from regard import model_folder
+from regard.copy_mechanism import Copies, copies_of, widened
 from regard.data import bucket, pad
 from regard.errors import ConfigError, DataError
-from regard.search import Hypothesis, Steering, beam_search, forced
+from regard.search import Hypothesis, SearchConstraints, beam_search, forced_decode
 from regard.text import END, END_TOKEN, Encoding, Tokenizer
 from regard.translation import Branch, Translation, nothing
 
 Pins = Mapping[int, Mapping[int, float]]
 """Weights that looks are made to have: {step: {source token: weight}}, both from 0."""
 
-Written = str | Sequence[str]
+TextOrTokens = str | Sequence[str]
 """A text, or the tokens that it is cut into."""
 
 
@@ -29,7 +29,7 @@ class Translator:
     Make one with `Translator.load(folder)`; `regard.train` returns one too.
     """
 
-    trained: folders.Trained
+    trained: model_folder.TrainedModel
     device: torch.device
 
     @classmethod
@@ -44,7 +44,7 @@ class Translator:
             FolderError: the folder is missing, damaged or of a newer format.
             ConfigError: there is no such device here.
         """
-        trained = folders.load(folder)
+        trained = model_folder.load(folder)
         place = find_device(device)
         trained.model.to(place)
         return cls(trained, place)
@@ -64,14 +64,14 @@ class Translator:
         texts: Sequence[str],
         beam_size: int = 5,
         n_best: int = 1,
-        alpha: float = 1.0,
+        length_penalty: float = 1.0,
         batch_tokens: int = 4096,
-        advance: Callable[[int], None] | None = None,
+        on_progress: Callable[[int], None] | None = None,
         *,
-        prefix: str | Sequence[Written] | None = None,
+        prefix: str | Sequence[TextOrTokens] | None = None,
         pin: Pins | Sequence[Pins] | None = None,
-        drop_heads: Sequence[tuple[int, int]] = (),
-        keep_tree: bool = False,
+        ablate_heads: Sequence[tuple[int, int]] = (),
+        return_tree: bool = False,
     ) -> Any:
         """Translate texts; the outputs come in the order of the texts.
 
@@ -79,23 +79,23 @@ class Translator:
             texts: sources; a blank one gives `n_best` translations with no tokens.
             beam_size: open hypotheses per source; 1 is greedy search.
             n_best: outputs per source; above 1 every item of the result is a list, best first.
-            alpha: exponent of the length penalty ((5 + length) / 6) ** alpha.
+            length_penalty: exponent of the length penalty ((5 + length) / 6) ** length_penalty.
             batch_tokens: source symbols computed at once, padding included.
-            advance: called with the number of texts just done.
+            on_progress: called with the number of texts just done.
             prefix: what the output begins with, one text for all or one each; one of each may also
                 be a list of tokens.
             pin: weights that looks are made to have, `{step: {source token: weight}}`, both counted
                 from 0 as in `attention`, one for all texts or one each. The other source tokens
                 share what is left in their own proportions.
-            drop_heads: (layer, head) from 0, of a Transformer: those find nothing.
-            keep_tree: keep everything that the search tried, in `tree` of each output.
+            ablate_heads: (layer, head) from 0, of a Transformer: those find nothing.
+            return_tree: keep everything that the search tried, in `tree` of each output.
 
         Returns:
             A list of translations; with `n_best` above 1 a list of lists.
         """
         if beam_size < 1 or n_best < 1:
             raise ConfigError(f"beam_size and n_best must be at least 1, got {beam_size}, {n_best}")
-        limits = self.check(texts, prefix, pin, drop_heads)
+        limits = self.check(texts, prefix, pin, ablate_heads)
         begin = self._encoded(_one_each(prefix or "", texts, "prefix"))
         pins = _one_each(pin or {}, texts, "pin")
 
@@ -103,21 +103,21 @@ class Translator:
             memory = batch.encode(self.trained, self.device)
             longest = torch.tensor([limits[place] for place in batch.places]).to(self.device)
             starts = batch.targets(begin, len(self.target))
-            steering = self._steering(batch, starts, pins, drop_heads)
+            steering = self._steering(batch, starts, pins, ablate_heads)
             decoder = self.trained.model.decoder
             return beam_search(
-                decoder, memory, longest, beam_size, n_best, alpha, steering, keep_tree
+                decoder, memory, longest, beam_size, n_best, length_penalty, steering, return_tree
             )
 
-        found = self._over_batches(texts, batch_tokens, search, advance, n_best=n_best)
+        found = self._over_batches(texts, batch_tokens, search, on_progress, n_best=n_best)
         return found if n_best > 1 else [best[0] for best in found]
 
     def check(
         self,
         texts: Sequence[str],
-        prefix: str | Sequence[Written] | None = None,
+        prefix: str | Sequence[TextOrTokens] | None = None,
         pin: Pins | Sequence[Pins] | None = None,
-        drop_heads: Sequence[tuple[int, int]] = (),
+        ablate_heads: Sequence[tuple[int, int]] = (),
     ) -> list[int]:
         """Whether texts can be translated with such pushes, found without computing anything.
 
@@ -128,7 +128,7 @@ class Translator:
             ConfigError: a push does not fit the model or the text.
         """
         pins = _one_each(pin or {}, texts, "pin")
-        self._check_push(any(pins), drop_heads)
+        self._check_push(any(pins), ablate_heads)
         longest = self.trained.facts.get("longest_target", 100)
         sources = [len(encoding.ids) + 1 for encoding in self.source.encode_batch(texts)]
         begin = self._encoded(_one_each(prefix or "", texts, "prefix"))
@@ -141,7 +141,7 @@ class Translator:
                 _check_pins(weights, step, limit, source)
         return limits
 
-    def _encoded(self, written: Sequence[Written]) -> list[Encoding]:
+    def _encoded(self, written: Sequence[TextOrTokens]) -> list[Encoding]:
         """Targets as ids; tokens as they are, texts cut into them."""
         texts = [each if isinstance(each, str) else "" for each in written]
         return [
@@ -151,16 +151,16 @@ class Translator:
             for each, encoding in zip(written, self.target.encode_batch(texts), strict=True)
         ]
 
-    def _check_push(self, pinned: bool, drop_heads: Sequence[tuple[int, int]]) -> None:
-        model = self.trained.config.model.settled()
-        if (pinned or drop_heads) and model.attention == "none":
+    def _check_push(self, pinned: bool, ablate_heads: Sequence[tuple[int, int]]) -> None:
+        model = self.trained.config.model.resolved()
+        if (pinned or ablate_heads) and model.attention == "none":
             raise ConfigError("this model has no attention to push (model.attention none)")
         layers, heads = (
             (cast("int", model.decoder_layers), model.heads)
             if model.kind == "transformer"
             else (1, 1)
         )
-        for layer, head in drop_heads:
+        for layer, head in ablate_heads:
             if not (0 <= layer < layers and 0 <= head < heads):
                 raise ConfigError(
                     f"there is no head {head} in layer {layer} to drop; the model has {layers} "
@@ -172,11 +172,11 @@ class Translator:
         batch: "_Sources",
         starts: Sequence[list[int]],
         pins: Sequence[Pins],
-        drop_heads: Sequence[tuple[int, int]],
-    ) -> Steering | None:
+        ablate_heads: Sequence[tuple[int, int]],
+    ) -> SearchConstraints | None:
         """What the search of a batch is made to do; None for nothing."""
         chosen = [pins[place] for place in batch.places]
-        if not (any(starts) or any(chosen) or drop_heads):
+        if not (any(starts) or any(chosen) or ablate_heads):
             return None
         width = max(map(len, batch.ids))
         steps = max((step + 1 for each in chosen for step in each), default=0)
@@ -186,23 +186,23 @@ class Translator:
                 for place, weight in weights.items():
                     given[row, step, place] = weight
         dropped = None
-        if drop_heads:
-            model = self.trained.config.model.settled()
+        if ablate_heads:
+            model = self.trained.config.model.resolved()
             transformer = model.kind == "transformer"
             shape = (cast("int", model.decoder_layers), model.heads) if transformer else (1, 1)
             dropped = torch.zeros(shape, dtype=torch.bool)
-            for layer, head in drop_heads:
+            for layer, head in ablate_heads:
                 dropped[layer, head] = True
             dropped = dropped.to(self.device)
-        return Steering(pad(list(starts)).to(self.device), given.to(self.device), dropped)
+        return SearchConstraints(pad(list(starts)).to(self.device), given.to(self.device), dropped)
 
     def align(
         self,
         texts: Sequence[str],
-        targets: Sequence[Written],
-        alpha: float = 1.0,
+        targets: Sequence[TextOrTokens],
+        length_penalty: float = 1.0,
         batch_tokens: int = 4096,
-        advance: Callable[[int], None] | None = None,
+        on_progress: Callable[[int], None] | None = None,
     ) -> list[Translation]:
         """Where the model looks when it is made to write the given targets.
 
@@ -219,9 +219,12 @@ class Translator:
         def search(batch: "_Sources") -> list[list[Hypothesis]]:
             memory = batch.encode(self.trained, self.device)
             ids = batch.targets(encoded, len(self.target))
-            return [[one] for one in forced(self.trained.model.decoder, memory, ids, alpha)]
+            return [
+                [one]
+                for one in forced_decode(self.trained.model.decoder, memory, ids, length_penalty)
+            ]
 
-        found = self._over_batches(texts, batch_tokens, search, advance, encoded)
+        found = self._over_batches(texts, batch_tokens, search, on_progress, encoded)
         return [best[0] for best in found]
 
     def attention_layer(self, layers: int) -> int:
@@ -233,7 +236,7 @@ class Translator:
         texts: Sequence[str],
         batch_tokens: int,
         search: Callable[["_Sources"], list[list[Hypothesis]]],
-        advance: Callable[[int], None] | None,
+        on_progress: Callable[[int], None] | None,
         targets: Sequence[Encoding] | None = None,
         n_best: int = 1,
     ) -> list[list[Translation]]:
@@ -263,8 +266,8 @@ class Translator:
                     )
                     for one in hypotheses
                 ]
-            if advance is not None:
-                advance(len(places))
+            if on_progress is not None:
+                on_progress(len(places))
         return results
 
     def _sources(self, places: list[int], encodings: list[Encoding]) -> "_Sources":
@@ -326,7 +329,7 @@ class _Sources:
     ids: list[list[int]]
     copies: list[Copies | None]
 
-    def encode(self, trained: folders.Trained, device: torch.device) -> Any:
+    def encode(self, trained: model_folder.TrainedModel, device: torch.device) -> Any:
         lengths = torch.tensor([len(ids) for ids in self.ids])
         rows = [each.ids for each in self.copies if each is not None]
         copies = pad(rows).to(device) if rows else None

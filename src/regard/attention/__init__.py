@@ -5,7 +5,7 @@ intervention.py a look pushed by hand · window.py a part of the source · cover
 memory.py what is computed once per source
 """
 
-from regard.attention.attend import NORMALIZERS, Attended, Attention
+from regard.attention.attention import NORMALIZERS, Attention, AttentionOutput
 from regard.attention.intervention import Intervention
 from regard.attention.masks import padding_from_lengths
 from regard.attention.memory import Memory
@@ -13,8 +13,8 @@ from regard.attention.multihead import MultiHeadAttention, SelfAttention
 
 __all__ = [
     "NORMALIZERS",
-    "Attended",
     "Attention",
+    "AttentionOutput",
     "Intervention",
     "Memory",
     "MultiHeadAttention",

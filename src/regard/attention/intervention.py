@@ -15,7 +15,7 @@ class Intervention(NamedTuple):
     dropped: Bool[Tensor, "layers heads"] | None = None
     """True for heads that find nothing."""
 
-    def push(
+    def apply(
         self, weights: Float[Tensor, "B *h K T"], values: Float[Tensor, "B *h T D"], layer: int = 0
     ) -> tuple[Float[Tensor, "B *h K D"], Float[Tensor, "B *h K T"]]:
         """The context and the weights as they would be.

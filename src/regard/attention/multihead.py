@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from regard.attention.attend import Attended, Attention, check_rows
+from regard.attention.attention import Attention, AttentionOutput, check_rows
 from regard.attention.masks import check_mask, read_masks, without
 from regard.errors import ConfigError, ShapeError
 from regard.layers import RotaryPositions
@@ -95,7 +95,7 @@ class MultiHeadAttention(nn.Module):
         attn_mask: Tensor | None = None,
         key_lengths: Int[Tensor, " B5"] | None = None,
         need_weights: bool = False,
-    ) -> Attended:
+    ) -> AttentionOutput:
         """Attend from `query` to `key` with every head, and join what they find.
 
         Args:
@@ -122,18 +122,18 @@ class MultiHeadAttention(nn.Module):
         masks = read_masks(key, length, key_padding_mask, attn_mask, key_lengths, heads)
         key, value = masks.clean(key), masks.clean(value)
         queries = self.project_query(query)
-        broken = look.broken(key, value, attn_mask, need_weights)
+        broken = look.nonfinite_keys(key, value, attn_mask, need_weights)
         if broken is None:
             seen = self.project(key, value)
-            found = look.look(queries, *seen, masks.masked, masks.bias, need_weights)
+            found = look.attend(queries, *seen, masks.masked, masks.bias, need_weights)
         else:
             spoilt = self.project(key, value)
             seen = self.project(without(key, broken), without(value, broken))
             keys, values = zip(spoilt, seen, strict=True)
-            found = look.look_around(
+            found = look.attend_nonfinite(
                 queries, keys, values, broken[:, None, None], masks, need_weights
             )
-        return Attended(self.join(found.context), found.weights)
+        return AttentionOutput(self.join(found.context), found.weights)
 
     def project_query(
         self, query: Float[Tensor, "B L D"], first: int = 0
@@ -205,7 +205,7 @@ class SelfAttention(nn.Module):
         attn_mask: Tensor | None = None,
         key_lengths: Int[Tensor, " B3"] | None = None,
         need_weights: bool = False,
-    ) -> Attended:
+    ) -> AttentionOutput:
         """Look within `x` (B, L, D); masks and weights as `MultiHeadAttention` has them."""
         if self.causal:
             later = causal_mask(x.shape[1], x.device)

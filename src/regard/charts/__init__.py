@@ -5,15 +5,25 @@ diagrams.py encoder and decoder, self-attention · moves.py score, normalise, av
 drawing.py boxes, lines, words · terminal.py attention as text · labels.py tokens as they can be shown
 """
 
+from regard.charts.attention_steps import AttentionSteps, attention_steps
+from regard.charts.base import Chart, MissingGlyphWarning
 from regard.charts.diagrams import encoder_decoder, self_attention
 from regard.charts.drawing import Diagram
-from regard.charts.heatmap import Chart, heatmap
+from regard.charts.heatmap import Heatmap, heatmap
 from regard.charts.lines import Lines, Point
-from regard.charts.moves import ThreeMoves, three_moves
-from regard.charts.picture import MissingGlyphWarning, Picture
 from regard.charts.terminal import terminal_heatmap
 
 __all__ = [
-    "Chart", "Diagram", "Lines", "MissingGlyphWarning", "Picture", "Point", "ThreeMoves",
-    "encoder_decoder", "heatmap", "self_attention", "terminal_heatmap", "three_moves",
+    "AttentionSteps",
+    "Chart",
+    "Diagram",
+    "Heatmap",
+    "Lines",
+    "MissingGlyphWarning",
+    "Point",
+    "attention_steps",
+    "encoder_decoder",
+    "heatmap",
+    "self_attention",
+    "terminal_heatmap",
 ]  # fmt: skip

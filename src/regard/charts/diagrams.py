@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from rich.cells import cell_len
 
+from regard.charts.base import GREY, INK
 from regard.charts.drawing import Box, Diagram, Line, Word, blue
 from regard.charts.labels import check, spelled
-from regard.charts.picture import GREY, INK
 from regard.errors import ConfigError
 
 _THICK = 12.0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from regard.charts.picture import BLUES, GREY, INK, Picture, heading, style
+from regard.charts.base import BLUES, GREY, INK, Chart, heading, style
 
 SLANTED = 100.0
 """Pixels after which a word that is written aslant is cut."""
@@ -64,7 +64,7 @@ class Word:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Diagram(Picture):
+class Diagram(Chart):
     """A drawing: lines below, boxes on them, words on top.
 
     Attributes:

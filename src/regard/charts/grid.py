@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from rich.cells import cell_len
 
-from regard.charts.picture import BLUES
+from regard.charts.base import BLUES
 
 EXPLANATION = [
     "Each row is one step of the output: the darker a cell,",

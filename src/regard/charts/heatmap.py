@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
+from regard.charts.base import Chart, heading, style
 from regard.charts.grid import EXPLANATION, Size, cells, encoding, records, tokens
 from regard.charts.labels import check, spelled
-from regard.charts.picture import Picture, heading, style
 from regard.errors import DataError, ShapeError
 
 
 @dataclass(frozen=True, eq=False)
-class Chart(Picture):
+class Heatmap(Chart):
     """A heat map of attention weights.
 
     Attributes:
@@ -75,7 +75,9 @@ class Chart(Picture):
         return [*spelled(self.source_tokens), *spelled(self.target_tokens)]
 
     def __repr__(self) -> str:
-        return f"Chart({len(self.target_tokens)} output x {len(self.source_tokens)} source symbols)"
+        return (
+            f"Heatmap({len(self.target_tokens)} output x {len(self.source_tokens)} source symbols)"
+        )
 
 
 def heatmap(
@@ -85,7 +87,7 @@ def heatmap(
     *,
     title: str = "",
     heads: np.ndarray | None = None,
-) -> Chart:
+) -> Heatmap:
     """Draw attention weights as a map: source across, output down, darker for more attention.
 
     The scale of the colours is always 0 to 1, so that maps can be compared; weights outside it
@@ -107,7 +109,7 @@ def heatmap(
     weights = check(weights, source_tokens, target_tokens)
     if heads is not None:
         heads = _checked(heads, weights)
-    return Chart(weights, list(source_tokens), list(target_tokens), title, heads)
+    return Heatmap(weights, list(source_tokens), list(target_tokens), title, heads)
 
 
 def _checked(heads: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from regard.charts.picture import shown
+from regard.charts.base import shown
 from regard.errors import DataError, ShapeError
 
 

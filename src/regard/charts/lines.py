@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from regard.charts.picture import Picture, style
+from regard.charts.base import Chart, style
 
 # Okabe and Ito's colours: apart for colour-blind eyes too
 _COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#f0e442"]
@@ -26,7 +26,7 @@ class Point:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lines(Picture):
+class Lines(Chart):
     """Lines over one axis.
 
     Attributes:

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from regard.charts.base import GREY, INK, heading, style
 from regard.charts.grid import EXPLANATION, Size, cells, encoding, records, tokens
-from regard.charts.picture import GREY, INK, heading, style
 
 _SHOWN, _AVERAGE = "shown", "average"
 _HEIGHT = 110

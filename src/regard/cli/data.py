@@ -15,9 +15,9 @@ def run(arguments: list[str]) -> None:
     parser.add_argument("--out", type=str, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=1, help="of the random choices")
     given = parser.parse_args(arguments)
-    from regard import sets
+    from regard import datasets
 
-    made = sets.make(given.name, given.seed)
-    sets.write(made, claim_folder(Path(given.out)))
+    made = datasets.make(given.name, given.seed)
+    datasets.write(made, claim_folder(Path(given.out)))
     counts = ", ".join(f"{part} {len(getattr(made, part)):,}" for part in ("train", "dev", "test"))
     print(f"{given.name} in {given.out}: {counts} pairs")

@@ -41,10 +41,10 @@ def run(arguments: list[str]) -> None:
             translator,
             pairs,
             given.beam_size,
-            alpha=given.length_penalty,
+            length_penalty=given.length_penalty,
             bleu_tokenize=given.bleu_tokenize,
             lowercase=given.lowercase,
-            advance=progress.advance,
+            on_progress=progress.advance,
         )
     if given.json:
         write_text(given.json, json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")

@@ -59,7 +59,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _from_model(given: Namespace) -> Any:
-    from regard.explanation.model import explain_step
+    from regard.explanation.from_model import explain_step
     from regard.translator import Translator
 
     if not (given.text or "").strip():

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
-VERBS: dict[str, str] = {
+COMMANDS: dict[str, str] = {
     "demo": "train on a small built-in set and draw where the model looks",
     "data": "write a built-in set of pairs",
     "train": "learn from pairs and leave a model folder",
@@ -49,10 +49,10 @@ def _find(arguments: list[str]) -> int:
 
         print(f"regard {version('regard')}")
         return 0
-    if arguments[0] not in VERBS:
+    if arguments[0] not in COMMANDS:
         from regard.cli.parser import nearest
 
-        hint = nearest(arguments[0], list(VERBS))
+        hint = nearest(arguments[0], list(COMMANDS))
         print(f"regard: there is no verb {arguments[0]}{hint}; see regard --help", file=sys.stderr)
         return 2
     return _run(arguments[0], arguments[1:])
@@ -80,8 +80,8 @@ def _say_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 
 def _help() -> str:
-    width = max(map(len, VERBS))
-    verbs = "\n".join(f"  {verb:<{width}}  {what}" for verb, what in VERBS.items())
+    width = max(map(len, COMMANDS))
+    verbs = "\n".join(f"  {verb:<{width}}  {what}" for verb, what in COMMANDS.items())
     return (
         "usage: regard VERB …\n\nSequence models that show where they look.\n\n"
         f"{verbs}\n\nregard VERB --help shows the options of a verb."

@@ -27,12 +27,12 @@ def run(arguments: list[str]) -> None:
     """Serve until stopped."""
     parser = Parser(prog="regard serve", description=__doc__)
     parser.add_argument("folder", type=str, help="a model folder")
-    parser.add_argument("--beside", type=str, help="another model folder, shown side by side")
+    parser.add_argument("--compare-with", type=str, help="another model folder, shown side by side")
     parser.add_argument("--example", type=str, help="the text that the page opens with")
     parser.add_argument("--host", type=str, default="127.0.0.1", help="address to listen at")
     parser.add_argument("--port", type=int, default=8000, help="port to listen at; 0 for any")
     parser.add_argument("--workers", type=int, default=1, help="processes that translate")
-    parser.add_argument("--max-symbols", type=int, default=500, help="longest text")
+    parser.add_argument("--max-tokens", type=int, default=500, help="longest text")
     parser.add_argument("--max-beam", type=int, default=20, help="largest beam_size and n_best")
     parser.add_argument("--queue", type=int, default=1024, help="texts that may wait; past it, 503")
     parser.add_argument("--timeout", type=float, default=30.0, help="seconds until 504")
@@ -51,12 +51,12 @@ def run(arguments: list[str]) -> None:
     _check(given)
     settings = Settings(
         folder=given.folder,
-        beside=given.beside,
+        compare_with=given.compare_with,
         example=given.example,
         host=given.host,
         device=given.device,
         limits=Limits(
-            symbols=given.max_symbols,
+            symbols=given.max_tokens,
             beam_size=given.max_beam,
             queue=given.queue,
             seconds=given.timeout,
@@ -77,7 +77,7 @@ def run(arguments: list[str]) -> None:
             _announce(given.host, port)
             server.run([listening])
             return
-    for folder in filter(None, (given.folder, given.beside)):
+    for folder in filter(None, (given.folder, given.compare_with)):
         Translator.load(folder, given.device)  # what is wrong with it is said here, once
     with _workers(settings, given.workers):
         _announce(given.host, port)
@@ -92,7 +92,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _check(given: Namespace) -> None:
-    for name, low in (("workers", 1), ("max_symbols", 1), ("max_beam", 1), ("queue", 1)):
+    for name, low in (("workers", 1), ("max_tokens", 1), ("max_beam", 1), ("queue", 1)):
         if given[name] < low:
             raise ConfigError(f"--{name.replace('_', '-')} is at least {low}, got {given[name]}")
     if not 0 < given.timeout <= 3600:

@@ -57,7 +57,7 @@ class CopyingOutput(Output):
         return torch.where(possible, mixture, 1).log().masked_fill(~possible, -torch.inf)
 
 
-def spread_copies(memory: Memory, rows: int) -> Int[Tensor, "N T"] | None:
+def repeat_copies(memory: Memory, rows: int) -> Int[Tensor, "N T"] | None:
     """What each of N = B x beams rows may copy."""
     copies = memory.copies
     return None if copies is None else copies.repeat_interleave(rows // max(1, len(copies)), dim=0)

@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention import Intervention, Memory
-from regard.encoders import Encoded
+from regard.encoders import EncoderOutput
 
 
 @runtime_checkable
@@ -45,7 +45,7 @@ class Decoder(Protocol):
     vocabulary: int
     """Size V of the target vocabulary."""
 
-    def remember(self, encoded: Encoded) -> Memory:
+    def prepare_memory(self, encoded: EncoderOutput) -> Memory:
         """Compute once what every step needs of the source."""
         ...
 
@@ -54,7 +54,7 @@ class Decoder(Protocol):
         ...
 
     def step(
-        self, token: Int[Tensor, " N"], state: Any, intervene: Intervention | None = None
+        self, token: Int[Tensor, " N"], state: Any, intervention: Intervention | None = None
     ) -> Step:
         """Read the symbol written last and give the next one's log-probabilities.
 

@@ -12,9 +12,9 @@ from regard.attention import Attention, Intervention, Memory
 from regard.attention.coverage import Coverage
 from regard.attention.window import Window
 from regard.decoders.cells import Cell
-from regard.decoders.output import CopyingOutput, Output, readable, spread_copies
+from regard.decoders.output import CopyingOutput, Output, readable, repeat_copies
 from regard.decoders.protocol import Step, Unrolled
-from regard.encoders import Encoded
+from regard.encoders import EncoderOutput
 from regard.kernels.dropout import dropout
 
 
@@ -93,7 +93,7 @@ class RecurrentDecoder(nn.Module):
             self.output.weight = self.embedding.weight
         self.dropout = dropout
 
-    def remember(self, encoded: Encoded) -> Memory:
+    def prepare_memory(self, encoded: EncoderOutput) -> Memory:
         """Compute once what every step needs of the source."""
         return Memory(encoded.states, encoded.padding, encoded.final)
 
@@ -152,7 +152,7 @@ class RecurrentDecoder(nn.Module):
 
     def _finish(self, state: RecurrentState, readout: Tensor, weights: Tensor | None) -> Step:
         looked = None if weights is None else weights[:, None, None]
-        logits = self.predict(readout, looked, spread_copies(state.memory, len(readout)))
+        logits = self.predict(readout, looked, repeat_copies(state.memory, len(readout)))
         return Step(torch.log_softmax(logits.float(), dim=-1), state, looked)
 
 
@@ -167,7 +167,7 @@ class FixedContextDecoder(RecurrentDecoder):
         self,
         token: Int[Tensor, " N"],
         state: RecurrentState,
-        intervene: Intervention | None = None,
+        intervention: Intervention | None = None,
     ) -> Step:
         """One symbol further; there is no look to push."""
         context = _spread(state.memory.final, token.shape[0])
@@ -207,7 +207,7 @@ class AttendingDecoder(RecurrentDecoder):
         self.window = window
         self.coverage = coverage
 
-    def remember(self, encoded: Encoded) -> Memory:
+    def prepare_memory(self, encoded: EncoderOutput) -> Memory:
         """Project the keys, once per source."""
         keys = self.attention.project_key(encoded.states)
         return Memory(
@@ -239,7 +239,7 @@ class AttendingDecoder(RecurrentDecoder):
             outside, bias = self.window(query, memory.padding, steps)
             masked = masked | outside
         if self.coverage is None or covered is None:
-            return self.attention.look(
+            return self.attention.attend(
                 query, memory.keys[0], memory.states, masked, bias, need_weights,
                 memory.exponentials[0],
             )  # fmt: skip
@@ -249,7 +249,7 @@ class AttendingDecoder(RecurrentDecoder):
             None if each is None else each.expand(batch, length, -1).flatten(0, 1)[:, None]
             for each in (masked, bias)
         )
-        context, weights = self.attention.look(
+        context, weights = self.attention.attend(
             query.flatten(0, 1)[:, None],
             self.coverage(memory.keys[0], covered),
             memory.states.repeat_interleave(length, 0),
@@ -267,7 +267,7 @@ class AttendingDecoder(RecurrentDecoder):
         query: Float[Tensor, "N D"],
         state: RecurrentState,
         need_weights: bool = True,
-        intervene: Intervention | None = None,
+        intervention: Intervention | None = None,
     ) -> tuple[Tensor, Tensor | None, RecurrentState]:
         """Look from N = B x beams rows at the memories of B sources: (N, Dv), (N, T), new state."""
         sources = state.memory.states.shape[0]
@@ -275,8 +275,8 @@ class AttendingDecoder(RecurrentDecoder):
         steps = torch.full((queries.shape[1],), state.steps, device=query.device)
         covered = None if state.covered is None else state.covered.view(*queries.shape[:2], -1)
         context, weights = self._look(queries, state.memory, steps, covered, need_weights)
-        if intervene is not None and weights is not None:
-            context, weights = intervene.push(weights, state.memory.states)
+        if intervention is not None and weights is not None:
+            context, weights = intervention.apply(weights, state.memory.states)
         weights = None if weights is None else weights.flatten(0, 1)
         if state.covered is not None and weights is not None:
             state = dataclasses.replace(state, covered=state.covered + weights)
@@ -315,10 +315,10 @@ class LuongDecoder(AttendingDecoder):
         self,
         token: Int[Tensor, " N"],
         state: RecurrentState,
-        intervene: Intervention | None = None,
+        intervention: Intervention | None = None,
     ) -> Step:
         """One symbol further."""
-        readout, weights, state = self._write(self._project(token), state, True, intervene)
+        readout, weights, state = self._write(self._project(token), state, True, intervention)
         return self._finish(state, readout, weights)
 
     def query(self, before: RecurrentState, after: RecurrentState) -> Float[Tensor, "N D"]:
@@ -351,11 +351,11 @@ class LuongDecoder(AttendingDecoder):
         known: Tensor,
         state: RecurrentState,
         need_weights: bool,
-        intervene: Intervention | None = None,
+        intervention: Intervention | None = None,
     ) -> tuple[Tensor, Tensor | None, RecurrentState]:
         """The readout of the next symbol, and where it looked."""
         top, hidden = self._advance(known, state.feed, state.hidden)
-        context, weights, state = self._look_once(top, state, need_weights, intervene)
+        context, weights, state = self._look_once(top, state, need_weights, intervention)
         readout = self._read_out(context, top)
         feed = readout if self.input_feeding else None
         return readout, weights, dataclasses.replace(state, hidden=hidden, feed=feed)
@@ -381,10 +381,10 @@ class BahdanauDecoder(AttendingDecoder):
         self,
         token: Int[Tensor, " N"],
         state: RecurrentState,
-        intervene: Intervention | None = None,
+        intervention: Intervention | None = None,
     ) -> Step:
         """One symbol further."""
-        context, weights, state = self._look_once(state.hidden[0], state, True, intervene)
+        context, weights, state = self._look_once(state.hidden[0], state, True, intervention)
         top, hidden = self._advance(self._project(token), context, state.hidden)
         state = dataclasses.replace(state, hidden=hidden)
         return self._finish(state, self._read_out(context, top), weights)

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from regard.attention import Intervention, Memory, MultiHeadAttention
 from regard.attention.multihead import Heads, causal_mask
-from regard.decoders.output import CopyingOutput, Output, readable, spread_copies
+from regard.decoders.output import CopyingOutput, Output, readable, repeat_copies
 from regard.decoders.protocol import Step, Unrolled
-from regard.encoders import Encoded
+from regard.encoders import EncoderOutput
 from regard.layers import Embedding, FeedForward, Residual
 
 
@@ -46,7 +46,7 @@ class _Source(NamedTuple):
     exponentials: Tensor | None
     masked: Tensor
     layer: int
-    intervene: Intervention | None
+    intervention: Intervention | None
 
 
 class DecoderLayer(nn.Module):
@@ -98,18 +98,18 @@ class DecoderLayer(nn.Module):
         elif rows.shape[1] > 1:
             masked = causal_mask(rows.shape[1], rows.device)[None, None]
         queries = self.within.project_query(entered, read)
-        context = self.within.attention.look(queries, *written, masked).context
+        context = self.within.attention.attend(queries, *written, masked).context
         rows = first.leave(rows, self.within.join(context))
 
         # the queries of one source side by side, whether steps or beams
         queries = second.enter(rows).view(source.masked.shape[0], -1, rows.shape[-1])
-        found = self.across.attention.look(
+        found = self.across.attention.attend(
             self.across.project_query(queries), *source.seen, source.masked, None, need_weights,
             source.exponentials,
         )  # fmt: skip
         context, weights = found
-        if source.intervene is not None and weights is not None:
-            context, weights = source.intervene.push(weights, source.seen.values, source.layer)
+        if source.intervention is not None and weights is not None:
+            context, weights = source.intervention.apply(weights, source.seen.values, source.layer)
         rows = second.leave(rows, self.across.join(context).view_as(rows))
         rows = third.leave(rows, self.feed_forward(third.enter(rows)))
         return rows, written, weights
@@ -159,7 +159,7 @@ class TransformerDecoder(nn.Module):
         if tie_embeddings:
             self.output.weight = self.embedding.symbols.weight
 
-    def remember(self, encoded: Encoded) -> Memory:
+    def prepare_memory(self, encoded: EncoderOutput) -> Memory:
         """Project keys and values of the source for every layer, once per source."""
         attentions = self.attentions
         seen = [across.project(encoded.states, encoded.states) for across in attentions]
@@ -188,13 +188,13 @@ class TransformerDecoder(nn.Module):
         self,
         token: Int[Tensor, " N"],
         state: TransformerState,
-        intervene: Intervention | None = None,
+        intervention: Intervention | None = None,
     ) -> Step:
         """One symbol further."""
         rows = self.embedding(readable(token, self.vocabulary)[:, None], state.length)
-        rows, past, looks = self._carry(rows, state.past, state.memory, True, intervene)
+        rows, past, looks = self._carry(rows, state.past, state.memory, True, intervention)
         weights = torch.stack([look.transpose(1, 2).flatten(0, 1) for look in looks], dim=1)
-        copies = spread_copies(state.memory, len(rows))
+        copies = repeat_copies(state.memory, len(rows))
         logits = self.predict(rows[:, 0], weights, copies)
         log_probs = torch.log_softmax(logits.float(), dim=-1)
         return Step(log_probs, TransformerState(state.memory, past), weights)
@@ -232,7 +232,7 @@ class TransformerDecoder(nn.Module):
         past: tuple[Heads, ...] | None,
         memory: Memory,
         need_weights: bool,
-        intervene: Intervention | None = None,
+        intervention: Intervention | None = None,
     ) -> tuple[Tensor, tuple[Heads, ...], list[Tensor]]:
         """Through all layers: rows, keys and values so far, and the weights where asked for."""
         masked = memory.padding[:, None, None]
@@ -240,7 +240,7 @@ class TransformerDecoder(nn.Module):
         looks: list[Tensor] = []
         for number, layer in enumerate(self._layers):
             seen = Heads(memory.keys[number], memory.values[number])
-            source = _Source(seen, memory.exponentials[number], masked, number, intervene)
+            source = _Source(seen, memory.exponentials[number], masked, number, intervention)
             before = None if past is None else past[number]
             rows, now, weights = layer(rows, before, source, need_weights)
             written.append(now)

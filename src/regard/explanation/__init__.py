@@ -3,6 +3,6 @@
 walk.py the moves · formulas.py scores by hand · writing.py as text and Markdown · model.py from a folder
 """
 
-from regard.explanation.walk import Explanation, explain, variances
+from regard.explanation.worked_example import Explanation, explain, variances
 
 __all__ = ["Explanation", "explain", "variances"]

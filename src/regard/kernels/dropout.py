@@ -19,10 +19,10 @@ def dropout(rows: Float[Tensor, "*n"], share: float, training: bool) -> Float[Te
         return rows
     if rows.device.type != "cpu":
         return functional.dropout(rows, share)
-    return rows * keep(rows, share)
+    return rows * dropout_mask(rows, share)
 
 
-def keep(
+def dropout_mask(
     like: Float[Tensor, "*n"], share: float, generator: torch.Generator | None = None
 ) -> Float[Tensor, "*n"]:
     """What dropout multiplies with: 0 for a share of the elements, 1 / (1 - share) for the rest."""

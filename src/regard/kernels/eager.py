@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.kernels.dropout import keep
+from regard.kernels.dropout import dropout_mask
 
 WORKSPACE = 16 * 2**20
 """Default bound, in bytes, on what one call holds beyond inputs, outputs and their gradients."""
@@ -33,15 +33,15 @@ def normalize(
     Scores of masked keys never matter, NaN and infinities included, forward and backward.
     """
     if masked is None:
-        return weigh(scores, normalizer)
+        return apply_normalizer(scores, normalizer)
     if normalizer != "none":
         # a row of -inf alone would be NaN: give it equal scores, its weights are zeroed below
         empty = masked.all(-1, keepdim=True)
         scores = scores.masked_fill(masked & ~empty, -torch.inf).masked_fill(empty, 0)
-    return weigh(scores, normalizer).masked_fill(masked, 0)
+    return apply_normalizer(scores, normalizer).masked_fill(masked, 0)
 
 
-def weigh(scores: Float[Tensor, "*n T"], normalizer: str) -> Float[Tensor, "*n T"]:
+def apply_normalizer(scores: Float[Tensor, "*n T"], normalizer: str) -> Float[Tensor, "*n T"]:
     """The normaliser of this name, over the last axis."""
     if normalizer == "none" or not scores.shape[-1]:
         return scores
@@ -50,7 +50,7 @@ def weigh(scores: Float[Tensor, "*n T"], normalizer: str) -> Float[Tensor, "*n T
     return cast("Tensor", _Sparse.apply(scores, normalizer))
 
 
-def weigh_backward(
+def normalizer_backward(
     gradient: Float[Tensor, "*n T"], weights: Float[Tensor, "*n T"], normalizer: str
 ) -> Float[Tensor, "*n T"]:
     """The gradient of the scores, given that of the weights; a row of weights 0 gets none.
@@ -89,7 +89,7 @@ class _Sparse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (weights,) = ctx.saved_tensors
-        return weigh_backward(gradients[0], weights, ctx.normalizer), None
+        return normalizer_backward(gradients[0], weights, ctx.normalizer), None
 
 
 def _sparsemax(scores: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def _entmax15(scores: Tensor) -> Tensor:
     return (scores - tau.gather(-1, size - 1)).clamp(min=0).square()
 
 
-class Averaged(NamedTuple):
+class WeightedSum(NamedTuple):
     """What the second and third move give."""
 
     context: Tensor
@@ -129,19 +129,19 @@ def average(
     bias: Float[Tensor, "*#m #L T"] | None = None,
     normalizer: str = "softmax",
     dropout: float = 0.0,
-) -> Averaged:
+) -> WeightedSum:
     """The second and third move for given scores: the context and the weights."""
     dtype = values.dtype
     with without_autocast(scores.device):
-        scores = wide(scores)
+        scores = to_compute_dtype(scores)
         if bias is not None:
             scores = scores + bias
         weights = normalize(scores, masked, normalizer)
-        dropped = weights * keep(weights, dropout) if dropout > 0 else weights
-        context = torch.matmul(dropped, wide(values).to(dropped.dtype))
+        dropped = weights * dropout_mask(weights, dropout) if dropout > 0 else weights
+        context = torch.matmul(dropped, to_compute_dtype(values).to(dropped.dtype))
         if context.requires_grad and not torch.compiler.is_compiling():
             context.register_hook(_dense)
-        return Averaged(context.to(dtype), weights.to(dtype))
+        return WeightedSum(context.to(dtype), weights.to(dtype))
 
 
 def _dense(gradient: Tensor | None) -> Tensor | None:
@@ -157,7 +157,7 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def wide(tensor: Tensor) -> Tensor:
+def to_compute_dtype(tensor: Tensor) -> Tensor:
     """The tensor in the dtype that is computed in: float32 for the half precisions."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 

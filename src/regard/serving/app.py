@@ -18,13 +18,14 @@ from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from regard import folder
+from regard import model_folder
 from regard.errors import ConfigError, RegardError
 from regard.explanation.formulas import FORMULAS
-from regard.explanation.model import explain_step
+from regard.explanation.from_model import explain_step
 from regard.serving.batching import Batcher, Busy, Search
 from regard.serving.limits import BodyLimit, Limits
-from regard.serving.messages import (
+from regard.serving.metrics import Metrics, RequestMetrics
+from regard.serving.schemas import (
     ErrorAnswer,
     ExplainRequest,
     TranslateAnswer,
@@ -32,7 +33,6 @@ from regard.serving.messages import (
     answer,
     numbers,
 )
-from regard.serving.metrics import Measured, Metrics
 from regard.translator import Translator
 
 PAGE = Path(__file__).parent / "page"
@@ -45,7 +45,7 @@ class Settings:
     """What is served, and where."""
 
     folder: str
-    beside: str | None = None
+    compare_with: str | None = None
     example: str | None = None
     host: str = "127.0.0.1"
     device: str = "auto"
@@ -64,7 +64,7 @@ def create_app(settings: Settings) -> FastAPI:
         import torch
 
         torch.set_num_threads(settings.threads)
-    folders = [settings.folder, *([settings.beside] if settings.beside else [])]
+    folders = [settings.folder, *([settings.compare_with] if settings.compare_with else [])]
     translators = [Translator.load(each, settings.device) for each in folders]
     # two folders called model are told apart by where they are
     names = ["/".join(Path(each).resolve().parts[-2:]) for each in folders]
@@ -79,7 +79,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = FastAPIOffline(
         title="regard",
-        version=folder.package_version(),
+        version=model_folder.package_version(),
         description="Translations that show where they look.",
         lifespan=lifespan,
         redoc_url=None,
@@ -90,7 +90,7 @@ def create_app(settings: Settings) -> FastAPI:
     _add_routes(app, batcher, metrics, models, page)
     _add_refusals(app)
     app.add_middleware(BodyLimit, limits=settings.limits)
-    app.add_middleware(Measured, metrics=metrics)
+    app.add_middleware(RequestMetrics, metrics=metrics)
     if settings.host == "localhost" or settings.host.startswith("127."):
         # a page of another site that has its name point to this machine gets nothing
         hosts = [settings.host, "localhost", "127.0.0.1"]
@@ -124,7 +124,7 @@ def _add_routes(
             asked.beam_size,
             asked.n_best,
             asked.length_penalty,
-            tuple(asked.drop_heads),
+            tuple(asked.ablate_heads),
             asked.tree,
         )
         found = await batcher.translate(asked.all_texts, search, asked.prefixes, asked.pins, work)
@@ -242,7 +242,7 @@ def _check(asked: TranslateRequest, translator: Translator, limits: Limits) -> i
     limits.check_text(asked.strings)
     lengths = [len(encoding.ids) + 1 for encoding in translator.source.encode_batch(texts)]
     _check_length(max(lengths), limits)
-    longest = translator.check(texts, asked.prefixes, asked.pins, asked.drop_heads)
+    longest = translator.check(texts, asked.prefixes, asked.pins, asked.ablate_heads)
     beams = max(asked.beam_size, asked.n_best)
     work = (sum(lengths) + sum(longest)) * beams
     if work > limits.work:
@@ -272,7 +272,7 @@ def _numbers(walk: dict[str, Any]) -> dict[str, Any]:
 
 def _about(name: str, translator: Translator) -> dict[str, Any]:
     trained = translator.trained
-    model = trained.config.model.settled()
+    model = trained.config.model.resolved()
     transformer = model.kind == "transformer"
     return {
         "name": name,
@@ -289,7 +289,7 @@ def _about(name: str, translator: Translator) -> dict[str, Any]:
         "parameters": trained.facts.get("parameters"),
         "source": {"unit": trained.config.source.unit, "vocabulary": len(translator.source)},
         "target": {"unit": trained.config.target.unit, "vocabulary": len(translator.target)},
-        "regard": folder.package_version(),
+        "regard": model_folder.package_version(),
     }
 
 
@@ -298,7 +298,7 @@ def _examples(translators: Sequence[Translator], settings: Settings) -> list[dic
     text = settings.example or translators[0].trained.facts.get("example") or ""
     best = min(5, settings.limits.beam_size)
     asked = TranslateRequest(text=text, n_best=best, heads=True, tree=True)  # type: ignore[call-arg]
-    found = [each.translate([text], n_best=best, keep_tree=True) for each in translators]
+    found = [each.translate([text], n_best=best, return_tree=True) for each in translators]
     return [answer(asked, one if best > 1 else [one])["translations"][0] for one in found]
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from regard.serving.limits import Limits
 from regard.serving.metrics import Metrics
 from regard.translation import Translation
-from regard.translator import Pins, Translator, Written
+from regard.translator import Pins, TextOrTokens, Translator
 
 _ROWS = 20_480
 """Symbols times open hypotheses that are computed at once."""
@@ -30,15 +30,15 @@ class Search(NamedTuple):
     model: int = 0
     beam_size: int = 5
     n_best: int = 1
-    alpha: float = 1.0
-    drop_heads: tuple[tuple[int, int], ...] = ()
-    keep_tree: bool = False
+    length_penalty: float = 1.0
+    ablate_heads: tuple[tuple[int, int], ...] = ()
+    return_tree: bool = False
 
 
 @dataclass(eq=False)
 class _Job:
     texts: Sequence[str]
-    prefixes: Sequence[Written]
+    prefixes: Sequence[TextOrTokens]
     pins: Sequence[Pins]
     search: Search
     work: int
@@ -62,7 +62,7 @@ class Batcher:
         self,
         texts: Sequence[str],
         search: Search,
-        prefixes: Sequence[Written],
+        prefixes: Sequence[TextOrTokens],
         pins: Sequence[Pins],
         work: int = 0,
     ) -> list[list[Translation]]:
@@ -167,12 +167,12 @@ class Batcher:
             [text for job in batch for text in job.texts],
             search.beam_size,
             search.n_best,
-            search.alpha,
+            search.length_penalty,
             _ROWS // max(search.beam_size, search.n_best),
             prefix=[prefix for job in batch for prefix in job.prefixes],
             pin=[pins for job in batch for pins in job.pins],
-            drop_heads=search.drop_heads,
-            keep_tree=search.keep_tree,
+            ablate_heads=search.ablate_heads,
+            return_tree=search.return_tree,
         )
         return found if search.n_best > 1 else [[one] for one in found]
 

@@ -46,7 +46,7 @@ class Metrics:
         return generate_latest(together)
 
 
-class Measured:
+class RequestMetrics:
     """Counts and times every request."""
 
     def __init__(self, app: "ASGIApp", metrics: Metrics) -> None:

@@ -27,7 +27,7 @@ export async function translate(model, text, { beam, best }, pushes = {}) {
     tree: true,
     pin: pushes.pins ?? null,
     prefix_tokens: pushes.prefix?.length ? pushes.prefix : null,
-    drop_heads: pushes.dropped ?? [],
+    ablate_heads: pushes.dropped ?? [],
   });
   return found.translations[0];
 }

@@ -4,7 +4,7 @@ import { Bars } from "./bars.js";
 import { element, share, spelled } from "./dom.js";
 import { heatmap } from "./heatmap.js";
 import { lines } from "./lines.js";
-import { moves } from "./moves.js";
+import { moves } from "./steps.js";
 import { tree } from "./tree.js";
 import { ofHead } from "./weights.js";
 
@@ -58,7 +58,7 @@ export class View {
 
   section(title, body, open) {
     const details = element("details", { ontoggle: () => details.open && open() }, element("summary", {}, title), body);
-    (this.details ??= []).push([details, open]);
+    (this.details ??= []).apply([details, open]);
     return details;
   }
 
@@ -123,16 +123,16 @@ export class View {
 
   // Weights pinned at this step; what was pushed after it belonged to another output.
   pin(pins) {
-    return this.push({ pins: { ...this.pinsBefore(this.step), [this.step]: pins }, prefix: this.output.tokens.slice(0, this.step) });
+    return this.apply({ pins: { ...this.pinsBefore(this.step), [this.step]: pins }, prefix: this.output.tokens.slice(0, this.step) });
   }
 
   begin(tokens) {
-    return this.push({ pins: this.pinsBefore(tokens.length), prefix: tokens });
+    return this.apply({ pins: this.pinsBefore(tokens.length), prefix: tokens });
   }
 
   drop(layer, head, dropped) {
     const others = this.pushes.dropped.filter(([l, h]) => l !== layer || h !== head);
-    return this.push({ dropped: dropped ? [...others, [layer, head]] : others });
+    return this.apply({ dropped: dropped ? [...others, [layer, head]] : others });
   }
 
   pinsBefore(end) {
@@ -183,9 +183,9 @@ export class View {
     if (layers * heads === 1) return;
     const choices = [element("option", { value: "" }, `layer ${this.model.attention_layer}, its heads' average (shown everywhere)`)];
     for (let layer = 0; layer < layers; layer++) {
-      choices.push(element("option", { value: `${layer}`, selected: this.layer === layer && this.head === null }, `layer ${layer}, average`));
+      choices.apply(element("option", { value: `${layer}`, selected: this.layer === layer && this.head === null }, `layer ${layer}, average`));
       for (let head = 0; head < heads; head++)
-        choices.push(element("option", { value: `${layer},${head}`, selected: this.layer === layer && this.head === head }, `layer ${layer}, head ${head}`));
+        choices.apply(element("option", { value: `${layer},${head}`, selected: this.layer === layer && this.head === head }, `layer ${layer}, head ${head}`));
     }
     const select = element("select", { "aria-label": "layer and head", onchange: () => {
       const [layer, head] = select.value === "" ? [null, null] : select.value.split(",").map(Number);
@@ -219,7 +219,7 @@ export class View {
   // What is pushed, each with a way back.
   *chip() {
     const { pins, prefix, dropped } = this.pushes;
-    const one = (text, change) => element("button", { type: "button", class: "chip", "aria-label": `${text}: let go`, onclick: () => this.push(change) }, text, element("span", { "aria-hidden": "true" }, " ×"));
+    const one = (text, change) => element("button", { type: "button", class: "chip", "aria-label": `${text}: let go`, onclick: () => this.apply(change) }, text, element("span", { "aria-hidden": "true" }, " ×"));
     if (prefix.length) yield one(`begins with ${prefix.map(spelled).join(" ")}`, { prefix: [] });
     for (const [step, each] of Object.entries(pins))
       for (const [i, weight] of Object.entries(each)) {
@@ -240,9 +240,9 @@ export class View {
     if (!marked) return;
     const { source, target } = marked.dataset;
     const wanted = [];
-    if (source !== undefined) wanted.push(`[data-source="${source}"]:not([data-target])`);
-    if (target !== undefined) wanted.push(`[data-target="${target}"]:not([data-source])`);
-    if (source !== undefined && target !== undefined) wanted.push(`[data-source="${source}"][data-target="${target}"]`);
+    if (source !== undefined) wanted.apply(`[data-source="${source}"]:not([data-target])`);
+    if (target !== undefined) wanted.apply(`[data-target="${target}"]:not([data-source])`);
+    if (source !== undefined && target !== undefined) wanted.apply(`[data-source="${source}"][data-target="${target}"]`);
     this.node.querySelectorAll(wanted.join(",")).forEach((node) => node.classList.add("pointed"));
   }
 }

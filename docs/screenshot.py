@@ -1,0 +1,56 @@
+"""Make docs/page.png: the page of a model, a bar of it just dragged.
+
+    python docs/screenshot.py demo/model
+
+Needs the extras `serve` and `test`, and Chromium.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+from regard.demo import PICTURE
+
+SIZE = {"width": 860, "height": 730}
+
+
+def main(folder: str, out: Path) -> None:
+    command = [sys.executable, "-m", "regard.cli.main", "serve", folder, "--port", "0"]
+    with subprocess.Popen(
+        [*command, "--example", PICTURE], stdout=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            assert server.stdout is not None
+            address = re.search(r"http://\S+:\d+", server.stdout.readline())
+            assert address is not None
+            draw(address[0], out)
+        finally:
+            server.terminate()
+
+
+def draw(address: str, out: Path) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
+        page = browser.new_page(viewport=SIZE, device_scale_factor=1.5)
+        page.goto(address)
+        page.locator(".sentence.target button").nth(5).click()
+        track = page.locator(".track").nth(5)
+        box = track.bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + 20, box["y"] + box["height"] - 5)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 20, box["y"] + 10, steps=5)
+        page.mouse.up()
+        page.locator(".chip").first.wait_for()
+        page.wait_for_timeout(400)
+        page.screenshot(path=out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(__file__).parent / "page.png")

@@ -1,0 +1,63 @@
+"""Dates as people write them in many languages to ISO: `5 mars 1987`, `1987年3月5日` -> 1987-03-05."""
+
+import datetime
+import random
+import re
+
+from regard.datasets.pairs import Example, Splits, pick, split
+from regard.errors import ExtraError
+
+TRAIN, DEV, TEST = 10_000, 500, 1_000
+FIRST, LAST = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
+LOCALES = (
+    *("en_US", "en_GB", "en_IE", "en_AU", "de", "de_AT", "fr", "es", "es_MX", "pt", "pt_PT", "it"),
+    *("ca", "ro", "nl", "sv", "da", "nb", "is", "fi", "et", "lv", "lt", "pl", "cs", "sk", "hu"),
+    *("sl", "tr", "el", "bg", "uk", "ru", "zh", "ja", "ko"),
+)
+FORMATS = ("short", "medium", "long", "full")
+SKELETONS = ("yMd", "yMEd", "yMMMd", "yMMMEd", "yMMMMd", "yMMMMEd")
+
+_DAY_AND_MONTH = re.compile(r"\b(\d{1,2})[\s./-]+(\d{1,2})[\s./-]+\d{4}")
+_SHORT_YEAR = re.compile(r"(?<!y)yy(?!y)")
+_SPACE = re.compile(r"\s+")
+
+
+def make(seed: int) -> Splits:
+    """Days from 1900 to 2099, written in one of the forms of one of 36 locales, and their ISO form.
+
+    The year is always in full. A form in which day and month could be mistaken for each other, such
+    as 5/3/1987, is left out, so that a source means one day only.
+
+    Raises:
+        ExtraError: Babel is not installed.
+    """
+    try:
+        from babel import Locale
+        from babel.dates import format_date
+    except ImportError:
+        raise ExtraError("the set 'dates' needs Babel; pip install 'regard[datasets]'") from None
+
+    def patterns(locale: Locale) -> list[str]:
+        formats = [str(locale.date_formats[name].pattern) for name in FORMATS]
+        skeletons = locale.datetime_skeletons
+        formats += [str(skeletons[name].pattern) for name in SKELETONS if name in skeletons]
+        return list(dict.fromkeys(_SHORT_YEAR.sub("y", pattern) for pattern in formats))
+
+    locales = [Locale.parse(name) for name in LOCALES]
+    forms = [(locale, patterns(locale)) for locale in locales]
+    generator = random.Random(seed)
+    days = (LAST - FIRST).days + 1
+    found: dict[str, str] = {}
+    while len(found) < TRAIN + DEV + TEST:
+        locale, choices = pick(forms, generator)
+        day = FIRST + datetime.timedelta(days=int(generator.random() * days))
+        source = _SPACE.sub(" ", format_date(day, pick(choices, generator), locale=locale))
+        if not could_swap(source):
+            found[source] = day.isoformat()
+    return split((Example(*pair) for pair in found.items()), DEV, TEST, seed)
+
+
+def could_swap(source: str) -> bool:
+    """Whether day and month are both given as numbers before the year, and either could be either."""
+    numbers = _DAY_AND_MONTH.search(source)
+    return numbers is not None and int(numbers[1]) <= 12 and int(numbers[2]) <= 12

@@ -1,0 +1,190 @@
+"""Copying: what of a source may be copied, and that unknown symbols are."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+import regard
+from regard.config import Config, ModelConfig, TextConfig, TrainingConfig
+from regard.copy_mechanism import copies_of, hide, widened
+from regard.data import Example, collate
+from regard.errors import ConfigError
+from regard.models import Seq2Seq, build
+from regard.text import END, UNKNOWN, Tokenizer
+
+V = 11
+KINDS = [
+    {"decoder": "luong", "attention": "additive"},
+    {"decoder": "bahdanau", "attention": "dot"},
+    {"kind": "transformer", "encoder_dim": 8, "decoder_dim": 8, "decoder_layers": 2},
+]
+
+
+def _model(settings: dict[str, object]) -> Seq2Seq:
+    torch.manual_seed(4)
+    widths = {
+        "embedding_dim": 5,
+        "encoder_dim": 6,
+        "decoder_dim": 7,
+        "attention_dim": 4,
+        "heads": 2,
+    }
+    return build(ModelConfig(**{**widths, **settings, "copy": True}), V, V).eval()
+
+
+def _batch() -> tuple[torch.Tensor, ...]:
+    source = torch.tensor([[4, 1, 6, 1, 3], [7, 1, 3, 0, 0]])
+    copies = torch.tensor([[4, 11, 6, 12, 3], [7, 11, 3, 0, 0]])
+    return source, torch.tensor([5, 3]), copies
+
+
+def test_symbols_have_their_ids_on_the_target_side_and_others_follow() -> None:
+    source = Tokenizer.learn(["a b c"], TextConfig(unit="symbol"))
+    target = Tokenizer.learn(["b c d"], TextConfig(unit="symbol"))
+    copies = copies_of(source.encode("b x a x"), target)
+    b, size = target.encode("b").ids[0], len(target)
+    assert copies.ids == [b, size, size + 1, size, END]
+    assert copies.symbols == ["x", "a"]
+    assert widened(target.encode("a b y x"), copies, size) == [size + 1, b, UNKNOWN, size]
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=str)
+def test_probabilities_are_a_mixture_of_writing_and_copying(settings: dict[str, object]) -> None:
+    model = _model(settings)
+    source, lengths, copies = _batch()
+    memory = model.encode(source, lengths, copies)
+    tokens = torch.tensor([[2, 4, 11], [2, 11, 5]])
+    unrolled = model.decoder.unroll(memory, tokens, need_weights=True)
+    found = model.decoder.predict(unrolled.states, unrolled.weights, copies).exp()
+    assert found.shape == (2, 3, V + 2)
+    torch.testing.assert_close(found.sum(-1), torch.ones(2, 3))
+    output = model.decoder.output
+    gate = torch.sigmoid(output.gate(unrolled.states))
+    words = torch.softmax(unrolled.states @ output.weight.T + output.bias, -1)
+    looked = unrolled.weights[:, :, -1].mean(2)
+    for row in range(2):
+        for t in range(3):
+            for symbol in range(V + 2):
+                share = looked[row, t, copies[row] == symbol].sum() * (1 - gate[row, t, 0])
+                if symbol < V:
+                    share = share + gate[row, t, 0] * words[row, t, symbol]
+                torch.testing.assert_close(found[row, t, symbol], share, atol=1e-6, rtol=1e-5)
+    assert (found[1, :, 12] == 0).all()  # the second source has one unknown symbol only
+
+
+@pytest.mark.parametrize("settings", KINDS, ids=str)
+def test_one_step_equals_all_steps(settings: dict[str, object]) -> None:
+    model = _model(settings)
+    source, lengths, copies = _batch()
+    memory = model.encode(source, lengths, copies)
+    tokens = torch.tensor([[2, 4, 11], [2, 11, 5]])
+    unrolled = model.decoder.unroll(memory, tokens, need_weights=True)
+    expected = model.decoder.predict(unrolled.states, unrolled.weights, copies)
+    rows = torch.arange(2).repeat_interleave(2)
+    state = model.decoder.start(memory).select(rows)
+    for t in range(3):
+        step = model.decoder.step(tokens[rows, t], state)
+        state = step.state
+        torch.testing.assert_close(step.log_probs, expected[rows, t], atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *KINDS,
+        *({**KINDS[0], "normalizer": name} for name in ("sparsemax", "entmax15")),
+        {**KINDS[0], "window": "local-m", "window_radius": 1},
+        {**KINDS[1], "window": "local-p", "window_radius": 1},
+    ],
+    ids=str,
+)
+def test_every_parameter_learns_and_smoothing_stays_finite(settings: dict[str, object]) -> None:
+    model = _model(settings).train()
+    source, lengths, copies = _batch()
+    targets = torch.tensor([[4, 11, 3], [11, 5, 3]])
+    inputs = torch.tensor([[2, 4, 11], [2, 11, 5]])
+    loss = model(source, lengths, inputs, targets, copies, label_smoothing=0.1)
+    loss.backward()
+    assert loss.isfinite()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.isfinite().all(), name
+
+
+def test_hidden_symbols_are_unknown_on_both_sides_and_copied() -> None:
+    example = Example([4, 5, 4, 3], [5, 4, 4, 8], [4, 5, 4, 3])
+    seen = set()
+    for seed in range(3000):
+        changed = hide(example, V, random.Random(seed))
+        assert [UNKNOWN if copy >= V else copy for copy in changed.copies] == changed.source
+        pairs = dict(zip(example.copies, changed.copies, strict=True))
+        assert changed.target == [pairs.get(id, id) for id in example.target]
+        seen.add(tuple(changed.copies))
+    assert seen == {(4, 5, 4, 3), (11, 5, 11, 3), (4, 11, 4, 3), (11, 12, 11, 3)}
+
+
+def test_a_batch_carries_what_may_be_copied() -> None:
+    batch = collate([Example([4, 3], [4], [4, 3]), Example([4, 1, 3], [11], [4, 11, 3])])
+    assert batch.copies is not None
+    assert batch.copies.tolist() == [[4, 3, 0], [4, 11, 3]]
+    assert batch.to("cpu").copies is not None
+    assert collate([Example([4, 3], [4])]).copies is None
+
+
+def _reversals(count: int, seed: int, letters: str) -> list[tuple[str, str]]:
+    rng = random.Random(seed)
+    words = [[rng.choice(letters) for _ in range(rng.randint(3, 7))] for _ in range(count)]
+    return [(" ".join(word), " ".join(reversed(word))) for word in words]
+
+
+def test_symbols_never_seen_in_training_are_copied(tmp_path: Path, unchecked: None) -> None:
+    def exact(copy: bool) -> float:
+        model = ModelConfig(
+            embedding_dim=24, encoder_dim=32, decoder_dim=32, attention_dim=32, dropout=0.0, copy=copy
+        )  # fmt: skip
+        training = TrainingConfig(
+            batch_tokens=1200, max_updates=700, learning_rate=5e-3, schedule="constant", warmup=50,
+            cooldown=0.4, label_smoothing=0.0,
+        )  # fmt: skip
+        config = Config(out=str(tmp_path / str(copy)), model=model, training=training, device="cpu")
+        seen = _reversals(3000, 1, "abcdefgh"), _reversals(50, 2, "abcdefgh")
+        translator = regard.train(config, *seen)
+        unseen = _reversals(100, 3, "abcdefghVWXYZ")
+        if copy:
+            output = translator.translate(["V a W W"])[0]
+            assert output.tokens == ["W", "W", "a", "V"]
+            assert output.unknown == ["V", "W", "W"]
+            forced = translator.align(["V a W W"], ["W W a V"])[0]
+            assert forced.score == pytest.approx(output.score, abs=1e-4)
+            assert forced.tokens == output.tokens
+            both = translator.translate(["V a W W", "a"])
+            assert both[0].tokens == output.tokens
+        return regard.evaluate(translator, unseen).scores.exact_match.value
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert exact(copy=True) >= 95
+    assert exact(copy=False) < 30
+    torch.set_num_threads(before)
+
+
+def test_smoothing_does_not_depend_on_what_others_in_the_batch_may_copy() -> None:
+    model = _model(KINDS[0])
+    source, lengths, copies = _batch()
+    inputs, targets = torch.tensor([[2, 4], [2, 5]]), torch.tensor([[4, 3], [5, 3]])
+    whole = model(source, lengths, inputs, targets, copies, label_smoothing=0.1)
+    parts = [
+        model(*(t[[row]] for t in (source, lengths, inputs, targets, copies)), label_smoothing=0.1)
+        for row in range(2)
+    ]
+    torch.testing.assert_close(whole, torch.stack(parts).mean())
+
+
+def test_both_sides_need_one_unit(tmp_path: Path) -> None:
+    config = Config(
+        out=str(tmp_path / "m"), source=TextConfig(unit="char"), model=ModelConfig(copy=True)
+    )
+    with pytest.raises(ConfigError, match="one unit of text on both sides, found char and symbol"):
+        regard.train(config, [("ab", "a b"), ("ba", "b a")], [("ab", "a b")])

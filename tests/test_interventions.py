@@ -1,0 +1,193 @@
+"""Pushing: prefixes that outputs begin with, weights pinned by hand, heads dropped."""
+
+import numpy as np
+import pytest
+import torch
+
+import regard
+from regard import model_folder
+from regard.attention import Intervention
+from regard.config import Config, ModelConfig, TextConfig
+from regard.errors import ConfigError
+from regard.models import build
+from regard.text import Tokenizer
+
+MODELS = [
+    {"attention": "additive"},
+    {"attention": "dot", "decoder": "bahdanau", "decoder_layers": 2},
+    {"attention": "additive", "input_feeding": True},
+    {"attention": "additive", "coverage": True},
+    {"kind": "transformer"},
+    {"kind": "transformer", "attention": "additive"},
+    {"copy": True},
+]
+
+
+def _translator(**model: object) -> regard.Translator:
+    torch.manual_seed(6)
+    side = TextConfig(unit="symbol")
+    widths = {
+        "embedding_dim": 8,
+        "encoder_dim": 8,
+        "decoder_dim": 8,
+        "attention_dim": 8,
+        "heads": 2,
+    }
+    config = Config(source=side, target=side, model=ModelConfig(**{**widths, **model}))
+    tokenizer = Tokenizer.learn(["a b c d"], side)
+    built = build(config.model, len(tokenizer), len(tokenizer)).eval()
+    for parameter in built.parameters():
+        parameter.data.mul_(2)
+    trained = model_folder.TrainedModel(config, built, tokenizer, tokenizer, {"longest_target": 4})
+    return regard.Translator(trained, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("model", [*MODELS, {"attention": "none"}], ids=str)
+def test_outputs_begin_with_their_prefix(model: dict[str, object], beam_size: int) -> None:
+    translator = _translator(**model)
+    texts = ["a b c", "d", "b a", ""]
+    found = translator.translate(texts, beam_size, prefix=["b c", "", "d d d", "a"])
+    assert found[0].tokens[:2] == ["b", "c"]
+    assert found[2].tokens[:3] == ["d", "d", "d"]
+    assert found[3].tokens == []
+    alone = translator.translate(["d"], beam_size)[0]
+    assert (found[1].tokens, found[1].score) == (alone.tokens, pytest.approx(alone.score, abs=1e-5))
+    every = translator.translate(texts[:2], beam_size, prefix="c")
+    assert [one.tokens[0] for one in every] == ["c", "c"]
+    forced = translator.align([texts[0]], [found[0].text])[0]
+    if found[0].complete:
+        assert forced.score == pytest.approx(found[0].score, abs=1e-4)
+
+
+def test_what_a_model_says_by_itself_is_no_push() -> None:
+    translator = _translator()
+    free = translator.translate(["a b c"], 3)[0]
+    begun = translator.translate(["a b c"], 3, prefix=" ".join(free.tokens))[0]
+    assert begun.tokens[: len(free.tokens)] == free.tokens
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_pinned_weights_stand_and_the_others_share_the_rest(
+    model: dict[str, object], beam_size: int
+) -> None:
+    translator = _translator(**model)
+    free = translator.translate(["a b c", "d c"], beam_size, prefix="a b c")
+    pins = {0: {1: 0.7}, 2: {0: 0.0, 2: 0.5}}
+    found = translator.translate(["a b c", "d c"], beam_size, prefix="a b c", pin=pins)
+    for one in found:
+        weights = one.attention_heads
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+        np.testing.assert_allclose(weights[0, ..., 1], 0.7, atol=1e-6)
+        np.testing.assert_allclose(weights[2, ..., 0], 0, atol=1e-6)
+        np.testing.assert_allclose(weights[2, ..., 2], 0.5, atol=1e-6)
+    # in the first layer of the first step nothing else has changed yet
+    before, after = free[0].attention_heads[0, 0], found[0].attention_heads[0, 0]
+    rest = [0, 2, 3]
+    shares = before[:, rest] / before[:, rest].sum(-1, keepdims=True)
+    np.testing.assert_allclose(after[:, rest], 0.3 * shares, atol=1e-5)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=str)
+def test_pinning_what_a_look_had_changes_nothing(model: dict[str, object]) -> None:
+    if model.get("kind") == "transformer":  # every head has weights of its own
+        model = {**model, "decoder_layers": 1, "heads": 1}
+    translator = _translator(**model)
+    free = translator.translate(["a b c"], 2)[0]
+    pins = {
+        step: {place: float(weight) for place, weight in enumerate(row / row.sum())}
+        for step, row in enumerate(free.attention.astype(float))
+    }
+    found = translator.translate(["a b c"], 2, pin=pins)[0]
+    assert found.tokens == free.tokens
+    assert found.score == pytest.approx(free.score, abs=1e-4)
+
+
+def test_a_push_reaches_the_text_it_is_for_alone() -> None:
+    translator = _translator()
+    free = translator.translate(["a b", "c d"])
+    found = translator.translate(["a b", "c d"], prefix=["", "a"], pin=[{}, {0: {0: 1.0}}])
+    assert found[0].score == pytest.approx(free[0].score, abs=1e-5)
+    np.testing.assert_allclose(found[1].attention[0], [1, 0, 0], atol=1e-6)
+    one = translator.translate(["c d"], prefix="a", pin={0: {0: 1.0}})[0]
+    assert (one.tokens, one.score) == (found[1].tokens, pytest.approx(found[1].score, abs=1e-5))
+
+
+def test_looking_elsewhere_changes_what_is_said() -> None:
+    translator = _translator()
+    scores = {
+        round(translator.translate(["a b c"], 1, pin={0: {place: 1.0}})[0].score, 5)
+        for place in range(4)
+    }
+    assert len(scores) > 1
+
+
+def test_dropped_heads_find_nothing() -> None:
+    translator = _translator(kind="transformer")
+    free = translator.translate(["a b c"], prefix="a")[0]
+    found = translator.translate(["a b c"], prefix="a", ablate_heads=[(0, 1), (2, 0)])[0]
+    weights = found.attention_heads
+    assert (weights[:, 0, 1] == 0).all()
+    assert (weights[:, 2, 0] == 0).all()
+    np.testing.assert_allclose(weights[:, 0, 0].sum(-1), 1, atol=1e-5)
+    np.testing.assert_allclose(weights[0, 0, 0], free.attention_heads[0, 0, 0], atol=1e-6)
+    assert found.score != pytest.approx(free.score, abs=1e-6)
+
+
+def test_a_push_on_every_axis() -> None:
+    nan = float("nan")
+    push = Intervention(torch.tensor([[nan, 0.5, nan], [nan, nan, nan]]))
+    weights = torch.tensor([[[0.2, 0.2, 0.6]], [[0.1, 0.4, 0.5]]])
+    context, found = push.apply(weights, torch.eye(3).expand(2, 3, 3))
+    torch.testing.assert_close(found, torch.tensor([[[0.125, 0.5, 0.375]], [[0.1, 0.4, 0.5]]]))
+    torch.testing.assert_close(context, found)
+    lonely = Intervention(torch.tensor([[0.25, nan]])).apply(
+        torch.tensor([[[1.0, 0.0]]]), torch.eye(2)[None]
+    )
+    torch.testing.assert_close(lonely[1], torch.tensor([[[0.25, 0.0]]]))
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ({"pin": {0: {4: 0.5}}}, "source tokens from 0 to 3, got step 0 and tokens 4"),
+        ({"pin": {-1: {0: 0.5}}}, "got step -1"),
+        ({"pin": {0: {0: 0.7, 1: 0.7}}}, "sum to at most 1, got 1.4 at step 0"),
+        ({"pin": {0: {0: -0.1}}}, "must be at least 0"),
+        ({"pin": [{}, {}]}, "expected one pin for all texts or one each, got 2"),
+        ({"prefix": ["a", "b"]}, "expected one prefix for all texts or one each, got 2"),
+        (
+            {"ablate_heads": [(0, 1)]},
+            "no head 1 in layer 0 to drop; the model has 1 layers of 1 heads",
+        ),
+    ],
+)
+def test_pushes_that_cannot_be_are_refused(given: dict[str, object], wrong: str) -> None:
+    with pytest.raises(ConfigError, match=wrong):
+        _translator().translate(["a b c"], **given)
+    with pytest.raises(ConfigError, match="no attention to push"):
+        _translator(attention="none").translate(["a"], pin={0: {0: 1.0}})
+
+
+def test_a_prefix_of_tokens_is_taken_as_it_is() -> None:
+    translator = _translator(attention="additive")
+    found = translator.translate(["a b", "c"], prefix=[["b", "zz"], "d d"])
+    assert found[0].tokens[:2] == ["b", "<unk>"]
+    assert found[1].tokens[:2] == ["d", "d"]
+    forced = translator.align(["a b"], [["b", "a"]])[0]
+    assert forced.tokens == ["b", "a"]
+    assert forced.score == pytest.approx(translator.align(["a b"], ["b a"])[0].score)
+
+
+def test_a_prefix_copies_what_the_vocabulary_does_not_hold() -> None:
+    translator = _translator(copy=True)
+    assert translator.translate(["a zz"], prefix=[["zz"]])[0].tokens[0] == "zz"
+
+
+def test_a_pin_beyond_the_longest_output_is_refused() -> None:
+    translator = _translator(attention="additive")
+    (limit,) = translator.check(["a b"])
+    translator.translate(["a b"], pin={limit - 1: {0: 1.0}})
+    with pytest.raises(ConfigError, match=f"steps from 0 to {limit - 1}"):
+        translator.translate(["a b"], pin={limit: {0: 1.0}})

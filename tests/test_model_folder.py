@@ -1,0 +1,178 @@
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard import model_folder
+from regard.config import Config, ModelConfig, TextConfig
+from regard.errors import FolderError
+from regard.model_folder import TrainedModel
+from regard.models import build
+from regard.text import Tokenizer
+
+SMALL: dict[str, Any] = {
+    "embedding_dim": 4,
+    "encoder_dim": 3,
+    "decoder_dim": 5,
+    "attention_dim": 2,
+}
+
+
+def make(path: Path, **model: Any) -> TrainedModel:
+    config = Config(out=str(path), model=ModelConfig(**{**SMALL, **model}))
+    source, target = (Tokenizer.learn([text], TextConfig(unit="char")) for text in ("abé", "AB"))
+    network = build(config.model, len(source), len(target))
+    trained = TrainedModel(config, network, source, target, {"longest_target": 3, "parameters": 1})
+    model_folder.save_description(path, trained)
+    model_folder.save_weights(path, network)
+    return trained
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    make(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {},
+        {"attention": "none"},
+        {"attention": "dot", "decoder": "bahdanau", "cell": "gru"},
+        {"tie_embeddings": True, "encoder_layers": 2, "decoder_layers": 2},
+        {"attention": "cosine", "input_feeding": True, "bidirectional": False},
+    ],
+    ids=str,
+)
+def test_a_folder_gives_back_what_was_saved(tmp_path: Path, model: dict[str, Any]) -> None:
+    trained = make(tmp_path, **model)
+    loaded = model_folder.load(tmp_path)
+    assert loaded.config == trained.config
+    assert (loaded.source, loaded.target) == (trained.source, trained.target)
+    assert loaded.facts == trained.facts
+    assert not loaded.model.training
+    state = loaded.model.state_dict()
+    for name, value in trained.model.state_dict().items():
+        assert torch.equal(state[name], value), name
+
+
+def test_a_folder_holds_these_files_and_states_its_versions(made: Path) -> None:
+    names = ["config.json", "model.safetensors", "source.json", "target.json"]
+    assert sorted(os.listdir(made)) == names
+    config = json.loads((made / "config.json").read_text())
+    assert config["format"] == model_folder.FORMAT == 1
+    assert config["regard"] == model_folder.package_version()
+    assert config["model"]["embedding_dim"] == 4
+
+
+def test_describe_does_not_need_weights(made: Path) -> None:
+    (made / "model.safetensors").unlink()
+    assert model_folder.describe(made).config.model.encoder_dim == 3
+    with pytest.raises(FolderError, match=r"has no model\.safetensors yet; train until the first"):
+        model_folder.load(made)
+
+
+def test_what_is_no_model_folder_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
+        with pytest.raises(FolderError, match=r"is not a model folder: it has no config\.json"):
+            model_folder.load(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b"3", b"{}", b'{"format": "1"}', b'{"format": null}', b"\xff\xfe"],
+)
+def test_a_damaged_config_is_said(made: Path, content: bytes) -> None:
+    (made / "config.json").write_bytes(content)
+    with pytest.raises(FolderError, match=r"config\.json is damaged( \(|: it names no format)"):
+        model_folder.load(made)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wrong"),
+    [
+        ("model", 3, "model takes settings by name, got 3"),
+        ("model", {"atention": "dot"}, r"unknown setting model\.atention"),
+        ("model", {"encoder_dim": "wide"}, r"model\.encoder_dim takes a whole number, got 'wide'"),
+        ("model", {"attention": "magic"}, r"model\.attention takes one of"),
+        ("surprise", 1, "unknown setting surprise"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_damage(
+    made: Path, key: str, value: Any, wrong: str, unchecked: None
+) -> None:
+    values = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps({**values, key: value}))
+    with pytest.raises(FolderError, match=rf"config\.json is damaged \({wrong}"):
+        model_folder.load(made)
+
+
+def test_a_newer_format_is_not_guessed_at(made: Path) -> None:
+    values = json.loads((made / "config.json").read_text())
+    (made / "config.json").write_text(json.dumps({**values, "format": 2, "regard": "9.9"}))
+    with pytest.raises(FolderError, match=r"made by a newer regard \(9\.9\); upgrade to read it"):
+        model_folder.load(made)
+
+
+@pytest.mark.parametrize("name", ["source.json", "target.json"])
+def test_tokenizers_must_be_there_and_sound(made: Path, name: str) -> None:
+    (made / name).write_bytes(b"\xff")
+    with pytest.raises(FolderError, match=f"{name} is missing or damaged"):
+        model_folder.load(made)
+    (made / name).write_text("{}")
+    with pytest.raises(FolderError, match=f"{name}: the tokenizer cannot be read"):
+        model_folder.load(made)
+    (made / name).unlink()
+    with pytest.raises(FolderError, match=f"{name} is missing or damaged"):
+        model_folder.load(made)
+
+
+def test_weights_of_another_model_do_not_fit(made: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    make(other, encoder_dim=7)
+    (other / "model.safetensors").replace(made / "model.safetensors")
+    with pytest.raises(FolderError, match=r"model\.safetensors does not fit config\.json"):
+        model_folder.load(made)
+
+
+def test_damaged_weights_are_said(made: Path) -> None:
+    weights = made / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-5])
+    with pytest.raises(FolderError, match="does not fit"):
+        model_folder.load(made)
+    weights.write_bytes(b"")
+    with pytest.raises(FolderError, match="does not fit"):
+        model_folder.load(made)
+
+
+class Trap:
+    """Unpickling this makes a folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+def test_nothing_in_a_folder_is_executed(made: Path, tmp_path: Path) -> None:
+    sprung = tmp_path / "sprung"
+    pickle.loads(pickle.dumps(Trap(sprung)))
+    assert sprung.exists()
+    sprung.rmdir()
+    for name in ("model.safetensors", "source.json", "config.json"):
+        kept = (made / name).read_bytes()
+        (made / name).write_bytes(pickle.dumps(Trap(sprung)))
+        with pytest.raises(FolderError):
+            model_folder.load(made)
+        (made / name).write_bytes(kept)
+    torch.save({"a": Trap(sprung)}, made / "model.safetensors")
+    with pytest.raises(FolderError):
+        model_folder.load(made)
+    assert not sprung.exists()

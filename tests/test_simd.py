@@ -1,0 +1,173 @@
+"""Vectors in compiled kernels: each operation against NumPy, NaN and infinities included."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from regard.kernels.additive.cpu import simd
+from regard.kernels.additive.cpu.simd import (
+    count,
+    exp,
+    floor,
+    fma,
+    least,
+    load,
+    load_one,
+    max_abs,
+    place,
+    power,
+    prefetch,
+    reciprocal,
+    reduce_max_abs,
+    splat,
+    store,
+    total,
+)  # fmt: skip
+
+REALS = [np.float32, np.float64]
+
+
+def _count(real: Any) -> int:
+    return simd.BYTES // np.dtype(real).itemsize
+
+
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return numba.njit(error_model="numpy")(function)
+
+
+@_compiled
+def _arithmetic(x: Any, y: Any, out: Any) -> None:
+    a, b = load(x, 0), load(y, 0)
+    c = a * b
+    c += a
+    c -= b
+    store(out, 0, c + a - b)
+
+
+@_compiled
+def _reciprocals(x: Any, out: Any) -> None:
+    for i in range(0, len(x), len(out) // 4):
+        store(out, i, reciprocal(load(x, i)))
+
+
+@_compiled
+def _choices(x: Any, y: Any, out: Any) -> Any:
+    store(out, 0, least(load(x, 0), load(y, 0)))
+    return reduce_max_abs(max_abs(load(x, 0), load(y, 0)))
+
+
+@_compiled
+def _sum(x: Any) -> Any:
+    return total(load(x, 0))
+
+
+@_compiled
+def _wholes(x: Any, out: Any) -> None:
+    store(out, 0, floor(load(x, 0)))
+
+
+@_compiled
+def _powers(x: Any, out: Any) -> None:
+    store(out, 0, power(load(x, 0)))
+
+
+@_compiled
+def _exps(x: Any, out: Any) -> None:
+    store(out, 0, exp(load(x, 0)))
+
+
+@_compiled
+def _splat(x: Any, out: Any) -> None:
+    store(out, 0, splat(x))
+
+
+@_compiled
+def _products(x: Any, y: Any, out: Any) -> Any:
+    # the one number before last, times a vector of y from its second number on, plus the first of x
+    size = count(load(x, 0))
+    prefetch(y, len(y))
+    store(out, 0, fma(load_one(x, size - 2), load(place(y, 1), 0), load(x, 0)))
+    return size
+
+
+@pytest.mark.parametrize("real", REALS)
+def test_places_and_products(real: Any) -> None:
+    size = _count(real)
+    x, y = np.random.default_rng(2).normal(size=(2, size + 1)).astype(real)
+    out = np.empty_like(x[:size])
+    assert _products(x, y, out) == size
+    exact = x[size - 2].astype(np.longdouble) * y[1:] + x[:size]
+    assert np.abs(out - exact).max() <= 4 * np.finfo(real).eps
+
+
+@pytest.mark.parametrize("real", REALS)
+def test_arithmetic(real: Any) -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(2, _count(real))).astype(real)
+    out = np.empty_like(x)
+    _arithmetic(x, y, out)
+    exact = x.astype(np.longdouble) * y + 2 * x.astype(np.longdouble) - 2 * y
+    assert np.abs(out - exact).max() <= 8 * np.finfo(real).eps
+    _splat(x[0], out)
+    assert (out == x[0]).all()
+
+
+@pytest.mark.parametrize("real", REALS)
+def test_a_reciprocal_is_right_to_two_units_of_rounding(real: Any) -> None:
+    far = 37 if real is np.float32 else 300
+    count = 4 * _count(real)
+    x = np.logspace(-far, far, 1000 * count, dtype=np.float64).astype(real)
+    x[0], x[-1] = real(10.0) ** -far, real(10.0) ** far
+    for part in x.reshape(-1, count):
+        out = np.empty_like(part)
+        _reciprocals(part, out)
+        error = np.abs(out * part.astype(np.longdouble) - 1).max()
+        assert error <= 2 * np.finfo(real).eps
+    part[1] = np.nan
+    _reciprocals(part, out)
+    assert np.isnan(out[1])
+    assert not np.isnan(np.delete(out, 1)).any()
+
+
+@pytest.mark.parametrize("real", REALS)
+def test_nan_is_further_than_anything_and_no_bound_hides_it(real: Any) -> None:
+    count = _count(real)
+    numbers = st.floats(width=32 if real is np.float32 else 64)
+
+    @settings(max_examples=60, deadline=None)
+    @given(arrays(real, count, elements=numbers), arrays(real, count, elements=numbers))
+    def holds(x: Any, y: Any) -> None:
+        out = np.empty_like(x)
+        far = _choices(x, y, out)
+        # NumPy's largest is NaN where one is NaN
+        assert np.array_equal(far, np.abs(np.concatenate([x, y])).max(), equal_nan=True)
+        assert np.array_equal(out, np.where(x > y, y, x), equal_nan=True)
+
+    holds()
+
+
+@pytest.mark.parametrize("real", REALS)
+def test_whole_numbers_sums_and_exponentials(real: Any) -> None:
+    count = _count(real)
+    x = np.linspace(-3.5, 3.25, count, dtype=real)
+    out = np.empty_like(x)
+    _wholes(x, out)
+    assert (out == np.floor(x)).all()
+    assert abs(_sum(x) - x.astype(np.longdouble).sum()) <= count * np.finfo(real).eps
+    _exps(x, out)
+    assert np.allclose(out, np.exp(x), rtol=4 * np.finfo(real).eps, atol=0)
+
+
+def test_powers_of_two() -> None:
+    count = _count(np.float32)
+    for start in range(-126, 128 - count, count):
+        x = np.arange(start, start + count, dtype=np.float32)
+        out = np.empty_like(x)
+        _powers(x, out)
+        assert (out == np.exp2(x)).all()
