@@ -12,7 +12,7 @@ from regard.copy_mechanism import copies_of, hide, widened
 from regard.data import Example, collate
 from regard.errors import ConfigError
 from regard.models import Seq2Seq, build
-from regard.text import END, UNKNOWN, Tokenizer
+from regard.text import EOS, UNK, Tokenizer
 
 V = 11
 KINDS = [
@@ -45,9 +45,9 @@ def test_symbols_have_their_ids_on_the_target_side_and_others_follow() -> None:
     target = Tokenizer.learn(["b c d"], TextConfig(unit="symbol"))
     copies = copies_of(source.encode("b x a x"), target)
     b, size = target.encode("b").ids[0], len(target)
-    assert copies.ids == [b, size, size + 1, size, END]
+    assert copies.ids == [b, size, size + 1, size, EOS]
     assert copies.symbols == ["x", "a"]
-    assert widened(target.encode("a b y x"), copies, size) == [size + 1, b, UNKNOWN, size]
+    assert widened(target.encode("a b y x"), copies, size) == [size + 1, b, UNK, size]
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=str)
@@ -118,7 +118,7 @@ def test_hidden_symbols_are_unknown_on_both_sides_and_copied() -> None:
     seen = set()
     for seed in range(3000):
         changed = hide(example, V, random.Random(seed))
-        assert [UNKNOWN if copy >= V else copy for copy in changed.copies] == changed.source
+        assert [UNK if copy >= V else copy for copy in changed.copies] == changed.source
         pairs = dict(zip(example.copies, changed.copies, strict=True))
         assert changed.target == [pairs.get(id, id) for id in example.target]
         seen.add(tuple(changed.copies))

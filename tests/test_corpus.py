@@ -6,7 +6,7 @@ import pytest
 from regard.config import Config, DataConfig, TextConfig, TrainingConfig
 from regard.corpus import Corpus, make_corpus, resolved
 from regard.errors import ConfigError, DataError
-from regard.text import END, UNKNOWN, Tokenizer
+from regard.text import EOS, UNK, Tokenizer
 
 PAIRS = [("ab", "A B"), ("ba", "B A"), ("aab", "A A B"), ("ab", "A B B")]
 DEV = [("ab", "A B"), ("bb", "B B"), ("ab", "B")]
@@ -28,7 +28,7 @@ def test_pairs_become_examples_and_dev_sources_their_references() -> None:
     assert [found.source.decode(example.source) for example in found.train] == [
         source for source, _ in PAIRS
     ]
-    assert all(example.source[-1] == END for example in found.train)
+    assert all(example.source[-1] == EOS for example in found.train)
     assert [found.target.decode(example.target) for example in found.train] == [
         target for _, target in PAIRS
     ]
@@ -147,7 +147,7 @@ def test_the_vocabulary_is_of_the_training_pairs_alone() -> None:
     found = corpus(dev=[("axa", "A"), ("x", "B Y")])
     assert "dev: source symbols not in the vocabulary: 2 ('x' 2x)" in found.notes
     assert "dev: target symbols not in the vocabulary: 1 ('Y' 1x)" in found.notes
-    assert found.dev[0].source.count(UNKNOWN) == 1
+    assert found.dev[0].source.count(UNK) == 1
 
 
 def test_unknown_symbols_of_skipped_lines_do_not_count() -> None:

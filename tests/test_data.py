@@ -9,19 +9,19 @@ from hypothesis import strategies as st
 
 from regard.data import Example, Pair, bucket, collate, epoch, pad, pairs_from, read_pairs
 from regard.errors import DataError
-from regard.text import END, PAD, START
+from regard.text import BOS, EOS, PAD
 
 lengths = st.integers(1, 30)
 sizes = st.lists(st.tuples(lengths, lengths), max_size=60)
 ids = st.lists(st.integers(4, 99), max_size=9)
 examples = st.lists(
-    st.builds(Example, ids.map(lambda row: [*row, END]), ids, st.just(())), max_size=40
+    st.builds(Example, ids.map(lambda row: [*row, EOS]), ids, st.just(())), max_size=40
 )
 
 
 def numbered(count: int) -> list[Example]:
     """Examples of several lengths that can be told apart."""
-    return [Example([*[4 + n] * (1 + n % 5), END], [4 + n] * (n % 7)) for n in range(count)]
+    return [Example([*[4 + n] * (1 + n % 5), EOS], [4 + n] * (n % 7)) for n in range(count)]
 
 
 def sources(batches: Sequence[torch.Tensor]) -> list[int]:
@@ -125,8 +125,8 @@ def test_a_batch_is_its_examples_and_padding(examples: list[Example]) -> None:
         assert batch.lengths[row] == len(source)
         for tensor, real in (
             (batch.source, source),
-            (batch.inputs, [START, *target]),
-            (batch.targets, [*target, END]),
+            (batch.inputs, [BOS, *target]),
+            (batch.targets, [*target, EOS]),
         ):
             assert tensor[row, : len(real)].tolist() == real
             assert (tensor[row, len(real) :] == PAD).all()

@@ -9,7 +9,7 @@ from regard.config import Config, ModelConfig, TextConfig
 from regard.data import Example
 from regard.evaluation import layer_agreements
 from regard.models import build
-from regard.text import END, START, UNKNOWN, Tokenizer
+from regard.text import BOS, EOS, UNK, Tokenizer
 
 
 def _translator(**model: object) -> regard.Translator:
@@ -29,14 +29,14 @@ def _costs(translator: regard.Translator, example: Example) -> list[int]:
 
     def log_probs(source: list[int]) -> torch.Tensor:
         memory = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
-        inputs = torch.tensor([[START, *example.target]])
+        inputs = torch.tensor([[BOS, *example.target]])
         states = model.decoder.unroll(memory, inputs).states
         found = torch.log_softmax(model.decoder.predict(states), -1)[0]
         return found[range(len(example.target)), example.target]
 
     whole, costs = log_probs(example.source), []
     for place in range(len(example.source) - 1):
-        erased = [*example.source[:place], UNKNOWN, *example.source[place + 1 :]]
+        erased = [*example.source[:place], UNK, *example.source[place + 1 :]]
         costs.append(whole - log_probs(erased))
     return torch.stack(costs).argmax(0).tolist()
 
@@ -51,14 +51,14 @@ def test_a_layer_agrees_where_it_looks_at_what_erasing_costs_most(
     monkeypatch.setattr(evaluation, "_SYMBOLS_AT_ONCE", 20)  # in several batches
     translator = _translator(**settings)
     examples = [
-        Example([4, 5, 6, 7, END], [5, 6, 4]), Example([6, 4, END], [4, 7]),
-        Example([7, 6, 5, END], [4]),
+        Example([4, 5, 6, 7, EOS], [5, 6, 4]), Example([6, 4, EOS], [4, 7]),
+        Example([7, 6, 5, EOS], [4]),
     ]  # fmt: skip
     model, hits = translator.trained.model, []
     for example in examples:
         source = torch.tensor([example.source])
         memory = model.encode(source, torch.tensor([source.shape[1]]))
-        inputs = torch.tensor([[START, *example.target]])
+        inputs = torch.tensor([[BOS, *example.target]])
         weights = model.decoder.unroll(memory, inputs, need_weights=True).weights[0]
         for t, cost in enumerate(_costs(translator, example)):
             places = weights[t, :, :, :-1].mean(1).argmax(-1)

@@ -13,7 +13,7 @@ from regard.config import ModelConfig
 from regard.decoders import Decoder, Step
 from regard.models import Seq2Seq, build
 from regard.search import beam_search, forced_decode, length_normalization
-from regard.text import END, PAD, START
+from regard.text import BOS, EOS, PAD
 
 V = 7
 
@@ -109,14 +109,14 @@ def test_greedy_takes_the_likeliest_symbol_of_every_step() -> None:
     found = beam_search(model.decoder, memory, _limits(6, 6, 6), beam_size=1)
     for item, (hypothesis,) in enumerate(found):
         state = model.decoder.start(memory.select(torch.tensor([item])))
-        ids, token = [], torch.tensor([START])
+        ids, token = [], torch.tensor([BOS])
         while len(ids) <= 6:
             with torch.inference_mode():
                 step = model.decoder.step(token, state)
             state, log_probs = step.state, step.log_probs[0].clone()
-            log_probs[[PAD, START]] = -torch.inf
+            log_probs[[PAD, BOS]] = -torch.inf
             token = log_probs.argmax()[None]
-            if token == END:
+            if token == EOS:
                 break
             ids.append(int(token))
         assert hypothesis.ids == ids[:6]
@@ -190,8 +190,8 @@ def test_special_symbols_are_never_written() -> None:
     class Silly(_Endless):
         def step(self, token: Tensor, state: _CountingState) -> Step:
             step = super().step(token, state)
-            step.log_probs[:, [PAD, START]] = 0.0
+            step.log_probs[:, [PAD, BOS]] = 0.0
             return step
 
     found = beam_search(Silly(), _memory(_model()), _limits(3, 3, 3), 2)  # type: ignore[arg-type]
-    assert all(not {PAD, START} & set(best[0].ids) for best in found)
+    assert all(not {PAD, BOS} & set(best[0].ids) for best in found)

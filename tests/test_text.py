@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from regard.config import TextConfig, Unit
 from regard.errors import ConfigError, DataError, FolderError
-from regard.text import END, PAD, SPECIALS, START, UNKNOWN, Encoding, Tokenizer, choose_unit
+from regard.text import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, Encoding, Tokenizer, choose_unit
 
 UNITS = [unit for unit in get_args(Unit) if unit != "auto"]
 SUBWORDS = ["bpe", "unigram"]
@@ -42,7 +42,7 @@ def test_tokens_join_to_the_text_they_came_from(unit: Unit, text: str) -> None:
     encoding = tokenizer.encode(text)
     assert tokenizer.text(encoding.tokens) == " ".join(tokenizer.normalised(text).split())
     assert len(encoding.ids) == len(encoding.tokens)
-    assert not {PAD, START, END} & set(encoding.ids)
+    assert not {PAD, BOS, EOS} & set(encoding.ids)
 
 
 @pytest.mark.parametrize("unit", ["char", "grapheme", *SUBWORDS])
@@ -74,7 +74,7 @@ def test_words_are_the_whitespace_words_of_the_text(unit: Unit, text: str) -> No
 def test_decode_is_the_text_of_the_tokens_without_specials(unit: Unit, ids: list[int]) -> None:
     tokenizer = TOKENIZERS[unit]
     ids = [id for id in ids if id < len(tokenizer)]
-    kept = [id for id in ids if id not in (PAD, START, END)]
+    kept = [id for id in ids if id not in (PAD, BOS, EOS)]
     assert tokenizer.decode(ids) == tokenizer.text(tokenizer.tokens(kept))
     assert len(tokenizer.words(tokenizer.tokens(ids))) == len(ids)
 
@@ -85,14 +85,14 @@ def test_known_text_survives_the_way_through_ids(unit: Unit) -> None:
     for sentence, encoding in zip(SENTENCES, tokenizer.encode_batch(SENTENCES), strict=True):
         assert not encoding.unknown
         assert tokenizer.tokens(encoding.ids) == encoding.tokens
-        assert tokenizer.decode([START, *encoding.ids, END, PAD]) == sentence
+        assert tokenizer.decode([BOS, *encoding.ids, EOS, PAD]) == sentence
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_text_that_spells_a_special_is_text_even_when_learned(unit: Unit) -> None:
     tokenizer = learn([SPELLINGS] * 3, unit=unit)
     encoding = tokenizer.encode(SPELLINGS)
-    assert min(encoding.ids) >= len(SPECIALS)
+    assert min(encoding.ids) >= len(SPECIAL_TOKENS)
     assert tokenizer.decode(encoding.ids) == unicodedata.normalize("NFC", SPELLINGS)
 
 
@@ -131,7 +131,7 @@ def test_unknown_symbols_are_counted_and_still_legible(unit: Unit) -> None:
     text = "sé ☃☃ ."
     encoding = TOKENIZERS[unit].encode(text)
     assert "".join(encoding.unknown).strip("▁‿ ").count("☃") == 2
-    assert encoding.ids.count(UNKNOWN) == len(encoding.unknown) >= 1
+    assert encoding.ids.count(UNK) == len(encoding.unknown) >= 1
     assert TOKENIZERS[unit].text(encoding.tokens) == text
     assert "<unk>" in TOKENIZERS[unit].decode(encoding.ids)
 
@@ -174,7 +174,7 @@ def test_learning_is_deterministic_and_keeps_the_size(unit: Unit, size: int) -> 
     tokenizers = [learn(texts, unit=unit, vocabulary_size=size) for _ in range(3)]
     assert tokenizers[0] == tokenizers[1] == tokenizers[2]
     assert len(tokenizers[0]) <= size
-    assert len(tokenizers[0]) == len(tokenizers[0].symbols) + len(SPECIALS)
+    assert len(tokenizers[0]) == len(tokenizers[0].symbols) + len(SPECIAL_TOKENS)
 
 
 def test_the_rarest_symbols_are_dropped_ties_in_order() -> None:

@@ -8,7 +8,7 @@ import random
 from typing import NamedTuple
 
 from regard.data import Example
-from regard.text import END, SPECIALS, UNKNOWN, Encoding, Tokenizer
+from regard.text import EOS, SPECIAL_TOKENS, UNK, Encoding, Tokenizer
 
 HIDDEN = 0.05
 """Share of a pair's distinct symbols that are hidden in training, so that copying unknown ones is
@@ -29,17 +29,17 @@ def copies_of(source: Encoding, target: Tokenizer) -> Copies:
     extra: dict[str, int] = {}
     ids: list[int] = []
     for token, id in zip(source.tokens, target.ids_of(source.tokens), strict=True):
-        if id == UNKNOWN:
+        if id == UNK:
             id = extra.setdefault(token, len(target) + len(extra))
         ids.append(id)
-    return Copies([*ids, END], list(extra))
+    return Copies([*ids, EOS], list(extra))
 
 
 def widened(target: Encoding, copies: Copies, vocabulary: int) -> list[int]:
     """The ids of a target, with those of copied symbols where the vocabulary has none."""
     extra = {symbol: id for id, symbol in enumerate(copies.symbols, start=vocabulary)}
     return [
-        extra.get(token, UNKNOWN) if id == UNKNOWN else id
+        extra.get(token, UNK) if id == UNK else id
         for id, token in zip(target.ids, target.tokens, strict=True)
     ]
 
@@ -49,13 +49,13 @@ def hide(example: Example, vocabulary: int, rng: random.Random) -> Example:
     next_id = max(vocabulary, *(id + 1 for id in example.copies))
     new: dict[int, int] = {}
     for id in sorted(set(example.copies)):
-        if len(SPECIALS) <= id < vocabulary and rng.random() < HIDDEN:
+        if len(SPECIAL_TOKENS) <= id < vocabulary and rng.random() < HIDDEN:
             new[id] = next_id + len(new)
     if not new:
         return example
     pairs = zip(example.source, example.copies, strict=True)
     return Example(
-        [UNKNOWN if copy in new else id for id, copy in pairs],
+        [UNK if copy in new else id for id, copy in pairs],
         [new.get(id, id) for id in example.target],
         [new.get(id, id) for id in example.copies],
     )

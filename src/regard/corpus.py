@@ -10,7 +10,7 @@ from regard.config import Config, TextConfig
 from regard.copy_mechanism import copies_of, widened
 from regard.data import BadLine, Example, Pairs, pairs_from, read_pairs
 from regard.errors import ConfigError, DataError
-from regard.text import END, Encoding, Tokenizer, say_unknown
+from regard.text import EOS, Encoding, Tokenizer, say_unknown
 
 _MEND = "mend them, or leave them out with --data.bad_lines skip"
 
@@ -221,12 +221,12 @@ def _encode(
     for side, encodings in (("source", sources), ("target", targets)):
         _say_unknown(found.name, side, [encodings[place] for place in kept], notes)
     if not config.model.copy:
-        return good, [Example([*sources[place].ids, END], targets[place].ids) for place in kept]
+        return good, [Example([*sources[place].ids, EOS], targets[place].ids) for place in kept]
     examples: list[Example] = []
     for place in kept:
         copies = copies_of(sources[place], target)
         ids = widened(targets[place], copies, len(target))
-        examples.append(Example([*sources[place].ids, END], ids, copies.ids))
+        examples.append(Example([*sources[place].ids, EOS], ids, copies.ids))
     return good, examples
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from regard.errors import DataError
 from regard.files import read_lines
-from regard.text import END, PAD, START
+from regard.text import BOS, EOS, PAD
 
 _SHOWN = 20
 
@@ -196,8 +196,8 @@ def collate(examples: Sequence[Example]) -> Batch:
     return Batch(
         pad([example.source for example in examples]),
         torch.tensor([len(example.source) for example in examples]),
-        pad([[START, *example.target] for example in examples]),
-        pad([[*example.target, END] for example in examples]),
+        pad([[BOS, *example.target] for example in examples]),
+        pad([[*example.target, EOS] for example in examples]),
         pad([example.copies for example in examples]) if examples and examples[0].copies else None,
     )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.alignment import Alignment, AlignmentMetrics, Gold, score
 from regard.data import Example, collate
 from regard.metrics import BleuTokenizer, Scores, group_by_source, report
-from regard.text import UNKNOWN
+from regard.text import UNK
 from regard.translation import Translation
 from regard.translator import Translator
 
@@ -112,8 +112,8 @@ def _erasures(
     erased = [example]
     for place in range(length):
         source, copies = list(example.source), list(example.copies)
-        source[place] = UNKNOWN
-        copies[place : place + 1] = [UNKNOWN] if copies else []
+        source[place] = UNK
+        copies[place : place + 1] = [UNK] if copies else []
         erased.append(Example(source, example.target, copies))
     found: list[Tensor] = []
     weights: Tensor | None = None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.attention import Intervention, Memory
 from regard.decoders import Decoder
-from regard.text import END, PAD, START
+from regard.text import BOS, EOS, PAD
 
 
 class Hypothesis(NamedTuple):
@@ -74,7 +74,7 @@ class _SearchTree:
                     tree.append(SearchNode(before[parent], token, score))
             for score, beam in zip(ended, beams, strict=True):
                 if score > -torch.inf:
-                    tree.append(SearchNode(before[beam], END, score))
+                    tree.append(SearchNode(before[beam], EOS, score))
             self._open[item] = opened
 
 
@@ -145,7 +145,7 @@ def beam_search(
     growth = _SearchTree(len(limits)) if return_tree else None
     items = torch.arange(len(limits), device=limits.device)
     state, scores = decoder.start(memory), torch.zeros(len(limits), 1, device=limits.device)
-    tokens = torch.full_like(scores, START, dtype=torch.long)
+    tokens = torch.full_like(scores, BOS, dtype=torch.long)
     history: list[BeamStep] = []
     while len(items):
         intervention = None if steering is None else steering.at(len(history), items)
@@ -191,8 +191,8 @@ def forced_decode(
     lengths = [len(target) + 1 for target in targets]
     outputs = torch.full((len(targets), max(lengths, default=1)), PAD, device=device)
     for row, target in enumerate(targets):
-        outputs[row, : lengths[row]] = torch.tensor([*target, END], device=device)
-    starts = torch.full_like(outputs[:, :1], START)
+        outputs[row, : lengths[row]] = torch.tensor([*target, EOS], device=device)
+    starts = torch.full_like(outputs[:, :1], BOS)
     inputs = torch.cat([starts, outputs[:, :-1]], dim=1)
     unrolled = decoder.unroll(memory, inputs, need_weights=True)
     log_probs = torch.log_softmax(
@@ -214,10 +214,10 @@ def _totals(
 ) -> Float[Tensor, "A K V"]:
     """Scores of all continuations; only the end symbol continues an output at its limit."""
     totals = scores[..., None] + log_probs.view(*scores.shape, -1)
-    totals[..., PAD] = totals[..., START] = -torch.inf
-    ends = totals[..., END].clone()
+    totals[..., PAD] = totals[..., BOS] = -torch.inf
+    ends = totals[..., EOS].clone()
     totals[at_limit] = -torch.inf
-    totals[..., END] = ends
+    totals[..., EOS] = ends
     return totals
 
 
@@ -240,8 +240,8 @@ def _extend(totals: Tensor, beams: int) -> _Extended:
     count = min(2 * beams if beams > 1 else 1, totals[0].numel())
     best, flat = totals.flatten(1).topk(count)
     parents, tokens = flat // vocabulary, flat % vocabulary
-    ended = _Ended(best.masked_fill(tokens != END, -torch.inf), parents)
-    still, order = best.masked_fill(tokens == END, -torch.inf).topk(min(beams, count))
+    ended = _Ended(best.masked_fill(tokens != EOS, -torch.inf), parents)
+    still, order = best.masked_fill(tokens == EOS, -torch.inf).topk(min(beams, count))
     return _Extended(still, parents.gather(1, order), tokens.gather(1, order), ended)
 
 

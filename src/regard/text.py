@@ -36,9 +36,9 @@ from regard.errors import ConfigError, DataError, FolderError
 if TYPE_CHECKING:
     import tokenizers
 
-PAD, UNKNOWN, START, END = 0, 1, 2, 3
-SPECIALS = ("<pad>", "<unk>", "<s>", "</s>")
-END_TOKEN = SPECIALS[END]
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
+EOS_TOKEN = SPECIAL_TOKENS[EOS]
 
 _FORMAT = 1
 _JOINT = "‿"
@@ -59,7 +59,7 @@ class Encoding(NamedTuple):
     """One text as the model takes it, without start and end symbols; both lists are equally long."""
 
     ids: list[int]
-    """Vocabulary entries; UNKNOWN where the vocabulary has none."""
+    """Vocabulary entries; UNK where the vocabulary has none."""
     tokens: list[str]
     """What stands there: an unknown symbol by its own (normalised) spelling."""
     features: int = 0
@@ -68,14 +68,14 @@ class Encoding(NamedTuple):
     @property
     def unknown(self) -> list[str]:
         """The symbols that the vocabulary does not hold, in order, repeats included."""
-        return [token for id, token in zip(self.ids, self.tokens, strict=True) if id == UNKNOWN]
+        return [token for id, token in zip(self.ids, self.tokens, strict=True) if id == UNK]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
     """A vocabulary and the way to cut text into it; made by `learn` or `from_json`.
 
-    Ids 0 to 3 are PAD, UNKNOWN, START and END; symbol number k has id k + 4. No text encodes to the
+    Ids 0 to 3 are PAD, UNK, BOS and EOS; symbol number k has id k + 4. No text encodes to the
     ids 0, 2 and 3, whatever it spells.
     """
 
@@ -114,10 +114,10 @@ class Tokenizer:
             ConfigError: the vocabulary has no room for a symbol beside the four specials.
             DataError: a text holds half a surrogate pair.
         """
-        room = config.vocabulary_size - len(SPECIALS)
+        room = config.vocabulary_size - len(SPECIAL_TOKENS)
         if room < 1:
             raise ConfigError(
-                f"vocabulary_size must be above {len(SPECIALS)}, which padding, unknown, start and "
+                f"vocabulary_size must be above {len(SPECIAL_TOKENS)}, which padding, unknown, start and "
                 f"end take up, got {config.vocabulary_size}"
             )
         found: set[str] | None = None
@@ -139,7 +139,7 @@ class Tokenizer:
 
     def __len__(self) -> int:
         """Size V of the vocabulary, the four specials and the features included."""
-        return len(SPECIALS) + len(self.symbols) + len(self.features or ())
+        return len(SPECIAL_TOKENS) + len(self.symbols) + len(self.features or ())
 
     def normalised(self, text: str) -> str:
         """The text as it is cut: in the normal form, lower-cased if that was asked for."""
@@ -158,12 +158,10 @@ class Tokenizer:
     def _encode_featured(self, texts: Sequence[str]) -> list[Encoding]:
         parts = [_split_features(text, self.normal_form) for text in texts]
         plain = self._encode_plain([text for text, _ in parts])
-        first = len(SPECIALS) + len(self.symbols)
+        first = len(SPECIAL_TOKENS) + len(self.symbols)
         known = {feature: id for id, feature in enumerate(self.features or (), start=first)}
         return [
-            Encoding(
-                [*ids, *(known.get(tag, UNKNOWN) for tag in tags)], [*tokens, *tags], len(tags)
-            )
+            Encoding([*ids, *(known.get(tag, UNK) for tag in tags)], [*tokens, *tags], len(tags))
             for (ids, tokens, _), (_, tags) in zip(plain, parts, strict=True)
         ]
 
@@ -172,7 +170,7 @@ class Tokenizer:
         if self.unit in _SUBWORD_UNITS:
             return self._encode_subwords(clean)
         return [
-            Encoding([self._ids.get(token, UNKNOWN) for token in tokens], tokens)
+            Encoding([self._ids.get(token, UNK) for token in tokens], tokens)
             for tokens in map(_CUT[self.unit], clean)
         ]
 
@@ -185,12 +183,12 @@ class Tokenizer:
         return "".join(_SPELL[self.unit](tokens))
 
     def ids_of(self, tokens: Sequence[str]) -> list[int]:
-        """The entries that are written so; UNKNOWN for others."""
-        return [self._written_ids.get(token, UNKNOWN) for token in tokens]
+        """The entries that are written so; UNK for others."""
+        return [self._written_ids.get(token, UNK) for token in tokens]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Readable text; of the specials only UNKNOWN shows, as `<unk>`."""
-        shown = [id for id in ids if id == UNKNOWN or id >= len(SPECIALS)]
+        """Readable text; of the specials only UNK shows, as `<unk>`."""
+        shown = [id for id in ids if id == UNK or id >= len(SPECIAL_TOKENS)]
         return self.text(self.tokens(shown))
 
     def words(self, tokens: Sequence[str], features: int = 0) -> list[int | None]:
@@ -249,7 +247,7 @@ class Tokenizer:
         encodings: list[Encoding] = []
         for text, cut in zip(marked, self._subwords.encode_batch(marked), strict=True):
             tokens = [
-                _written(text[start:end]) if id == UNKNOWN else self._shown[id]
+                _written(text[start:end]) if id == UNK else self._shown[id]
                 for id, (start, end) in zip(cut.ids, cut.offsets, strict=True)
             ]
             encodings.append(Encoding(cut.ids, tokens))
@@ -257,30 +255,32 @@ class Tokenizer:
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
-        return {symbol: id for id, symbol in enumerate(self.symbols, start=len(SPECIALS))}
+        return {symbol: id for id, symbol in enumerate(self.symbols, start=len(SPECIAL_TOKENS))}
 
     @functools.cached_property
     def _written_ids(self) -> dict[str, int]:
-        first = len(SPECIALS)
+        first = len(SPECIAL_TOKENS)
         return {token: id for id, token in enumerate(self._shown[first:], start=first)}
 
     @functools.cached_property
     def _shown(self) -> list[str]:
         subwords = self.unit in _SUBWORD_UNITS
         symbols = map(_written, self.symbols) if subwords else self.symbols
-        return [*SPECIALS, *symbols, *(self.features or ())]
+        return [*SPECIAL_TOKENS, *symbols, *(self.features or ())]
 
     @functools.cached_property
     def _subwords(self) -> "tokenizers.Tokenizer":
         from tokenizers import models
 
         # The specials fill ids 0 to 3; no piece can spell one, since "<" is cut from what follows.
-        entries = [*SPECIALS, *self.symbols]
+        entries = [*SPECIAL_TOKENS, *self.symbols]
         if self.unit == "bpe":
             vocabulary = {entry: id for id, entry in enumerate(entries)}
-            return _library(models.BPE(vocabulary, list(self.merges), unk_token=SPECIALS[UNKNOWN]))
-        scores = [0.0] * len(SPECIALS) + list(self.scores)
-        return _library(models.Unigram(list(zip(entries, scores, strict=True)), unk_id=UNKNOWN))
+            return _library(
+                models.BPE(vocabulary, list(self.merges), unk_token=SPECIAL_TOKENS[UNK])
+            )
+        scores = [0.0] * len(SPECIAL_TOKENS) + list(self.scores)
+        return _library(models.Unigram(list(zip(entries, scores, strict=True)), unk_id=UNK))
 
 
 def _split_features(text: str, form: NormalForm) -> tuple[str, list[str]]:
@@ -483,7 +483,7 @@ def _library(model: Any) -> "tokenizers.Tokenizer":
 
 
 def _sound(read: Tokenizer) -> Tokenizer:
-    specials = SPECIALS if read.unit in _SUBWORD_UNITS else ()
+    specials = SPECIAL_TOKENS if read.unit in _SUBWORD_UNITS else ()
     entries = {*specials, *read.symbols}
     if not (
         read.unit in _SPELL

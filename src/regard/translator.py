@@ -12,7 +12,7 @@ from regard.copy_mechanism import Copies, copies_of, widened
 from regard.data import bucket, pad
 from regard.errors import ConfigError, DataError
 from regard.search import Hypothesis, SearchConstraints, beam_search, forced_decode
-from regard.text import END, END_TOKEN, Encoding, Tokenizer
+from regard.text import EOS, EOS_TOKEN, Encoding, Tokenizer
 from regard.translation import Branch, Translation, nothing
 
 Pins = Mapping[int, Mapping[int, float]]
@@ -272,7 +272,7 @@ class Translator:
 
     def _sources(self, places: list[int], encodings: list[Encoding]) -> "_Sources":
         copying = self.trained.config.model.copy
-        ids = [[*encoding.ids, END] for encoding in encodings]
+        ids = [[*encoding.ids, EOS] for encoding in encodings]
         copies = [copies_of(each, self.target) if copying else None for each in encodings]
         return _Sources(places, ids, copies)
 
@@ -290,7 +290,7 @@ class Translator:
             return None
         tokens = self._tokens([one.id for one in found.tree], copies)
         return [
-            Branch(one.parent, None if one.id == END else token, one.score)
+            Branch(one.parent, None if one.id == EOS else token, one.score)
             for one, token in zip(found.tree, tokens, strict=True)
         ]
 
@@ -309,7 +309,7 @@ class Translator:
             weights = heads[:, self.attention_layer(heads.shape[1])].mean(1)
         return Translation(
             source=text,
-            source_tokens=[*encoding.tokens, END_TOKEN],
+            source_tokens=[*encoding.tokens, EOS_TOKEN],
             tokens=tokens,
             text=self.target.text(tokens),
             score=found.score,

@@ -5,7 +5,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention import Memory
-from regard.text import UNKNOWN
+from regard.text import UNK
 
 
 class Output(nn.Linear):
@@ -65,4 +65,4 @@ def repeat_copies(memory: Memory, rows: int) -> Int[Tensor, "N T"] | None:
 
 def readable(tokens: Int[Tensor, "*n"], vocabulary: int) -> Int[Tensor, "*n"]:
     """The symbols as the decoder reads them back: copied ones from beyond the vocabulary are unknown."""
-    return tokens.masked_fill(tokens >= vocabulary, UNKNOWN)
+    return tokens.masked_fill(tokens >= vocabulary, UNK)

@@ -13,7 +13,7 @@ from regard.errors import ConfigError
 from regard.explanation.formulas import FORMULAS
 from regard.explanation.worked_example import Explanation, explain
 from regard.scores import AdditiveHeads
-from regard.text import END, Encoding
+from regard.text import EOS, Encoding
 from regard.translation import Translation
 from regard.translator import TextOrTokens, Translator
 
@@ -128,7 +128,7 @@ def _encoded(translator: Translator, output: Translation) -> tuple[Any, Tensor]:
         copies = copies_of(source, translator.target)
         ids = widened(target, copies, len(translator.target))
         copied = torch.tensor([copies.ids], device=translator.device)
-    batch = collate([Example([*source.ids, END], ids)])
+    batch = collate([Example([*source.ids, EOS], ids)])
     device = translator.device
     memory = translator.trained.model.encode(
         batch.source.to(device), batch.lengths.to(device), copied
