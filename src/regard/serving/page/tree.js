@@ -9,13 +9,13 @@ export function tree(view) {
   const branches = view.output.tree ?? [];
   const children = branches.map(() => []);
   const roots = [];
-  branches.forEach((branch, n) => (branch.parent < 0 ? roots : children[branch.parent]).apply(n));
+  branches.forEach((branch, n) => (branch.parent < 0 ? roots : children[branch.parent]).push(n));
   const order = (a, b) => branches[b].log_probability - branches[a].log_probability;
   const best = bestPath(view, branches, children, roots);
   const depths = [];
   branches.forEach((branch, n) => (depths[n] = branch.parent < 0 ? 0 : depths[branch.parent] + 1));
   const columns = Array.from({ length: Math.max(-1, ...depths) + 1 }, () => []);
-  branches.forEach((_, n) => columns[depths[n]].apply(n));
+  branches.forEach((_, n) => columns[depths[n]].push(n));
   const places = [];
   for (const column of columns) column.sort(order).forEach((n, y) => (places[n] = [depths[n] * ACROSS, y * DOWN]));
   const path = (n) => (n < 0 ? [] : [...path(branches[n].parent), branches[n].token]);

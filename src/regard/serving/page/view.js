@@ -58,7 +58,7 @@ export class View {
 
   section(title, body, open) {
     const details = element("details", { ontoggle: () => details.open && open() }, element("summary", {}, title), body);
-    (this.details ??= []).apply([details, open]);
+    (this.details ??= []).push([details, open]);
     return details;
   }
 
@@ -71,7 +71,7 @@ export class View {
     return wrong;
   }
 
-  async push(change) {
+  async apply(change) {
     if (this.asking) return this.bars.update();
     this.say((await this.run({ ...this.pushes, ...change })) ?? "");
   }
@@ -183,9 +183,9 @@ export class View {
     if (layers * heads === 1) return;
     const choices = [element("option", { value: "" }, `layer ${this.model.attention_layer}, its heads' average (shown everywhere)`)];
     for (let layer = 0; layer < layers; layer++) {
-      choices.apply(element("option", { value: `${layer}`, selected: this.layer === layer && this.head === null }, `layer ${layer}, average`));
+      choices.push(element("option", { value: `${layer}`, selected: this.layer === layer && this.head === null }, `layer ${layer}, average`));
       for (let head = 0; head < heads; head++)
-        choices.apply(element("option", { value: `${layer},${head}`, selected: this.layer === layer && this.head === head }, `layer ${layer}, head ${head}`));
+        choices.push(element("option", { value: `${layer},${head}`, selected: this.layer === layer && this.head === head }, `layer ${layer}, head ${head}`));
     }
     const select = element("select", { "aria-label": "layer and head", onchange: () => {
       const [layer, head] = select.value === "" ? [null, null] : select.value.split(",").map(Number);
@@ -240,9 +240,9 @@ export class View {
     if (!marked) return;
     const { source, target } = marked.dataset;
     const wanted = [];
-    if (source !== undefined) wanted.apply(`[data-source="${source}"]:not([data-target])`);
-    if (target !== undefined) wanted.apply(`[data-target="${target}"]:not([data-source])`);
-    if (source !== undefined && target !== undefined) wanted.apply(`[data-source="${source}"][data-target="${target}"]`);
+    if (source !== undefined) wanted.push(`[data-source="${source}"]:not([data-target])`);
+    if (target !== undefined) wanted.push(`[data-target="${target}"]:not([data-source])`);
+    if (source !== undefined && target !== undefined) wanted.push(`[data-source="${source}"][data-target="${target}"]`);
     this.node.querySelectorAll(wanted.join(",")).forEach((node) => node.classList.add("pointed"));
   }
 }
