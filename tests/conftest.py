@@ -1,5 +1,6 @@
-"""What every test starts from: one seed, one hypothesis profile, and two fixtures on request."""
+"""Run-time checks of annotations, one seed and one hypothesis profile for every test, shared fixtures."""
 
+import importlib.util
 import os
 import random
 from collections.abc import Iterator
@@ -10,7 +11,29 @@ import jaxtyping
 import pytest
 import torch
 
-from serving_models import make_folder
+UNCHECKED = (
+    "regard.kernels.additive.",  # read by the compilers of PyTorch, numba and Triton
+)
+"""Prefixes of the modules whose annotations are not checked at run time."""
+
+
+def checked_modules() -> list[str]:
+    """Return the modules of the package whose annotated shapes and types are checked at run time."""
+    spec = importlib.util.find_spec("regard")
+    assert spec is not None
+    assert spec.origin is not None
+    root = Path(spec.origin).parent
+    names = [
+        ".".join(("regard", *path.relative_to(root).with_suffix("").parts))
+        for path in sorted(root.rglob("*.py"))
+        if path.stem != "__init__"
+    ]
+    return [name for name in names if not name.startswith(UNCHECKED)]
+
+
+jaxtyping.install_import_hook(checked_modules(), "beartype.beartype")
+
+from serving_models import make_folder  # noqa: E402  (imports the package, so after the hook)
 
 if not torch.cuda.is_available():
     # read when Triton is imported

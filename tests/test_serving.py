@@ -1,6 +1,7 @@
 """The server: answers are what Python gives, whoever else asks, and refusals are one clear sentence."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import re
@@ -321,22 +322,26 @@ def test_a_slow_body_is_given_up() -> None:
     assert sent[0]["status"] == 408
 
 
-class _Slow:
-    """A translator that takes its time, and notes what it computes at once."""
+@dataclasses.dataclass(frozen=True)
+class _Slow(regard.Translator):
+    """A translator that takes `seconds` per call and records the size of each batch."""
 
-    def __init__(self, translator: regard.Translator, seconds: float) -> None:
-        self.translator, self.seconds = translator, seconds
-        self.sizes: list[int] = []
+    seconds: float = 0.0
+    sizes: list[int] = dataclasses.field(default_factory=list)
 
     def translate(self, texts: list[str], *rest: Any, **named: Any) -> Any:
         self.sizes.append(len(texts))
         time.sleep(self.seconds)
-        return self.translator.translate(texts, *rest, **named)
+        return super().translate(texts, *rest, **named)
+
+
+def _slow(translator: regard.Translator, seconds: float) -> _Slow:
+    return _Slow(translator.trained, translator.device, seconds)
 
 
 def _with_batcher(slow: _Slow, limits: Limits, work: Any) -> Any:
     async def run() -> Any:
-        batcher = Batcher([slow], limits, Metrics())  # type: ignore[list-item]
+        batcher = Batcher([slow], limits, Metrics())
         running = asyncio.create_task(batcher.run())
         try:
             return await work(batcher)
@@ -353,7 +358,7 @@ def test_requests_are_computed_together_and_nobody_can_tell(folder: Path) -> Non
         (" ".join(rng.choice(list("abcd"), rng.integers(1, 9))), Search(beam_size=int(beam)))
         for beam in rng.choice([1, 4], 60)
     ]
-    slow = _Slow(translator, 0.05)
+    slow = _slow(translator, 0.05)
 
     async def work(batcher: Batcher) -> Any:
         return await asyncio.gather(
@@ -370,7 +375,7 @@ def test_requests_are_computed_together_and_nobody_can_tell(folder: Path) -> Non
 
 
 def test_a_wrong_request_leaves_its_batch_alone(folder: Path) -> None:
-    slow = _Slow(regard.Translator.load(folder, "cpu"), 0.0)
+    slow = _slow(regard.Translator.load(folder, "cpu"), 0.0)
 
     async def work(batcher: Batcher) -> Any:
         pins = [{}, {0: {50: 1.0}}, {}]
@@ -385,7 +390,7 @@ def test_a_wrong_request_leaves_its_batch_alone(folder: Path) -> None:
 
 
 def test_a_full_queue_and_a_late_answer(folder: Path) -> None:
-    slow = _Slow(regard.Translator.load(folder, "cpu"), 0.4)
+    slow = _slow(regard.Translator.load(folder, "cpu"), 0.4)
 
     async def work(batcher: Batcher) -> Any:
         calls = [batcher.translate(["a"] * 3, Search(), [""] * 3, [{}] * 3) for _ in range(4)]
@@ -397,7 +402,7 @@ def test_a_full_queue_and_a_late_answer(folder: Path) -> None:
 
 
 def test_a_batch_is_bounded_in_work(folder: Path) -> None:
-    slow = _Slow(regard.Translator.load(folder, "cpu"), 0.0)
+    slow = _slow(regard.Translator.load(folder, "cpu"), 0.0)
 
     async def work(batcher: Batcher) -> Any:
         calls = [batcher.translate(["a"], Search(), [""], [{}], work=40) for _ in range(6)]
@@ -408,7 +413,7 @@ def test_a_batch_is_bounded_in_work(folder: Path) -> None:
 
 
 def test_walks_queue_up_to_a_bound(folder: Path) -> None:
-    slow = _Slow(regard.Translator.load(folder, "cpu"), 0.0)
+    slow = _slow(regard.Translator.load(folder, "cpu"), 0.0)
 
     async def work(batcher: Batcher) -> Any:
         calls = [batcher.compute(lambda: time.sleep(0.05)) for _ in range(5)]

@@ -159,14 +159,16 @@ def explain(
     )  # fmt: skip
 
 
-def variances(dims: Sequence[int], samples: int = 20_000, seed: int = 1) -> list[dict[str, float]]:
+def variances(
+    dims: Sequence[int], samples: int = 20_000, seed: int = 1
+) -> list[dict[str, int | float]]:
     """Variance of s . h, of s . h / sqrt(D) and of s . h / D, measured, for every width D.
 
     The components of s and h are drawn from N(0, 1), so s . h is a sum of D products of variance 1:
     the derivation gives D, 1 and 1 / D (Vaswani et al. 2017, arXiv:1706.03762, footnote 4).
     """
     rng = np.random.default_rng(seed)
-    rows: list[dict[str, float]] = []
+    rows: list[dict[str, int | float]] = []
     for dim in dims:
         products = np.concatenate([
             np.einsum("nd,nd->n", *rng.standard_normal((2, part, dim)))
