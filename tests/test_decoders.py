@@ -1,11 +1,12 @@
 """Every decoder: one step equals all steps, a batch equals its items, padding never matters."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
+from regard.cells import CELLS
 from regard.config import ModelConfig
 from regard.models import Seq2Seq, build
 from regard.scores import NAMES
@@ -65,7 +66,7 @@ def _name(settings: dict[str, object]) -> str:
     return "-".join(str(value) for key, value in settings.items() if not key.endswith("_dim"))
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("settings", DECODERS, ids=_name)
 def test_one_step_equals_all_steps(settings: dict[str, object], cell: str) -> None:
     model = _model(settings, cell)
@@ -99,6 +100,10 @@ def test_beams_of_one_source_share_its_memory(settings: dict[str, object]) -> No
         torch.testing.assert_close(got.log_probs[row], want.log_probs[0], atol=2e-6, rtol=1e-5)
 
 
+def test_every_cell_can_be_chosen_in_the_settings() -> None:
+    assert get_args(ModelConfig.__annotations__["cell"]) == tuple(CELLS)
+
+
 def test_selecting_rows_and_sources() -> None:
     model = _model({"attention": "additive", "input_feeding": True}, "lstm")
     memory = model.encode(*_sources())
@@ -112,7 +117,7 @@ def test_selecting_rows_and_sources() -> None:
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("cell", CELLS)
 def test_a_batch_equals_its_items_and_padding_never_matters(cell: str, bidirectional: bool) -> None:
     model = _model({"attention": "additive", "bidirectional": bidirectional}, cell)
     _check_padding(model)
@@ -137,14 +142,12 @@ def _check_padding(model: Seq2Seq) -> None:
         assert (whole.states[row, length:] == 0).all()
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("cell", CELLS)
 def test_the_encoder_equals_packed_sequences(cell: str) -> None:
     """PyTorch's own bidirectional layer over packed sequences is the reference."""
     model = _model({"attention": "additive"}, cell, layers=1)
     encoder = model.encoder
-    rnn = {"gru": torch.nn.GRU, "lstm": torch.nn.LSTM}[cell](
-        5, 6, batch_first=True, bidirectional=True
-    )
+    rnn = CELLS[cell].layer(5, 6, batch_first=True, bidirectional=True)
     for name, value in encoder.forwards[0].named_parameters():
         getattr(rnn, name).data.copy_(value.data)
     for name, value in encoder.backwards[0].named_parameters():
@@ -157,11 +160,11 @@ def test_the_encoder_equals_packed_sequences(cell: str) -> None:
     torch.testing.assert_close(encoder(source, lengths).states, want, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("cell", ["gru", "lstm"])
+@pytest.mark.parametrize("cell", CELLS)
 def test_a_step_of_our_cell_equals_pytorchs_layer(cell: str) -> None:
     model = _model({"attention": "additive"}, cell)
     inner = model.decoder.cells[1]
-    inputs, count = torch.randn(3, 4, 7), 2 if cell == "lstm" else 1
+    inputs, count = torch.randn(3, 4, 7), CELLS[cell].state_tensors
     hidden = [torch.randn(3, 7) for _ in range(count)]
     whole = inner.run(inputs, hidden)
     for t in range(4):

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import regard
+from regard.cells import CELLS
 from regard.config import Config, ModelConfig, TrainingConfig
 from regard.scores import NAMES
 
@@ -17,7 +18,6 @@ DECODERS: list[dict[str, object]] = [
     {"decoder": "luong"},
     {"decoder": "luong", "input_feeding": True},
 ]
-CELLS = ("gru", "lstm")
 
 
 @pytest.fixture(autouse=True)

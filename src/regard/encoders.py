@@ -8,11 +8,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.attention import MultiHeadAttention, padding_from_lengths
+from regard.cells import CELLS
 from regard.kernels.dropout import dropout
 from regard.layers import Embedding, FeedForward, Residual
-
-CELLS = {"gru": nn.GRU, "lstm": nn.LSTM}
-"""Recurrent layers by name."""
 
 
 class EncoderOutput(NamedTuple):
@@ -62,7 +60,7 @@ class RecurrentEncoder(nn.Module):
         nn.init.normal_(self.embedding.weight, std=embedding_dim**-0.5)
         widths = [embedding_dim] + [hidden_dim * directions] * (layers - 1)
         self.forwards, self.backwards = (
-            nn.ModuleList(CELLS[cell](width, hidden_dim, batch_first=True) for width in read)
+            nn.ModuleList(CELLS[cell].layer(width, hidden_dim, batch_first=True) for width in read)
             for read in (widths, widths if bidirectional else [])
         )
         self.dropout = dropout

@@ -8,7 +8,7 @@ Search knows only this protocol. A state holds N rows, the same number for every
 memory and grouped by source, so that N = B x beams; the queries of one source share its memory.
 
 protocol.py the protocol · recurrent.py fixed context, Luong, Bahdanau · transformer.py self-attention ·
-cells.py recurrent cells · output.py the next symbol, written or copied
+output.py the next symbol, written or copied
 """
 
 from regard.decoders.protocol import Decoder, State, Step, Unrolled

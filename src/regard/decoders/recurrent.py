@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from regard.attention import Attention, Intervention, Memory
 from regard.attention.coverage import Coverage
 from regard.attention.window import Window
-from regard.decoders.cells import Cell
+from regard.cells import CELLS, Cell
 from regard.decoders.output import CopyingOutput, Output, readable, repeat_copies
 from regard.decoders.protocol import Step, Unrolled
 from regard.encoders import EncoderOutput
@@ -84,7 +84,7 @@ class RecurrentDecoder(nn.Module):
             else Cell(embedding_dim, extra_dim, hidden_dim, cell)
             for layer in range(layers)
         )
-        self.parts = 2 if cell == "lstm" else 1
+        self.parts = CELLS[cell].state_tensors
         self.bridge = nn.Linear(final_dim, layers * self.parts * hidden_dim)
         readout_dim = embedding_dim if tie_embeddings else hidden_dim
         self.readout = nn.Linear(context_dim + hidden_dim, readout_dim)

@@ -1,0 +1,88 @@
+"""Recurrent cells: PyTorch's layers for whole sequences, and one step of each."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def gru_step(inputs: Tensor, recurrent: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Cho et al. 2014 (arXiv:1406.1078), as `torch.nn.GRU` computes it."""
+    width = 2 * state[0].shape[-1]
+    reset, update = torch.sigmoid(inputs[:, :width] + recurrent[:, :width]).chunk(2, dim=-1)
+    new = torch.tanh(inputs[:, width:] + reset * recurrent[:, width:])
+    return (new + update * (state[0] - new),)
+
+
+def lstm_step(inputs: Tensor, recurrent: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Hochreiter and Schmidhuber 1997, with forget gates, as `torch.nn.LSTM` computes it."""
+    enter, forget, new, out = (inputs + recurrent).chunk(4, dim=-1)
+    memory = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
+    return torch.sigmoid(out) * torch.tanh(memory), memory
+
+
+class CellType(NamedTuple):
+    """What encoders and decoders need to know of a kind of cell."""
+
+    layer: Callable[..., nn.RNNBase]
+    """PyTorch's layer, for whole sequences."""
+    state_tensors: int
+    """Number of tensors (N, D) in the state; the first is the output."""
+    step: Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
+    """The next state, from the gates' input part and recurrent part, (N, G) each, and the state."""
+
+
+CELLS = {"gru": CellType(nn.GRU, 1, gru_step), "lstm": CellType(nn.LSTM, 2, lstm_step)}
+"""Cells by name."""
+
+
+class Cell(nn.Module):
+    """A recurrent cell that runs one step, or a whole sequence with PyTorch's layer.
+
+    Its input has two parts: `inputs`, known for all steps beforehand and projected together, and
+    `extra`, computed in each step.
+
+    Args:
+        input_dim: width of the part that is known beforehand.
+        extra_dim: width of the part that is computed in each step; 0 for none.
+        hidden_dim: width D of the state.
+        cell: a name in `CELLS`.
+    """
+
+    def __init__(self, input_dim: int, extra_dim: int, hidden_dim: int, cell: str) -> None:
+        super().__init__()
+        self.cell = CELLS[cell]
+        self.rnn = self.cell.layer(input_dim + extra_dim, hidden_dim, batch_first=True)
+        self.input_dim = input_dim
+
+    def run(
+        self, inputs: Float[Tensor, "B L I"], state: Sequence[Float[Tensor, "B D"]]
+    ) -> Float[Tensor, "B L D"]:
+        """The outputs for a whole sequence; I = input_dim + extra_dim."""
+        first = [tensor[None].contiguous() for tensor in state]
+        return self.rnn(inputs, first[0] if len(first) == 1 else tuple(first))[0]
+
+    def project(self, inputs: Float[Tensor, "*n I"]) -> Float[Tensor, "*n G"]:
+        """The gates' part that depends on the known input; I = input_dim."""
+        weight, _, bias, _ = self._weights()
+        return functional.linear(inputs, weight[:, : self.input_dim], bias)
+
+    def step(
+        self,
+        projected: Float[Tensor, "N G"],
+        extra: Float[Tensor, "N E"] | None,
+        state: Sequence[Float[Tensor, "N D"]],
+    ) -> tuple[Tensor, ...]:
+        """The state after one step; `projected` comes from `project`."""
+        weight, recurrent_weight, _, recurrent_bias = self._weights()
+        if extra is not None:
+            projected = projected + functional.linear(extra, weight[:, self.input_dim :])
+        recurrent = functional.linear(state[0], recurrent_weight, recurrent_bias)
+        return self.cell.step(projected, recurrent, state)
+
+    def _weights(self) -> list[nn.Parameter]:
+        """Weights of input and state, then their biases, in PyTorch's order."""
+        return self.rnn.all_weights[0]
