@@ -298,7 +298,7 @@ with warnings.catch_warnings(record=True) as said:
     for _ in range(2):
         a, b, v = torch.randn(2, 3, 5), torch.randn(2, 4, 5), torch.randn(5)
         found = additive.scores(a, b, v)
-        assert additive.exponentials(b) is None
+        assert additive.prepare_keys(b).prepared is None
         assert torch.allclose(found, reference.additive_scores(a, b, v), atol=1e-5)
 print(len(said), said[0].message)
 """

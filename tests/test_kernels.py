@@ -316,17 +316,18 @@ def test_the_backward_pass_of_blocks_under_autocast_is_the_same(backend: str) ->
         assert torch.equal(one, other)
 
 
-def test_exponentials_at_hand_change_nothing() -> None:
+def test_prepared_keys_change_nothing() -> None:
     inputs = _inputs((2, 3, 4, 5, 2), torch.float32)
-    once = additive.exponentials(inputs[1])
-    assert once is not None
-    assert not once.requires_grad
+    keys: Any = additive.prepare_keys(inputs[1])
+    assert keys.prepared is not None
+    assert not keys.prepared.requires_grad
     for pairs in (None, 2):
-        found, expected = _context(inputs, pairs, exponentials=once), _context(inputs, pairs)
+        found = _context([inputs[0], keys, *inputs[2:]], pairs)
+        expected = _context(inputs, pairs)
         assert torch.equal(found, expected)
         for one, other in zip(gradients(found, inputs), gradients(expected, inputs), strict=True):
             assert torch.equal(one, other)
-    assert additive.exponentials(inputs[1] + 50) is None
+    assert additive.prepare_keys(inputs[1] + 50).prepared is None
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
@@ -443,7 +444,7 @@ def _operators() -> list[tuple[Any, tuple[Any, ...]]]:
     room = 1 << 20
     return [
         (autograd.traced_scores, (a, b, v, None, room)),
-        (autograd.traced_scores, (turned(3, 2, 5), b, v, additive.exponentials(b), room)),
+        (autograd.traced_scores, (turned(3, 2, 5), b, v, dispatch.prepare_keys(b), room)),
         (autograd.traced_scores_gradients, (*of_scores, room)),
         (
             autograd.traced_attention,
@@ -675,7 +676,7 @@ def test_no_tensor_is_larger_than_its_share_of_the_workspace(sizes: tuple[int, .
 
 
 CALLS = [
-    "additive.scores(a, b, v, None, workspace)",
+    "additive.scores(a, b, v, workspace)",
     "additive.attend(a, b, v, values, workspace=workspace).context",
 ]
 PEAK = """

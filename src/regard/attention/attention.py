@@ -106,35 +106,38 @@ class Attention(nn.Module):
         return self.attend_nonfinite(query, keys, values, broken[:, None], masks, need_weights)
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
-        """What `look` takes as keys, computed once per source."""
+        """Return the keys that `attend` takes, computed once per source."""
         return self.score.project_key(key) if isinstance(self.score, Score) else key
 
-    def exponentials(self, keys: Float[Tensor, "*n T E"]) -> Float[Tensor, "*n T E"] | None:
-        """What a pairwise score needs of the projected keys at every look; None for other scores."""
-        return additive.exponentials(keys) if isinstance(self.score, PairwiseScore) else None
+    def prepare_keys(
+        self, keys: Float[Tensor, "*n T E"]
+    ) -> Float[Tensor, "*n T E"] | additive.AdditiveKeys:
+        """Prepare keys from `project_key` for many calls of `attend`."""
+        return additive.prepare_keys(keys) if isinstance(self.score, PairwiseScore) else keys
 
     def attend(
         self,
         query: Float[Tensor, "*n L Dq"],
-        keys: Float[Tensor, "*n T E"],
+        keys: Float[Tensor, "*n T E"] | additive.AdditiveKeys,
         values: Float[Tensor, "*n T Dv"],
         masked: Bool[Tensor, "*#n #L T"] | None = None,
         bias: Float[Tensor, "*#n #L T"] | None = None,
         need_weights: bool = False,
-        exponentials: Float[Tensor, "*n T E"] | None = None,
     ) -> AttentionOutput:
-        """The three moves, for keys from `project_key` and one boolean mask (True = masked).
+        """Score, normalise and sum the values, with one boolean mask (True = masked).
 
-        Rows may have a head axis: (B, H, L, Dq), (B, H, T, E), (B, H, T, Dv). `exponentials` come
-        from the method of that name, for keys that are looked at many times.
+        Keys come from `project_key`, or from `prepare_keys` where many calls share them. Rows may
+        have a head axis: (B, H, L, Dq), (B, H, T, E), (B, H, T, Dv).
         """
         score, dropout = self.score, self.dropout if self.training else 0.0
         if isinstance(score, PairwiseScore):
-            looked = additive.attend(
-                score.project_query(query), keys, score.vectors(keys), values, masked, bias,
-                self.normalizer, dropout, need_weights, exponentials=exponentials,
+            projected = keys if isinstance(keys, Tensor) else keys.projected
+            output = additive.attend(
+                score.project_query(query), keys, score.vectors(projected), values, masked, bias,
+                self.normalizer, dropout, need_weights,
             )  # fmt: skip
-            return AttentionOutput(looked.context, looked.weights)
+            return AttentionOutput(output.context, output.weights)
+        assert isinstance(keys, Tensor)
         if isinstance(score, InnerScore) and self._is_plain_dot(need_weights):
             queries = score.project_query(query).to(keys.dtype)
             return AttentionOutput(

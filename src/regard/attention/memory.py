@@ -5,6 +5,8 @@ import dataclasses
 from jaxtyping import Int
 from torch import Tensor
 
+from regard.kernels.additive import AdditiveKeys
+
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
@@ -16,14 +18,10 @@ class Memory:
     """(B, T), bool: True where the source has ended."""
     final: Tensor
     """(B, F): the encoder's final state, all that a decoder without attention sees."""
-    keys: tuple[Tensor, ...] = ()
-    """(B, T, E) or with heads (B, H, T, E), for every attention that looks at the source: its
-    projected keys."""
+    keys: tuple[Tensor | AdditiveKeys, ...] = ()
+    """(B, T, E) or with heads (B, H, T, E), for every attention over the source: its prepared keys."""
     values: tuple[Tensor, ...] = ()
     """(B, H, T, E) for every attention with heads: its projected values."""
-    exponentials: tuple[Tensor | None, ...] = ()
-    """As `keys`, for every attention with a pairwise score: the exponentials of those keys."""
-
     copies: Tensor | None = None
     """(B, T): of every source symbol its id on the target side, where it may be copied."""
 
@@ -35,6 +33,5 @@ class Memory:
             final=self.final[items],
             keys=tuple(keys[items] for keys in self.keys),
             values=tuple(values[items] for values in self.values),
-            exponentials=tuple(each if each is None else each[items] for each in self.exponentials),
             copies=None if self.copies is None else self.copies[items],
         )

@@ -210,13 +210,9 @@ class AttendingDecoder(RecurrentDecoder):
     def prepare_memory(self, encoded: EncoderOutput) -> Memory:
         """Project the keys, once per source."""
         keys = self.attention.project_key(encoded.states)
-        return Memory(
-            encoded.states,
-            encoded.padding,
-            encoded.final,
-            keys=(keys,),
-            exponentials=(self.attention.exponentials(keys),),
-        )
+        if self.coverage is None:  # which changes the keys at every step
+            keys = self.attention.prepare_keys(keys)
+        return Memory(encoded.states, encoded.padding, encoded.final, keys=(keys,))
 
     def start(self, memory: Memory) -> RecurrentState:
         """The first state; nothing is covered yet."""
@@ -240,9 +236,8 @@ class AttendingDecoder(RecurrentDecoder):
             masked = masked | outside
         if self.coverage is None or covered is None:
             return self.attention.attend(
-                query, memory.keys[0], memory.states, masked, bias, need_weights,
-                memory.exponentials[0],
-            )  # fmt: skip
+                query, memory.keys[0], memory.states, masked, bias, need_weights
+            )
         # every row sees keys of its own
         batch, length = query.shape[:2]
         masked, bias = (

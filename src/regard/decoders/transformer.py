@@ -15,6 +15,7 @@ from regard.attention.multihead import Heads, causal_mask
 from regard.decoders.output import CopyingOutput, Output, readable, repeat_copies
 from regard.decoders.protocol import Step, Unrolled
 from regard.encoders import EncoderOutput
+from regard.kernels.additive import AdditiveKeys
 from regard.layers import Embedding, FeedForward, Residual
 
 
@@ -42,8 +43,8 @@ class TransformerState:
 class _Source(NamedTuple):
     """The source as one layer looks at it."""
 
-    seen: Heads
-    exponentials: Tensor | None
+    keys: Tensor | AdditiveKeys
+    values: Tensor
     masked: Tensor
     layer: int
     intervention: Intervention | None
@@ -103,13 +104,12 @@ class DecoderLayer(nn.Module):
 
         # the queries of one source side by side, whether steps or beams
         queries = second.enter(rows).view(source.masked.shape[0], -1, rows.shape[-1])
-        found = self.across.attention.attend(
-            self.across.project_query(queries), *source.seen, source.masked, None, need_weights,
-            source.exponentials,
+        context, weights = self.across.attention.attend(
+            self.across.project_query(queries), source.keys, source.values, source.masked, None,
+            need_weights,
         )  # fmt: skip
-        context, weights = found
         if source.intervention is not None and weights is not None:
-            context, weights = source.intervention.apply(weights, source.seen.values, source.layer)
+            context, weights = source.intervention.apply(weights, source.values, source.layer)
         rows = second.leave(rows, self.across.join(context).view_as(rows))
         rows = third.leave(rows, self.feed_forward(third.enter(rows)))
         return rows, written, weights
@@ -163,18 +163,12 @@ class TransformerDecoder(nn.Module):
         """Project keys and values of the source for every layer, once per source."""
         attentions = self.attentions
         seen = [across.project(encoded.states, encoded.states) for across in attentions]
-        powers = [
-            across.attention.exponentials(heads.keys)
+        keys = [
+            across.attention.prepare_keys(heads.keys)
             for across, heads in zip(attentions, seen, strict=True)
         ]
-        return Memory(
-            encoded.states,
-            encoded.padding,
-            encoded.final,
-            keys=tuple(heads.keys for heads in seen),
-            values=tuple(heads.values for heads in seen),
-            exponentials=tuple(powers),
-        )
+        values = tuple(heads.values for heads in seen)
+        return Memory(encoded.states, encoded.padding, encoded.final, tuple(keys), values)
 
     def start(self, memory: Memory) -> TransformerState:
         """Nothing is written yet."""
@@ -239,8 +233,8 @@ class TransformerDecoder(nn.Module):
         written: list[Heads] = []
         looks: list[Tensor] = []
         for number, layer in enumerate(self._layers):
-            seen = Heads(memory.keys[number], memory.values[number])
-            source = _Source(seen, memory.exponentials[number], masked, number, intervention)
+            keys, values = memory.keys[number], memory.values[number]
+            source = _Source(keys, values, masked, number, intervention)
             before = None if past is None else past[number]
             rows, now, weights = layer(rows, before, source, need_weights)
             written.append(now)

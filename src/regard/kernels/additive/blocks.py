@@ -57,8 +57,8 @@ def _blocks(
     workspace: int,
 ) -> Iterator[_Block]:
     """The blocks one after the other, the same in both passes, with the same draws of dropout."""
-    if exponentials is None and a.device.type == "cpu" and (cpu := dispatch.module("cpu.launch")):
-        exponentials = cpu.exponentials(b)
+    if exponentials is None:
+        exponentials = dispatch.prepare_keys(b)
     generator = None if seed is None else torch.Generator(a.device).manual_seed(int(seed))
     for place in places(a, b, normalizer, dropout, workspace):
         items = place[:-1]

@@ -26,6 +26,12 @@ def scores(a: Tensor, b: Tensor, v: Tensor, exponentials: Tensor | None, workspa
     return eager.additive_scores(a, b, v, workspace) if found is None else found
 
 
+def prepare_keys(b: Tensor) -> Tensor | None:
+    """Precompute what repeated calls need of the same keys; None where there is nothing."""
+    cpu = module("cpu.launch") if b.device.type == "cpu" else None
+    return cpu.exponentials(b) if cpu else None
+
+
 def gradients(
     gradient: Tensor, a: Tensor, b: Tensor, v: Tensor, workspace: int
 ) -> tuple[Tensor, Tensor, Tensor]:

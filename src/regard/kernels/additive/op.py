@@ -8,6 +8,7 @@ bounds the memory, `dispatch.py` says who computes. Half precisions are computed
 once.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import torch
@@ -32,42 +33,56 @@ class AdditiveOutput(NamedTuple):
     None unless asked for."""
 
 
-def exponentials(b: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"] | None:
-    """e^{2b}, which every step that looks at the same keys can share; None where it is of no use.
+@dataclasses.dataclass(frozen=True)
+class AdditiveKeys:
+    """Projected keys, with what the backend precomputes from them for repeated use."""
 
-    It has no gradient: that of the scores goes to `b` directly.
-    """
-    cpu = dispatch.module("cpu.launch") if b.device.type == "cpu" else None
-    return cpu.exponentials(eager.to_compute_dtype(b.detach())) if cpu else None
+    projected: Tensor
+    """(B, T, D) or (B, H, T, D)."""
+    prepared: Tensor | None = None
+    """Of the same shape, without a gradient; None where the backend precomputes nothing."""
+
+    def __getitem__(self, items: Tensor) -> "AdditiveKeys":
+        """Return the keys of the selected batch items."""
+        prepared = None if self.prepared is None else self.prepared[items]
+        return AdditiveKeys(self.projected[items], prepared)
+
+
+def prepare_keys(b: Float[Tensor, "*n T D"]) -> AdditiveKeys:
+    """Precompute what `scores` and `attend` need of keys that many calls share."""
+    return AdditiveKeys(b, dispatch.prepare_keys(eager.to_compute_dtype(b.detach())))
 
 
 def scores(
     a: Float[Tensor, "*n L D"],
-    b: Float[Tensor, "*n T D"],
+    b: Float[Tensor, "*n T D"] | AdditiveKeys,
     v: Float[Tensor, "*h D"],
-    exponentials: Float[Tensor, "*n T D"] | None = None,
     workspace: int = WORKSPACE,
 ) -> Float[Tensor, "*n L T"]:
     """e_ti = v . tanh(a_t + b_i), (B, L, T); with a head axis (B, H, L, D), (B, H, T, D), (H, D).
 
     Args:
         a: transformed queries.
-        b: transformed keys.
+        b: projected keys, or the result of `prepare_keys`.
         v: the vector that sums the features, one per head.
-        exponentials: `exponentials(b)`, where they are at hand.
         workspace: bound in bytes on what is held beyond inputs, outputs and rows of their size.
     """
     dtype = a.dtype
+    b, prepared = _unpack(b)
     with eager.without_autocast(a.device):
         a, b, v = eager.to_compute_dtype(a), eager.to_compute_dtype(b), eager.to_compute_dtype(v)
-        powers = None if exponentials is None else blocks.flat(exponentials)
+        powers = None if prepared is None else blocks.flat(prepared)
         rows = blocks.flat(a), blocks.flat(b), v if v.dim() == 2 else v[None]
         return autograd.scores(*rows, powers, workspace).view(*a.shape[:-1], b.shape[-2]).to(dtype)
 
 
+def _unpack(b: Tensor | AdditiveKeys) -> tuple[Tensor, Tensor | None]:
+    return (b.projected, b.prepared) if isinstance(b, AdditiveKeys) else (b, None)
+
+
 def attend(
     a: Float[Tensor, "*n L D"],
-    b: Float[Tensor, "*n T D"],
+    b: Float[Tensor, "*n T D"] | AdditiveKeys,
     v: Float[Tensor, "*h D"],
     values: Float[Tensor, "*n T Dv"],
     masked: Bool[Tensor, "*m #L T"] | None = None,
@@ -76,14 +91,13 @@ def attend(
     dropout: float = 0.0,
     need_weights: bool = False,
     need_log_sum_exp: bool = False,
-    exponentials: Float[Tensor, "*n T D"] | None = None,
     workspace: int = WORKSPACE,
 ) -> AdditiveOutput:
     """Look with `v . tanh(a + b)`: the context, and the weights where they are asked for.
 
     Args:
         a: transformed queries, (B, L, D) or with heads (B, H, L, D).
-        b: transformed keys, (B, T, D) or (B, H, T, D).
+        b: projected keys, (B, T, D) or (B, H, T, D), or the result of `prepare_keys`.
         v: the vector that sums the features, (D,) or (H, D).
         values: what is averaged, (B, T, Dv) or (B, H, T, Dv).
         masked: True = may not be attended to; with as many axes as `a`, those of size 1 serve all.
@@ -92,7 +106,6 @@ def attend(
         dropout: share of weights dropped, the others scaled up.
         need_weights: give the weights too; they are held whole then.
         need_log_sum_exp: give the log of the partition function too, for `softmax`.
-        exponentials: `exponentials(b)`, where they are at hand.
         workspace: bound in bytes on what is held beyond inputs, outputs, their gradients and rows
             of their size (exponentials), forward and backward, unless weights are asked for.
 
@@ -102,24 +115,25 @@ def attend(
     if need_log_sum_exp and normalizer != "softmax":
         raise ConfigError(f"the normaliser {normalizer!r} has no log-sum-exp; softmax has")
     dtype = values.dtype
+    b, prepared = _unpack(b)
     with eager.without_autocast(a.device):
         a, b, v, values = (eager.to_compute_dtype(rows) for rows in (a, b, v, values))
         room = blocks.rows_at_once(b, normalizer, dropout, workspace)
         if need_weights or not b.shape[-2] or a.shape[:-1].numel() <= room:
-            pairs = scores(a, b, v, exponentials, workspace)
+            pairs = scores(a, AdditiveKeys(b, prepared), v, workspace)
             context, weights = eager.average(pairs, values, masked, bias, normalizer, dropout)
             total = autograd.log_sum_exp(pairs, masked, bias) if need_log_sum_exp else None
             return AdditiveOutput(
                 context.to(dtype), weights.to(dtype) if need_weights else None, total
             )
         seed = torch.randint(2**62, ()) if dropout > 0 else None
-        given: Any = a, b, values, masked, bias, exponentials
+        given: Any = a, b, values, masked, bias, prepared
         if a.dim() == 3:
             given = tuple(tensor if tensor is None else tensor[:, None] for tensor in given)
-        a, b, values, masked, bias, exponentials = given
+        a, b, values, masked, bias, prepared = given
         vectors = v if v.dim() == 2 else v[None]
         context, total = autograd.attention(
-            a, b, vectors, values, masked, bias, exponentials, seed, normalizer, dropout, workspace
+            a, b, vectors, values, masked, bias, prepared, seed, normalizer, dropout, workspace
         )  # fmt: skip
         if v.dim() == 1:
             context, total = context[:, 0], total[:, 0]
