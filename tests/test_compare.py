@@ -116,7 +116,7 @@ def test_the_table_gives_means_and_intervals_over_seeds() -> None:
 
 def test_the_chart_has_a_line_per_item_and_a_mark_per_length() -> None:
     chart = by_length([_run("none", 1, 10), _run("none", 2, 15), _run("dot", 1, 20)])
-    marks = [(point.line, point.x, point.y) for point in chart.points]
+    marks = [(point.series, point.x, point.y) for point in chart.points]
     assert marks == [("none", 3, 100), ("none", 8, 25), ("dot", 3, 100), ("dot", 8, 100)]
     assert chart.rule == (9, "longest in training")
     assert "none" in chart.to_svg()

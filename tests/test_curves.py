@@ -25,7 +25,7 @@ def _run(folder: Path, **metrics: list[float]) -> str:
 def test_a_line_per_run_of_what_the_best_was_chosen_by(tmp_path: Path) -> None:
     one, two = _run(tmp_path / "one", bleu=[1, 2, 3]), _run(tmp_path / "two", bleu=[4, 5, 6])
     chart = curves([one, two])
-    assert [(point.line, point.x, point.y) for point in chart.points] == [
+    assert [(point.series, point.x, point.y) for point in chart.points] == [
         (one, 0.5, 1), (one, 1, 2), (one, 1.5, 3), (two, 0.5, 4), (two, 1, 5), (two, 1.5, 6),
     ]  # fmt: skip
     assert (chart.x_title, chart.y_title) == ("minutes of training", "bleu")

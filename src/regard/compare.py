@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 from regard.alignment import Gold
-from regard.charts.lines import Lines, Point
+from regard.charts import LineChart, Point
 from regard.config import AttentionName, Config, from_dict
 from regard.data import Pair
 from regard.errors import ConfigError, DataError
@@ -187,7 +187,7 @@ def table(runs: Sequence[Run]) -> str:
     )
 
 
-def by_length(runs: Sequence[Run]) -> Lines:
+def by_length(runs: Sequence[Run]) -> LineChart:
     """Exact match by the length of the source, a line per item."""
     points: list[Point] = []
     for name, group in _by_name(runs).items():
@@ -197,7 +197,7 @@ def by_length(runs: Sequence[Run]) -> Lines:
             span = f"{part.low}" if part.low == part.high else f"{part.low}–{part.high}"
             label = f"{span} symbols: {value:.1f} % of {part.n:,}"
             points.append(Point(name, (part.low + part.high) / 2, value, label))
-    return Lines(
+    return LineChart(
         points,
         x_title="length of the source, in symbols",
         y_title="right to the last symbol, %",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.charts.lines import Lines, Point
+from regard.charts import LineChart, Point
 from regard.errors import ConfigError, FolderError
 from regard.files import read_lines
 
@@ -13,7 +13,9 @@ _AXES = {"minutes": "minutes of training", "update": "updates"}
 _NOT_DRAWN = {"update", "epoch", "minutes", "best"}
 
 
-def curves(folders: Sequence[str | Path], metric: str | None = None, by: str = "minutes") -> Lines:
+def curves(
+    folders: Sequence[str | Path], metric: str | None = None, by: str = "minutes"
+) -> LineChart:
     """A line per folder, from its metrics.jsonl.
 
     Args:
@@ -45,7 +47,7 @@ def curves(folders: Sequence[str | Path], metric: str | None = None, by: str = "
         for entry in entries
         if name in entry
     ]  # fmt: skip
-    return Lines(
+    return LineChart(
         points, _AXES[by], name.replace("_", " "), title=f"{name.replace('_', ' ')} on the way"
     )
 

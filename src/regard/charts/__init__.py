@@ -1,8 +1,8 @@
-"""Arrays and labels in; a page, a picture, data or terminal text out.
+"""Charts of attention weights and metrics: HTML, SVG, PNG, JSON and terminal text.
 
-picture.py what every chart can do · heatmap.py attention · lines.py figures against a length ·
-diagrams.py encoder and decoder, self-attention · moves.py score, normalise, average ·
-drawing.py boxes, lines, words · terminal.py attention as text · labels.py tokens as they can be shown
+base.py saving and display · heatmap.py attention weights · line_chart.py metrics ·
+diagrams.py encoder-decoder and self-attention · attention_steps.py score, normalise, weighted sum ·
+drawing.py boxes, lines, text · terminal.py heatmaps as text · labels.py tokens as labels
 """
 
 from regard.charts.attention_steps import AttentionSteps, attention_steps
@@ -10,7 +10,7 @@ from regard.charts.base import Chart, MissingGlyphWarning
 from regard.charts.diagrams import encoder_decoder, self_attention
 from regard.charts.drawing import Diagram
 from regard.charts.heatmap import Heatmap, heatmap
-from regard.charts.lines import Lines, Point
+from regard.charts.line_chart import LineChart, Point
 from regard.charts.terminal import terminal_heatmap
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "Chart",
     "Diagram",
     "Heatmap",
-    "Lines",
+    "LineChart",
     "MissingGlyphWarning",
     "Point",
     "attention_steps",

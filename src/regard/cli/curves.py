@@ -19,4 +19,4 @@ def run(arguments: list[str]) -> None:
 
     chart = curves(given.folders, given.metric, given.by)
     chart.save(given.out)
-    print(f"{chart.y_title} of {len(chart.names)} runs, drawn in {given.out}")
+    print(f"{chart.y_title} of {len(chart.series)} runs, drawn in {given.out}")
