@@ -80,9 +80,9 @@ def _inner_product(score: Any, query: Tensor, key: Tensor) -> Tensor:
 
 
 def _additive(score: Any, query: Tensor, key: Tensor) -> Tensor:
-    b = key @ score.key.weight.T
-    b = b if score.key.bias is None else b + score.key.bias
-    return reference.additive_scores(query @ score.query.weight.T, b, score.vector)
+    b = key @ score.key_proj.weight.T
+    b = b if score.key_proj.bias is None else b + score.key_proj.bias
+    return reference.additive_scores(query @ score.query_proj.weight.T, b, score.vector)
 
 
 def _concat(score: Any, query: Tensor, key: Tensor) -> Tensor:

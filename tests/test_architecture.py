@@ -14,7 +14,7 @@ SRC = Path(regard.__file__).parent
 
 RANKS = {
     "errors": 0,
-    "config": 1, "files": 1, "progress": 1,
+    "config": 1, "files": 1, "migrations": 1, "progress": 1,
     "kernels": 2, "text": 2, "metrics": 2, "alignment": 2, "charts": 2,
     "scores": 3, "layers": 3, "data": 3, "datasets": 3,
     "attention": 4, "copy_mechanism": 4, "corpus": 5, "cells": 4, "schedule": 4,

@@ -758,7 +758,7 @@ def test_a_transformer_says_the_same_from_python_and_from_the_command(
     for one, other in zip(found, shown, strict=True):
         assert one.tokens == other["tokens"]
         np.testing.assert_allclose(one.attention, np.array(other["attention"]).reshape(one.attention.shape), atol=2e-6)  # fmt: skip
-    layer = settings_of(out)["facts"]["attention_layer"]
+    layer = settings_of(out)["metadata"]["attention_layer"]
     np.testing.assert_allclose(
         found[0].attention, found[0].attention_heads[:, layer].mean(1), atol=1e-6
     )

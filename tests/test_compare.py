@@ -75,7 +75,7 @@ def test_every_item_is_trained_measured_and_drawn(tmp_path: Path) -> None:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         assert config["training"]["seed"] == run.seed
         assert config["training"]["max_minutes"] == pytest.approx(8 / 6)
-        assert run.parameters == config["facts"]["parameters"]
+        assert run.parameters == config["metadata"]["parameters"]
         assert run.updates == 4
         assert run.scores.n == len(test)
         assert [part.low for part in run.lengths] == sorted({len(p.source.split()) for p in test})

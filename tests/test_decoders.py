@@ -148,9 +148,9 @@ def test_the_encoder_equals_packed_sequences(cell: str) -> None:
     model = _model({"attention": "additive"}, cell, layers=1)
     encoder = model.encoder
     rnn = CELLS[cell].layer(5, 6, batch_first=True, bidirectional=True)
-    for name, value in encoder.forwards[0].named_parameters():
+    for name, value in encoder.forward_layers[0].named_parameters():
         getattr(rnn, name).data.copy_(value.data)
-    for name, value in encoder.backwards[0].named_parameters():
+    for name, value in encoder.backward_layers[0].named_parameters():
         getattr(rnn, f"{name}_reverse").data.copy_(value.data)
     source, lengths = _sources()
     packed = torch.nn.utils.rnn.pack_padded_sequence(
@@ -274,7 +274,9 @@ def test_a_predicted_window_prefers_its_centre() -> None:
     query, padding = torch.randn(3, 4, 7), torch.zeros(3, 9, dtype=torch.bool)
     padding[1, 5:] = True
     outside, bias = window(query, padding, torch.arange(4))
-    centres = torch.tensor([8, 4, 8])[:, None] * torch.sigmoid(window.predict(query))[..., 0]
+    centres = (
+        torch.tensor([8, 4, 8])[:, None] * torch.sigmoid(window.position_predictor(query))[..., 0]
+    )
     assert ((torch.arange(9) - centres[..., None]).abs() > 2).equal(outside)
     nearest = (torch.arange(9) - centres[..., None]).abs().argmin(-1)
     assert bias.argmax(-1).equal(nearest)

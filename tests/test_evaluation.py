@@ -19,7 +19,9 @@ def _translator(**model: object) -> regard.Translator:
     built = build(config.model, len(tokenizer), len(tokenizer)).eval()
     for parameter in built.parameters():
         parameter.data.mul_(3)
-    trained = model_folder.TrainedModel(config, built, tokenizer, tokenizer, {"longest_target": 5})
+    trained = model_folder.TrainedModel(
+        config, built, tokenizer, tokenizer, {"max_target_length": 5}
+    )
     return regard.Translator(trained, torch.device("cpu"))
 
 

@@ -1,4 +1,4 @@
-"""Folders that earlier versions wrote: they load, give what they gave, and resume."""
+"""Model folders of earlier formats: loading, identical outputs, resumed training."""
 
 import dataclasses
 import json
@@ -8,8 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import regard
+from regard import migrations, model_folder
+from regard.migrations import FORMAT
 
 FORMATS = sorted((Path(__file__).parent / "data").glob("format-*"))
 FOLDERS = [
@@ -38,12 +42,10 @@ def test_a_folder_of_an_earlier_format_gives_what_it_gave(form: Path, name: str)
     assert [one.text for one in translator.translate(then["sources"])] == then["texts"]
 
 
-@pytest.mark.parametrize(("form", "name"), FOLDERS)
-def test_a_folder_of_an_earlier_format_resumes(form: Path, name: str, tmp_path: Path) -> None:
+def resume(form: Path, name: str, out: Path) -> None:
+    """Continue the training of a copy of a stored model."""
     then = expected(form, name)
-    out = tmp_path / name
-    shutil.copytree(form / name, out)
-    config = regard.Translator.load(out).trained.config
+    config = model_folder.describe(out).config
     budget = dataclasses.replace(config.training, max_updates=then["resumed"]["update"])
     data = dataclasses.replace(
         config.data,
@@ -52,6 +54,52 @@ def test_a_folder_of_an_earlier_format_resumes(form: Path, name: str, tmp_path: 
     )
     config = dataclasses.replace(config, out=str(out), data=data, training=budget, device="cpu")
     regard.train(config, resume=True)
+
+
+@pytest.mark.parametrize(("form", "name"), FOLDERS)
+def test_a_folder_of_an_earlier_format_resumes(form: Path, name: str, tmp_path: Path) -> None:
+    out = tmp_path / name
+    shutil.copytree(form / name, out)
+    resume(form, name, out)
     last = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    for key, value in then["resumed"].items():
+    for key, value in expected(form, name)["resumed"].items():
         assert last[key] == pytest.approx(value, rel=1e-3), key
+
+
+@pytest.mark.parametrize(("form", "name"), FOLDERS)
+def test_resuming_writes_the_current_format(form: Path, name: str, tmp_path: Path) -> None:
+    out = tmp_path / name
+    shutil.copytree(form / name, out)
+    resume(form, name, out)
+    weights, state = out / "model.safetensors", out / "last" / "state.safetensors"
+    assert json.loads((out / "config.json").read_text())["format"] == FORMAT
+    assert json.loads((out / "last" / "state.json").read_text())["format"] == FORMAT
+    names = {name.removeprefix("model.") for name in load_file(state) if name.startswith("model.")}
+    assert names == set(migrations.convert_tensors(load_file(weights)))
+    assert names == set(migrations.convert_tensors(dict.fromkeys(names)))
+    translator = regard.Translator.load(out)
+    assert names == set(model_folder.unshared_tensors(translator.trained.model))
+
+
+@pytest.mark.parametrize("change", ["missing", "unexpected", "shape"])
+@pytest.mark.parametrize("file", ["model.safetensors", "last/state.safetensors"])
+@pytest.mark.parametrize(("form", "name"), FOLDERS)
+def test_wrong_tensors_are_refused(
+    form: Path, name: str, file: str, change: str, tmp_path: Path
+) -> None:
+    out = tmp_path / name
+    shutil.copytree(form / name, out)
+    with safe_open(str(out / file), framework="pt") as stored:
+        metadata = stored.metadata()
+    tensors = load_file(out / file)
+    key = next(key for key in tensors if "encoder" in key)
+    if change == "missing":
+        del tensors[key]
+    elif change == "unexpected":
+        tensors[f"{key}.more"] = tensors[key].clone()
+    else:
+        tensors[key] = tensors[key][:-1].clone()
+    save_file(tensors, out / file, metadata)
+    wrong = "size mismatch" if change == "shape" else "missing or unexpected tensors: "
+    with pytest.raises(regard.FolderError, match=wrong):
+        regard.Translator.load(out) if file == "model.safetensors" else resume(form, name, out)

@@ -38,7 +38,9 @@ def _translator(**model: object) -> regard.Translator:
     built = build(config.model, len(tokenizer), len(tokenizer)).eval()
     for parameter in built.parameters():
         parameter.data.mul_(2)
-    trained = model_folder.TrainedModel(config, built, tokenizer, tokenizer, {"longest_target": 4})
+    trained = model_folder.TrainedModel(
+        config, built, tokenizer, tokenizer, {"max_target_length": 4}
+    )
     return regard.Translator(trained, torch.device("cpu"))
 
 

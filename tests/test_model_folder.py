@@ -10,6 +10,7 @@ import torch
 from regard import model_folder
 from regard.config import Config, ModelConfig, TextConfig
 from regard.errors import FolderError
+from regard.migrations import FORMAT
 from regard.model_folder import TrainedModel
 from regard.models import build
 from regard.text import Tokenizer
@@ -26,7 +27,9 @@ def make(path: Path, **model: Any) -> TrainedModel:
     config = Config(out=str(path), model=ModelConfig(**{**SMALL, **model}))
     source, target = (Tokenizer.learn([text], TextConfig(unit="char")) for text in ("abé", "AB"))
     network = build(config.model, len(source), len(target))
-    trained = TrainedModel(config, network, source, target, {"longest_target": 3, "parameters": 1})
+    trained = TrainedModel(
+        config, network, source, target, {"max_target_length": 3, "parameters": 1}
+    )
     model_folder.save_description(path, trained)
     model_folder.save_weights(path, network)
     return trained
@@ -54,7 +57,7 @@ def test_a_folder_gives_back_what_was_saved(tmp_path: Path, model: dict[str, Any
     loaded = model_folder.load(tmp_path)
     assert loaded.config == trained.config
     assert (loaded.source, loaded.target) == (trained.source, trained.target)
-    assert loaded.facts == trained.facts
+    assert loaded.metadata == trained.metadata
     assert not loaded.model.training
     state = loaded.model.state_dict()
     for name, value in trained.model.state_dict().items():
@@ -65,7 +68,7 @@ def test_a_folder_holds_these_files_and_states_its_versions(made: Path) -> None:
     names = ["config.json", "model.safetensors", "source.json", "target.json"]
     assert sorted(os.listdir(made)) == names
     config = json.loads((made / "config.json").read_text())
-    assert config["format"] == model_folder.FORMAT == 1
+    assert config["format"] == FORMAT == 2
     assert config["regard"] == model_folder.package_version()
     assert config["model"]["embedding_dim"] == 4
 
@@ -115,7 +118,7 @@ def test_settings_that_cannot_be_used_are_damage(
 
 def test_a_newer_format_is_not_guessed_at(made: Path) -> None:
     values = json.loads((made / "config.json").read_text())
-    (made / "config.json").write_text(json.dumps({**values, "format": 2, "regard": "9.9"}))
+    (made / "config.json").write_text(json.dumps({**values, "format": 3, "regard": "9.9"}))
     with pytest.raises(FolderError, match=r"made by a newer regard \(9\.9\); upgrade to read it"):
         model_folder.load(made)
 

@@ -39,11 +39,11 @@ def _torchs(ours: MultiHeadAttention) -> nn.MultiheadAttention:
     """PyTorch's own layer with the same parameters."""
     theirs = nn.MultiheadAttention(D, H, batch_first=True, dtype=torch.float64)
     with torch.no_grad():
-        projections = ours.query, ours.key, ours.value
+        projections = ours.query_proj, ours.key_proj, ours.value_proj
         theirs.in_proj_weight.copy_(torch.cat([each.weight for each in projections]))
         theirs.in_proj_bias.copy_(torch.cat([each.bias for each in projections]))
-        theirs.out_proj.weight.copy_(ours.output.weight)
-        theirs.out_proj.bias.copy_(ours.output.bias)
+        theirs.out_proj.weight.copy_(ours.out_proj.weight)
+        theirs.out_proj.bias.copy_(ours.out_proj.bias)
     return theirs
 
 
@@ -77,10 +77,14 @@ def test_scaled_dot_equals_pytorchs_operator() -> None:
     ours, (query, key, value) = _ours(), _rows()
     split = [
         projection(rows).view(B, -1, H, D // H).transpose(1, 2)
-        for projection, rows in ((ours.query, query), (ours.key, key), (ours.value, value))
+        for projection, rows in (
+            (ours.query_proj, query),
+            (ours.key_proj, key),
+            (ours.value_proj, value),
+        )
     ]
     want = functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
-    close(ours(query, key, value).context, ours.output(want), 1e-13)
+    close(ours(query, key, value).context, ours.out_proj(want), 1e-13)
 
 
 def test_a_source_of_padding_alone_gives_the_bias_where_pytorchs_layer_gives_nan() -> None:
@@ -91,7 +95,7 @@ def test_a_source_of_padding_alone_gives_the_bias_where_pytorchs_layer_gives_nan
     for need_weights in (False, True):
         found = ours(*rows, key_padding_mask=padding, need_weights=need_weights)
         close(found.context[0], want[0], 1e-13)
-        close(found.context[1], ours.output.bias.expand(L, D), 1e-13)
+        close(found.context[1], ours.out_proj.bias.expand(L, D), 1e-13)
         if need_weights:
             assert (found.weights[1] == 0).all()
         for gradient in gradients(found.context, [*rows, *ours.parameters()]):
@@ -108,7 +112,11 @@ def _head_by_head(
         part = slice(head * width, (head + 1) * width)
         a, b, c = (
             projection(given)[..., part]
-            for projection, given in ((ours.query, query), (ours.key, key), (ours.value, value))
+            for projection, given in (
+                (ours.query_proj, query),
+                (ours.key_proj, key),
+                (ours.value_proj, value),
+            )
         )
         score = ours.attention.score
         if name in PAIRWISE:
@@ -116,7 +124,7 @@ def _head_by_head(
         else:
             scores = score(a, b)
         found.append(finish(scores, c, masked, None, ours.attention.normalizer).context)
-    return ours.output(torch.cat(found, -1))
+    return ours.out_proj(torch.cat(found, -1))
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
@@ -231,7 +239,7 @@ def test_self_attention_is_attention_of_a_sequence_to_itself() -> None:
     attention = SelfAttention(D, H).double()
     x = torch.randn(B, L, D, dtype=torch.float64)
     found = attention(x, key_lengths=torch.tensor([4, 2]), need_weights=True)
-    want = attention.heads(x, x, x, key_lengths=torch.tensor([4, 2]), need_weights=True)
+    want = attention.attention(x, x, x, key_lengths=torch.tensor([4, 2]), need_weights=True)
     close(found.context, want.context, 1e-13)
     assert found.weights.shape == (B, H, L, L)
     assert SelfAttention(D)(x.float(), need_weights=True).weights.shape == (B, 1, L, L)
@@ -322,7 +330,9 @@ def test_misfits_name_their_shapes(unchecked: None) -> None:
 def test_one_head_is_attention_on_projected_rows() -> None:
     ours = MultiHeadAttention(D, 1, "dot").double()
     query, key, value = _rows()
-    alone = Attention(Dot())(ours.query(query), ours.key(key), ours.value(value), need_weights=True)
+    alone = Attention(Dot())(
+        ours.query_proj(query), ours.key_proj(key), ours.value_proj(value), need_weights=True
+    )
     found = ours(query, key, value, need_weights=True)
-    close(found.context, ours.output(alone.context), 1e-13)
+    close(found.context, ours.out_proj(alone.context), 1e-13)
     close(found.weights[:, 0], alone.weights, 1e-13)

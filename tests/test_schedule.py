@@ -51,7 +51,7 @@ def test_plateau_halves_after_validations_without_gain() -> None:
     best = [run.validated(value) for value in (1.0, 1.0, 0.5, 2.0, 1.0, 2.0, 0.0, 0.0)]
     assert best == [True, False, False, True, False, False, False, False]
     assert run.rate() == 0.125
-    assert (run.best, run.stale) == (2.0, 4)
+    assert (run.best, run.validations_since_best) == (2.0, 4)
 
 
 def test_other_schedules_do_not_halve() -> None:
@@ -97,16 +97,16 @@ def test_a_gain_restores_patience() -> None:
     run = schedule(max_updates=1000, patience=2)
     for value in (1.0, 0.0, 2.0, 0.0, 3.0, 0.0):
         run.validated(value)
-    assert run.cooling is None
+    assert run.cooldown is None
 
 
 def test_a_gain_during_the_cool_down_is_kept_but_does_not_stop_it() -> None:
     run = schedule(max_updates=100, cooldown=0.5)
     for _ in range(60):
         run.advance(1.0)
-    cooling = run.cooling
+    cooldown = run.cooldown
     assert run.validated(1.0)
-    assert run.cooling == cooling is not None
+    assert run.cooldown == cooldown is not None
 
 
 @given(
@@ -163,7 +163,7 @@ def test_a_restored_schedule_goes_on_as_if_never_stopped() -> None:
         run.advance(0.7)
     for value in (1.0, 0.5, 0.5, 0.5):
         run.validated(value)
-    restored = Schedule(run.config, **run.as_dict())
+    restored = Schedule.from_dict(run.config, run.to_dict())
     assert restored == run
-    assert json.loads(json.dumps(run.as_dict()))["update"] == 30
+    assert json.loads(json.dumps(run.to_dict()))["update"] == 30
     assert rates(restored) == rates(run) != []

@@ -203,8 +203,8 @@ def test_inner_product_is_symmetric_and_positive() -> None:
 
 def test_concat_is_additive_with_its_matrix_cut_in_two() -> None:
     concat, additive = Concat(5, 3, 7).double(), Additive(5, 3, 7).double()
-    additive.query.weight.data = concat.weight.data[:, :5].clone()
-    additive.key.weight.data = concat.weight.data[:, 5:].clone()
+    additive.query_proj.weight.data = concat.weight.data[:, :5].clone()
+    additive.key_proj.weight.data = concat.weight.data[:, 5:].clone()
     additive.vector.data = concat.vector.data.clone()
     query, key = _rows("concat")
     assert torch.equal(concat(query, key), additive(query, key))
@@ -212,7 +212,7 @@ def test_concat_is_additive_with_its_matrix_cut_in_two() -> None:
 
 def test_additive_with_bias() -> None:
     score = Additive(5, 3, 7, bias=True).double()
-    assert Additive(5, 3, 7).key.bias is None
+    assert Additive(5, 3, 7).key_proj.bias is None
     query, key = _rows("additive")
     close(score(query, key), FORMULAS["additive"](score, query, key), 1e-13)
 

@@ -59,7 +59,7 @@ def test_a_folder_holds_all_that_is_promised(tmp_path: Path) -> None:
     config = json.loads((out / "config.json").read_text())
     assert config["source"]["unit"] == "symbol"
     assert config["training"]["seed"] == 1
-    assert config["facts"]["longest_target"] == 4
+    assert config["metadata"]["max_target_length"] == 4
     assert "regard train …" in (out / "README.md").read_text()
     entries = _metrics(out)
     assert [entry["update"] for entry in entries] == [5, 10, 15, 20]
@@ -254,7 +254,7 @@ def test_checkpoints_of_two_moments_are_refused(tmp_path: Path) -> None:
     regard.train(_config(out, max_updates=5), PAIRS, DEV)
     state = json.loads((out / "last" / "state.json").read_text())
     (out / "last" / "state.json").write_text(json.dumps({**state, "update": "3"}))
-    with pytest.raises(regard.FolderError, match="two different moments"):
+    with pytest.raises(regard.FolderError, match="from different updates, 5 and 3"):
         regard.train(_config(out), PAIRS, DEV, resume=True)
     checkpoints.remove(out)
     assert not (out / "last").exists()
@@ -273,9 +273,9 @@ def test_a_transformer_is_told_which_of_its_layers_to_show(
     out = tmp_path / "model"
     model = {"kind": "transformer", "heads": 2, "decoder_layers": 2, "feed_forward_dim": 8}
     trained = regard.train(_config(out, model), PAIRS, DEV).trained
-    layer = json.loads((out / "config.json").read_text())["facts"]["attention_layer"]
+    layer = json.loads((out / "config.json").read_text())["metadata"]["attention_layer"]
     assert layer in (0, 1)
-    assert trained.facts["attention_layer"] == layer
+    assert trained.metadata["attention_layer"] == layer
     assert (
         f"attention: of 2 layers, number {layer} (from 0) looks most often"
         in capsys.readouterr().err

@@ -31,7 +31,7 @@ def _translator(
     built = build(config.model, *map(len, tokenizers)).eval()
     for parameter in built.parameters():
         parameter.data.mul_(3)
-    trained = model_folder.TrainedModel(config, built, *tokenizers, {"longest_target": 5})
+    trained = model_folder.TrainedModel(config, built, *tokenizers, {"max_target_length": 5})
     return regard.Translator(trained, torch.device("cpu"))
 
 
@@ -164,7 +164,7 @@ def test_a_transformer_gives_every_head_and_shows_one_layer() -> None:
     assert one.attention_heads.shape == (len(one.tokens), 3, 2, 4)
     np.testing.assert_allclose(one.attention_heads.sum(-1), 1, atol=1e-5)
     np.testing.assert_allclose(one.attention, one.attention_heads[:, 1].mean(1), atol=1e-6)
-    translator.trained.facts["attention_layer"] = 2
+    translator.trained.metadata["attention_layer"] = 2
     found = translator.translate(["a b c"], beam_size=3)[0]
     np.testing.assert_allclose(found.attention, one.attention_heads[:, 2].mean(1), atol=1e-6)
     assert translator.translate([" "])[0].attention_heads.shape == (0, 1, 1, 0)
@@ -204,7 +204,7 @@ def test_features_are_source_tokens_with_words_of_their_own() -> None:
     source = Tokenizer.learn(["ab\tV;PST", "ba\tV;PRS"], TextConfig(unit="char"), features=True)
     target = Tokenizer.learn(["ab", "ba"], TextConfig(unit="char"))
     model = build(config.model, len(source), len(target)).eval()
-    trained = model_folder.TrainedModel(config, model, source, target, {"longest_target": 2})
+    trained = model_folder.TrainedModel(config, model, source, target, {"max_target_length": 2})
     translator = regard.Translator(trained, torch.device("cpu"))
     one, other = translator.translate(["ab\tV;PST", "ab\tV;PRS"])
     assert one.source_tokens == ["a", "b", "V", "PST", "</s>"]

@@ -11,6 +11,8 @@ from torch.optim import Optimizer
 
 from regard.errors import FolderError
 from regard.files import write_text, written_whole
+from regard.migrations import FORMAT, convert_tensors, convert_training_state
+from regard.model_folder import load_tensors, unshared_tensors, write_tensors
 
 
 def save(folder: str | Path, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
@@ -18,10 +20,8 @@ def save(folder: str | Path, model: nn.Module, optimizer: Optimizer, state: dict
 
     Both files carry the number of the save; a pair that does not match is never read.
     """
-    from safetensors.torch import save_file
-
     last = Path(folder) / "last"
-    tensors = {f"model.{name}": value for name, value in _unshared(model).items()}
+    tensors = {f"model.{name}": value for name, value in unshared_tensors(model).items()}
     moments = optimizer.state_dict()
     for index, values in moments["state"].items():
         for name, value in values.items():
@@ -31,9 +31,9 @@ def save(folder: str | Path, model: nn.Module, optimizer: Optimizer, state: dict
         tensors["random.cuda"] = torch.cuda.get_rng_state()
     stamp = str(state["schedule"]["update"])
     with written_whole(last / "state.safetensors") as temporary:
-        contiguous = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        save_file(contiguous, str(temporary), metadata={"update": stamp})
-    write_text(last / "state.json", json.dumps({"update": stamp, **state}, indent=2) + "\n")
+        write_tensors(temporary, tensors, {"update": stamp})
+    document = {"format": FORMAT, "update": stamp, **state}
+    write_text(last / "state.json", json.dumps(document, indent=2) + "\n")
 
 
 def load(folder: str | Path, model: nn.Module, optimizer: Optimizer) -> dict[str, Any] | None:
@@ -50,17 +50,17 @@ def load(folder: str | Path, model: nn.Module, optimizer: Optimizer) -> dict[str
     try:
         state = json.loads((last / "state.json").read_text(encoding="utf-8"))
         with safe_open(str(last / "state.safetensors"), framework="pt") as stored:
-            stamp = (stored.metadata() or {}).get("update")
+            update = (stored.metadata() or {}).get("update")
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    except (OSError, ValueError, SafetensorError) as error:
+        if update != state["update"]:
+            raise ValueError(
+                f"checkpoint files from different updates, {update} and {state['update']}"
+            )
+        load_tensors(model, convert_tensors(_part(tensors, "model.")))
+        _load_optimizer(optimizer, _part(tensors, "optimizer."))
+        state = convert_training_state(state)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise FolderError(f"{last} is damaged ({error}); start anew in another folder") from None
-    if stamp != state.get("update"):
-        raise FolderError(
-            f"{last} is of two different moments (updates {stamp} and {state.get('update')}); start "
-            "anew in another folder"
-        )
-    model.load_state_dict(_part(tensors, "model."), strict=False)
-    _load_optimizer(optimizer, _part(tensors, "optimizer."))
     torch.set_rng_state(tensors["random.cpu"])
     if "random.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random.cuda"])
@@ -70,17 +70,6 @@ def load(folder: str | Path, model: nn.Module, optimizer: Optimizer) -> dict[str
 def remove(folder: str | Path) -> None:
     """Delete `last/`."""
     shutil.rmtree(Path(folder) / "last", ignore_errors=True)
-
-
-def _unshared(model: nn.Module) -> dict[str, Tensor]:
-    """The state of the model with tied tensors once, under their first name."""
-    seen: set[int] = set()
-    kept: dict[str, Tensor] = {}
-    for name, value in model.state_dict(keep_vars=True).items():
-        if value.data_ptr() not in seen or value.numel() == 0:
-            kept[name] = value
-        seen.add(value.data_ptr())
-    return kept
 
 
 def _load_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:

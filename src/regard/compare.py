@@ -245,9 +245,9 @@ def _measure(
         report.scores,
         history[-1]["minutes"],
         history[-1]["update"],
-        translator.trained.facts["parameters"],
+        translator.trained.metadata["parameters"],
         report.scores.n / seconds,
-        translator.trained.facts["longest_source"],
+        translator.trained.metadata["max_source_length"],
         _by_length(report),
         None if found is None else found.aer,
     )

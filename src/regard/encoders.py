@@ -59,33 +59,33 @@ class RecurrentEncoder(nn.Module):
         self.embedding = nn.Embedding(vocabulary, embedding_dim)
         nn.init.normal_(self.embedding.weight, std=embedding_dim**-0.5)
         widths = [embedding_dim] + [hidden_dim * directions] * (layers - 1)
-        self.forwards, self.backwards = (
+        self.forward_layers, self.backward_layers = (
             nn.ModuleList(CELLS[cell].layer(width, hidden_dim, batch_first=True) for width in read)
             for read in (widths, widths if bidirectional else [])
         )
         self.dropout = dropout
         self.final_dim = hidden_dim * directions
         self.output_dim = output_dim or self.final_dim
-        self.project = _projection(self.final_dim, self.output_dim)
+        self.projection = _projection(self.final_dim, self.output_dim)
 
     def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> EncoderOutput:
         """Encode ids (B, T), of which the first `lengths` (B,) of each row are real."""
         padding = padding_from_lengths(lengths, source.shape[1])
         turned = reversal_indices(lengths, source.shape[1])
         states = self._drop(self.embedding(source))
-        for forward, backward in zip_longest(self.forwards, self.backwards):
+        for forward, backward in zip_longest(self.forward_layers, self.backward_layers):
             both = [forward(states)[0]]
             if backward is not None:
                 both.append(reorder(backward(reorder(states, turned))[0], turned))
             states = self._drop(torch.cat(both, dim=-1))
         final = self._final(states, lengths)
-        states = self.project(states).masked_fill(padding[..., None], 0)
+        states = self.projection(states).masked_fill(padding[..., None], 0)
         return EncoderOutput(states, final, padding)
 
     def _final(self, states: Tensor, lengths: Tensor) -> Tensor:
         last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, states.shape[-1])
         ends = states.gather(1, last)[:, 0]
-        if not self.backwards:
+        if not self.backward_layers:
             return ends
         width = states.shape[-1] // 2
         return torch.cat([ends[:, :width], states[:, 0, width:]], dim=-1)
@@ -116,7 +116,7 @@ class EncoderLayer(nn.Module):
         **heads: Any,
     ) -> None:
         super().__init__()
-        self.within = MultiHeadAttention(dim, **heads)
+        self.self_attention = MultiHeadAttention(dim, **heads)
         self.feed_forward = FeedForward(dim, feed_forward_dim, activation, dropout)
         self.residuals = nn.ModuleList(Residual(dim, pre_norm, dropout) for _ in range(2))
 
@@ -126,9 +126,12 @@ class EncoderLayer(nn.Module):
         """Every row looks at all that are not masked."""
         first, second = cast("list[Residual]", list(self.residuals))
         entered = first.enter(rows)
-        queries, seen = self.within.project_query(entered), self.within.project(entered, entered)
-        context = self.within.attention.attend(queries, *seen, masked).context
-        rows = first.leave(rows, self.within.join(context))
+        queries, seen = (
+            self.self_attention.project_query(entered),
+            self.self_attention.project(entered, entered),
+        )
+        context = self.self_attention.attention.attend(queries, *seen, masked).context
+        rows = first.leave(rows, self.self_attention.join(context))
         return second.leave(rows, self.feed_forward(second.enter(rows)))
 
 
@@ -170,7 +173,7 @@ class TransformerEncoder(nn.Module):
         self.norm = nn.LayerNorm(dim) if pre_norm else nn.Identity()
         self.final_dim = dim
         self.output_dim = output_dim or dim
-        self.project = _projection(dim, self.output_dim)
+        self.projection = _projection(dim, self.output_dim)
 
     def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> EncoderOutput:
         """Encode ids (B, T), of which the first `lengths` (B,) of each row are real."""
@@ -180,7 +183,9 @@ class TransformerEncoder(nn.Module):
             rows = layer(rows, padding[:, None, None])
         rows = self.norm(rows).masked_fill(padding[..., None], 0)
         final = rows.sum(1) / lengths.clamp(min=1)[:, None]
-        return EncoderOutput(self.project(rows).masked_fill(padding[..., None], 0), final, padding)
+        return EncoderOutput(
+            self.projection(rows).masked_fill(padding[..., None], 0), final, padding
+        )
 
 
 def _projection(width: int, wanted: int) -> nn.Module:

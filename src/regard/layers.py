@@ -83,8 +83,8 @@ class Embedding(nn.Module):
 
     def __init__(self, vocabulary: int, dim: int, positions: str, dropout: float) -> None:
         super().__init__()
-        self.symbols = nn.Embedding(vocabulary, dim)
-        nn.init.normal_(self.symbols.weight, std=dim**-0.5)
+        self.tokens = nn.Embedding(vocabulary, dim)
+        nn.init.normal_(self.tokens.weight, std=dim**-0.5)
         self.positions = {
             "sinusoidal": SinusoidalPositions,
             "learned": lambda: LearnedPositions(dim),
@@ -95,7 +95,7 @@ class Embedding(nn.Module):
 
     def forward(self, ids: Int[Tensor, "B L"], first: int = 0) -> Float[Tensor, "B L D"]:
         """Rows of the symbols at positions `first` and on."""
-        rows = self.symbols(ids) * self.scale
+        rows = self.tokens(ids) * self.scale
         if self.positions is not None:
             rows = self.positions(rows, first)
         return dropout(rows, self.dropout, self.training)
@@ -120,19 +120,19 @@ class FeedForward(nn.Module):
         self.activation = {
             "relu": functional.relu, "gelu": functional.gelu, "swiglu": functional.silu,
         }[activation]  # fmt: skip
-        self.widen = nn.Linear(dim, hidden_dim * (2 if self.gated else 1))
-        self.narrow = nn.Linear(hidden_dim, dim)
+        self.linear1 = nn.Linear(dim, hidden_dim * (2 if self.gated else 1))
+        self.linear2 = nn.Linear(hidden_dim, dim)
         self.dropout = dropout
 
     def forward(self, rows: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
         """Each row on its own."""
-        wide = self.widen(rows)
+        wide = self.linear1(rows)
         if self.gated:
             gate, wide = wide.chunk(2, dim=-1)
             wide = self.activation(gate) * wide
         else:
             wide = self.activation(wide)
-        return self.narrow(dropout(wide, self.dropout, self.training))
+        return self.linear2(dropout(wide, self.dropout, self.training))
 
 
 class Residual(nn.Module):

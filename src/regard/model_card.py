@@ -25,7 +25,7 @@ def write(
         f"- source: {config.source.unit}, vocabulary of {len(trained.source):,}",
         f"- target: {config.target.unit}, vocabulary of {len(trained.target):,}",
         f"- model: {config.model.kind}, {config.model.cell}, decoder {config.model.decoder}, "
-        f"attention {config.model.attention}; {trained.facts['parameters']:,} parameters",
+        f"attention {config.model.attention}; {trained.metadata['parameters']:,} parameters",
         f"- seed: {config.training.seed}",
     ]
     if chosen is not None:

@@ -1,6 +1,6 @@
 """One model folder: everything a trained model needs, and nothing that executes.
 
-config.json          resolved settings, format and package version, what was found in the data
+config.json          resolved settings, format and package version, metadata of the training
 model.safetensors    the best weights
 source.json target.json    the tokenizers
 metrics.jsonl        one line per validation (written by training)
@@ -14,26 +14,26 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
+from regard import migrations
 from regard.config import Config, from_dict, to_dict
 from regard.errors import ConfigError, FolderError
 from regard.files import write_text, written_whole
 from regard.models import Seq2Seq, build
 from regard.text import Tokenizer
 
-FORMAT = 1
-"""Version of the folder's format; older ones load."""
-
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """What a folder holds."""
+    """A model with its settings and tokenizers: the content of a model folder."""
 
     config: Config
     model: Seq2Seq
     source: Tokenizer
     target: Tokenizer
-    facts: dict[str, Any] = field(default_factory=dict)
-    """What was found in the data or follows from the settings, such as `longest_target`."""
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """Properties of the data and the model, such as `max_target_length`."""
 
 
 def package_version() -> str:
@@ -48,22 +48,51 @@ def save_description(folder: str | Path, trained: TrainedModel) -> None:
     """Write config.json and the tokenizers."""
     folder = Path(folder)
     config = {
-        "format": FORMAT,
+        "format": migrations.FORMAT,
         "regard": package_version(),
         **to_dict(trained.config),
-        "facts": trained.facts,
+        "metadata": trained.metadata,
     }
     write_text(folder / "source.json", trained.source.to_json() + "\n")
     write_text(folder / "target.json", trained.target.to_json() + "\n")
     write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
 
 
-def save_weights(folder: str | Path, model: Seq2Seq) -> None:
+def save_weights(folder: str | Path, model: nn.Module) -> None:
     """Write model.safetensors."""
-    from safetensors.torch import save_model
-
     with written_whole(Path(folder) / "model.safetensors") as temporary:
-        save_model(model, str(temporary))
+        write_tensors(temporary, unshared_tensors(model))
+
+
+def unshared_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of the model by name, a shared one once, under its first name."""
+    first = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
+    return {name: tensor for name, tensor in model.state_dict().items() if name in first}
+
+
+def load_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Copy the tensors that `unshared_tensors` returned into the model.
+
+    Raises:
+        ValueError: a tensor is missing, unexpected or of another shape.
+    """
+    wrong = sorted(tensors.keys() ^ unshared_tensors(model).keys())
+    if wrong:
+        raise ValueError(f"missing or unexpected tensors: {', '.join(wrong[:5])}")
+    try:
+        model.load_state_dict(tensors, strict=False)
+    except RuntimeError as error:
+        raise ValueError(str(error).splitlines()[-1].strip()) from None
+
+
+def write_tensors(
+    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
+    """Write tensors and metadata as safetensors."""
+    from safetensors.torch import save_file
+
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, str(path), metadata=metadata)
 
 
 def describe(folder: str | Path) -> TrainedModel:
@@ -74,11 +103,11 @@ def describe(folder: str | Path) -> TrainedModel:
     """
     folder = Path(folder)
     values = _read_config(folder)
-    facts = values.pop("facts", {})
+    metadata = values.pop("metadata", {})
     config = _read_settings(folder, values)
     source, target = (_read_tokenizer(folder / name) for name in ("source.json", "target.json"))
     return TrainedModel(
-        config, build(config.model, len(source), len(target)), source, target, facts
+        config, build(config.model, len(source), len(target)), source, target, metadata
     )
 
 
@@ -89,7 +118,7 @@ def load(folder: str | Path) -> TrainedModel:
         FolderError: something is missing, damaged or of a newer format.
     """
     from safetensors import SafetensorError
-    from safetensors.torch import load_model
+    from safetensors.torch import load_file
 
     folder = Path(folder)
     trained = describe(folder)
@@ -99,10 +128,9 @@ def load(folder: str | Path) -> TrainedModel:
             f"{folder} has no model.safetensors yet; train until the first validation"
         )
     try:
-        load_model(model, str(weights))
-    except (SafetensorError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise FolderError(f"{weights} does not fit config.json ({reason}); train anew") from None
+        load_tensors(model, migrations.convert_tensors(load_file(weights)))
+    except (SafetensorError, ValueError) as error:
+        raise FolderError(f"{weights} does not fit config.json ({error}); train anew") from None
     model.eval()
     return trained
 
@@ -119,11 +147,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise FolderError(f"{folder / 'config.json'} is damaged ({error}); train anew") from None
     if not isinstance(values, dict) or not isinstance(values.get("format"), int):
         raise FolderError(f"{folder / 'config.json'} is damaged: it names no format; train anew")
-    if values["format"] > FORMAT:
+    if values["format"] > migrations.FORMAT:
         raise FolderError(
             f"{folder} was made by a newer regard ({values.get('regard', '?')}); upgrade to read it"
         )
-    return values
+    return migrations.convert_config(values)
 
 
 def _read_settings(folder: Path, values: dict[str, Any]) -> Config:

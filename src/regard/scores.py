@@ -205,24 +205,24 @@ class Additive(PairwiseScore):
 
     def __init__(self, query_dim: int, key_dim: int, hidden_dim: int, bias: bool = False) -> None:
         super().__init__()
-        self.query = nn.Linear(query_dim, hidden_dim, bias=False)
-        self.key = nn.Linear(key_dim, hidden_dim, bias=bias)
+        self.query_proj = nn.Linear(query_dim, hidden_dim, bias=False)
+        self.key_proj = nn.Linear(key_dim, hidden_dim, bias=bias)
         self.vector = nn.Parameter(torch.empty(hidden_dim))
-        nn.init.xavier_uniform_(self.query.weight)
-        nn.init.xavier_uniform_(self.key.weight)
+        nn.init.xavier_uniform_(self.query_proj.weight)
+        nn.init.xavier_uniform_(self.key_proj.weight)
         nn.init.xavier_uniform_(self.vector[None])
 
     def check(self, query: Tensor, key: Tensor) -> None:
         """Raise a ShapeError where a width is not the one of W or U."""
-        check_widths(self, query, key, self.query.in_features, self.key.in_features)
+        check_widths(self, query, key, self.query_proj.in_features, self.key_proj.in_features)
 
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
         """W s."""
-        return self.query(query)
+        return self.query_proj(query)
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """U h, plus the bias where there is one."""
-        return self.key(key)
+        return self.key_proj(key)
 
 
 class Concat(PairwiseScore):

@@ -71,15 +71,15 @@ def train(
     model = build(config.model, len(corpus.source), len(corpus.target))
     if weights is not None:
         model.load_state_dict(weights)
-    facts = {
-        "longest_source": corpus.longest_source,
-        "longest_target": corpus.longest_target,
+    metadata = {
+        "max_source_length": corpus.longest_source,
+        "max_target_length": corpus.longest_target,
         "parameters": count_parameters(model),
         "encoder_states": _say_states(model),
-        "training_pairs": corpus.fingerprint(),
+        "training_fingerprint": corpus.fingerprint(),
         "example": corpus.example,
     }
-    trained = model_folder.TrainedModel(config, model, corpus.source, corpus.target, facts)
+    trained = model_folder.TrainedModel(config, model, corpus.source, corpus.target, metadata)
     run = Trainer(trained, corpus, out, command)
     if resume:
         run.restore()
@@ -111,7 +111,7 @@ def _with_layer(
         f"attention: of {len(shares)} layers, number {best} (from 0) looks most often where erasing a "
         f"source symbol costs most (by layer {said}); its heads' average is what is shown"
     )
-    trained = dataclasses.replace(trained, facts={**trained.facts, "attention_layer": best})
+    trained = dataclasses.replace(trained, metadata={**trained.metadata, "attention_layer": best})
     model_folder.save_description(out, trained)
     return Translator(trained, translator.device)
 
@@ -133,11 +133,11 @@ class Trainer:
         self.history: list[dict[str, Any]] = []
         self.epoch = 0
         self.batches_done = 0
-        self.since = RunningStatistics()
+        self.statistics = RunningStatistics()
         chance = math.log(len(corpus.target))
         self.notes = [
-            f"model: {trained.facts['parameters']:,} parameters on {self.accelerator.device} "
-            f"({trained.facts['encoder_states']}); loss at chance ln V = {chance:.2f}",
+            f"model: {trained.metadata['parameters']:,} parameters on {self.accelerator.device} "
+            f"({trained.metadata['encoder_states']}); loss at chance ln V = {chance:.2f}",
         ]
 
     def go(self, progress: Progress) -> None:
@@ -148,7 +148,7 @@ class Trainer:
                 started = time.perf_counter()
                 loss = float(self._update(batch.to(self.accelerator.device)))
                 self._require_finite(loss)
-                self.since.add(loss, batch)
+                self.statistics.add(loss, batch)
                 self.batches_done += 1
                 self.schedule.advance(time.perf_counter() - started)
                 progress.advance(1, self._note(), self.schedule.remaining())
@@ -224,17 +224,17 @@ class Trainer:
             "update": self.schedule.update,
             "epoch": self.epoch,
             "minutes": round(self.schedule.seconds / 60, 3),
-            "train_loss": self.since.loss(),
+            "train_loss": self.statistics.loss(),
             "dev_loss": loss,
             self.metric: value,
             "learning_rate": self.schedule.rate(),
-            "pairs_per_second": self.since.pairs_per_second(),
-            "target_tokens_per_second": self.since.symbols_per_second(),
+            "pairs_per_second": self.statistics.pairs_per_second(),
+            "target_tokens_per_second": self.statistics.target_tokens_per_second(),
             "best": best,
         }
         self.history.append(entry)
         self.schedule.seconds += time.perf_counter() - started
-        self.since = RunningStatistics()
+        self.statistics = RunningStatistics()
         self._save_last()
         self._say(progress, entry, [(output.source, output.text) for output in outputs[:3]])
 
@@ -261,18 +261,20 @@ class Trainer:
         return total / symbols
 
     def _note(self) -> str:
-        return f"loss {self.since.loss():.3f}, {self.since.pairs_per_second():,.0f} pairs/s"
+        return (
+            f"loss {self.statistics.loss():.3f}, {self.statistics.pairs_per_second():,.0f} pairs/s"
+        )
 
     def _save_last(self) -> None:
         lines = [json.dumps(entry, ensure_ascii=False) for entry in self.history]
         write_text(self.out / "metrics.jsonl", "".join(line + "\n" for line in lines))
         state = {
-            "schedule": self.schedule.as_dict(),
+            "schedule": self.schedule.to_dict(),
             "epoch": self.epoch,
             "batches_done": self.batches_done,
-            "training_pairs": self.trained.facts["training_pairs"],
+            "training_fingerprint": self.trained.metadata["training_fingerprint"],
             "history": self.history,
-            "since": dataclasses.asdict(self.since),
+            "statistics": dataclasses.asdict(self.statistics),
         }
         model = self.accelerator.unwrap_model(self.model)
         checkpoints.save(self.out, model, self.optimizer.optimizer, state)
@@ -284,49 +286,50 @@ class Trainer:
         if state is None:
             self.notes.append(f"{self.out} holds no checkpoint yet: starting anew")
             return
-        if state["training_pairs"] != self.trained.facts["training_pairs"]:
+        if state["training_fingerprint"] != self.trained.metadata["training_fingerprint"]:
             raise FolderError(
                 f"{self.out} was trained on other pairs; give the same --data.train to resume, or "
                 f"--init-from {self.out} to train further on new ones"
             )
-        self.schedule = Schedule(self.settings, **state["schedule"])
+        self.schedule = Schedule.from_dict(self.settings, state["schedule"])
         self.epoch, self.batches_done = state["epoch"], state["batches_done"]
         self.history = state["history"]
-        self.since = RunningStatistics(**state["since"])
-        self.since.started = time.perf_counter() - self.since.seconds
+        self.statistics = RunningStatistics(**state["statistics"])
         self.notes.append(f"resumed at update {self.schedule.update:,}")
 
 
 @dataclasses.dataclass
 class RunningStatistics:
-    """What happened since the last validation."""
+    """Training loss and throughput since the last validation."""
 
-    total: float = 0.0
+    total_loss: float = 0.0
     updates: int = 0
     pairs: int = 0
-    symbols: int = 0
+    target_tokens: int = 0
     seconds: float = 0.0
-    started: float = dataclasses.field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self._started = time.perf_counter() - self.seconds
 
     def add(self, loss: float, batch: Batch) -> None:
         """Count one update."""
-        self.total += loss
+        self.total_loss += loss
         self.updates += 1
         self.pairs += len(batch.lengths)
-        self.symbols += batch.symbols
-        self.seconds = time.perf_counter() - self.started
+        self.target_tokens += batch.symbols
+        self.seconds = time.perf_counter() - self._started
 
     def loss(self) -> float:
         """Mean loss per update."""
-        return self.total / max(1, self.updates)
+        return self.total_loss / max(1, self.updates)
 
     def pairs_per_second(self) -> float:
         """Training pairs per second."""
         return round(self.pairs / max(1e-9, self.seconds), 1)
 
-    def symbols_per_second(self) -> float:
+    def target_tokens_per_second(self) -> float:
         """Target tokens per second, end tokens included."""
-        return round(self.symbols / max(1e-9, self.seconds), 1)
+        return round(self.target_tokens / max(1e-9, self.seconds), 1)
 
 
 class _interrupts:

@@ -129,7 +129,7 @@ class Translator:
         """
         pins = _one_each(pin or {}, texts, "pin")
         self._check_push(any(pins), ablate_heads)
-        longest = self.trained.facts.get("longest_target", 100)
+        longest = self.trained.metadata.get("max_target_length", 100)
         sources = [len(encoding.ids) + 1 for encoding in self.source.encode_batch(texts)]
         begin = self._encoded(_one_each(prefix or "", texts, "prefix"))
         limits = [
@@ -229,7 +229,7 @@ class Translator:
 
     def attention_layer(self, layers: int) -> int:
         """The layer whose weights are shown, of so many; the middle one until training found it."""
-        return self.trained.facts.get("attention_layer", layers // 2)
+        return self.trained.metadata.get("attention_layer", layers // 2)
 
     def _over_batches(
         self,

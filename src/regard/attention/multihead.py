@@ -77,11 +77,11 @@ class MultiHeadAttention(nn.Module):
         self.attention = Attention(_head_score(score, num_heads, width), normalizer, dropout)
         check_rotary(rotary, score, width)
         self.rotary = RotaryPositions() if rotary else None
-        self.query = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.key = nn.Linear(self.key_dim, embed_dim, bias=bias)
-        self.value = nn.Linear(self.key_dim, embed_dim, bias=bias)
-        self.output = nn.Linear(embed_dim, embed_dim, bias=bias)
-        for projection in (self.query, self.key, self.value, self.output):
+        self.query_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        self.key_proj = nn.Linear(self.key_dim, embed_dim, bias=bias)
+        self.value_proj = nn.Linear(self.key_dim, embed_dim, bias=bias)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        for projection in (self.query_proj, self.key_proj, self.value_proj, self.out_proj):
             nn.init.xavier_uniform_(projection.weight)
             if bias:
                 nn.init.zeros_(projection.bias)
@@ -139,18 +139,18 @@ class MultiHeadAttention(nn.Module):
         self, query: Float[Tensor, "B L D"], first: int = 0
     ) -> Float[Tensor, "B H L E"]:
         """Queries of every head, at positions `first` and on."""
-        return self._turn(self._split(self.query(query)), first)
+        return self._turn(self._split(self.query_proj(query)), first)
 
     def project(
         self, key: Float[Tensor, "B T Dk"], value: Float[Tensor, "B T Dk"], first: int = 0
     ) -> Heads:
         """Keys and values of every head, at positions `first` and on."""
-        keys = self._turn(self._split(self.key(key)), first)
-        return Heads(self.attention.project_key(keys), self._split(self.value(value)))
+        keys = self._turn(self._split(self.key_proj(key)), first)
+        return Heads(self.attention.project_key(keys), self._split(self.value_proj(value)))
 
     def join(self, context: Float[Tensor, "B H L E"]) -> Float[Tensor, "B L D"]:
         """What the heads have found, side by side, through the output projection."""
-        return self.output(context.transpose(1, 2).flatten(2))
+        return self.out_proj(context.transpose(1, 2).flatten(2))
 
     def _split(self, rows: Tensor) -> Tensor:
         return rows.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -195,7 +195,9 @@ class SelfAttention(nn.Module):
         normalizer: str = "softmax",
     ) -> None:
         super().__init__()
-        self.heads = MultiHeadAttention(embed_dim, num_heads, score, dropout, normalizer=normalizer)
+        self.attention = MultiHeadAttention(
+            embed_dim, num_heads, score, dropout, normalizer=normalizer
+        )
         self.causal = causal
 
     def forward(
@@ -210,14 +212,14 @@ class SelfAttention(nn.Module):
         if self.causal:
             later = causal_mask(x.shape[1], x.device)
             if attn_mask is not None:
-                check_mask(attn_mask, x, x.shape[1], self.heads.num_heads)
+                check_mask(attn_mask, x, x.shape[1], self.attention.num_heads)
             if attn_mask is None:
                 attn_mask = later
             elif attn_mask.dtype == torch.bool:
                 attn_mask = attn_mask | later
             else:
                 attn_mask = attn_mask.masked_fill(later, -torch.inf)
-        return self.heads(
+        return self.attention(
             x, x, None, key_padding_mask, attn_mask, key_lengths, need_weights=need_weights
         )
 

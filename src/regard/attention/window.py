@@ -22,7 +22,7 @@ class Window(nn.Module):
     def __init__(self, kind: str, radius: int, query_dim: int) -> None:
         super().__init__()
         self.radius = radius
-        self.predict = (
+        self.position_predictor = (
             nn.Sequential(
                 nn.Linear(query_dim, query_dim, bias=False),
                 nn.Tanh(),
@@ -38,10 +38,10 @@ class Window(nn.Module):
         """What lies outside the window, and what is added to the scores inside."""
         last = ((~padding).sum(1) - 1).clamp(min=0)[:, None]
         positions = torch.arange(padding.shape[1], device=padding.device)
-        if self.predict is None:
+        if self.position_predictor is None:
             centres = torch.minimum(steps[None], last)[..., None]
             return (positions - centres).abs() > self.radius, None
-        centres = last[..., None] * torch.sigmoid(self.predict(query).float())
+        centres = last[..., None] * torch.sigmoid(self.position_predictor(query).float())
         distances = positions - centres
         bias = -2 * (distances / self.radius).square()
         return distances.abs() > self.radius, bias.to(query.dtype)

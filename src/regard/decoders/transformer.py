@@ -74,9 +74,9 @@ class DecoderLayer(nn.Module):
         **heads: Any,
     ) -> None:
         super().__init__()
-        self.within = MultiHeadAttention(dim, **heads)
+        self.self_attention = MultiHeadAttention(dim, **heads)
         across: dict[str, Any] = {**heads, "rotary": False, "key_dim": source_dim}
-        self.across = MultiHeadAttention(dim, **across)
+        self.cross_attention = MultiHeadAttention(dim, **across)
         self.feed_forward = FeedForward(dim, feed_forward_dim, activation, dropout)
         self.residuals = nn.ModuleList(Residual(dim, pre_norm, dropout) for _ in range(3))
 
@@ -91,26 +91,26 @@ class DecoderLayer(nn.Module):
         first, second, third = cast("list[Residual]", list(self.residuals))
         entered = first.enter(rows)
         read = 0 if past is None else past.values.shape[2]
-        written = self.within.project(entered, entered, read)
+        written = self.self_attention.project(entered, entered, read)
         masked = None
         if past is not None:
             pairs = zip(past, written, strict=True)
             written = Heads(*(torch.cat(pair, dim=2) for pair in pairs))
         elif rows.shape[1] > 1:
             masked = causal_mask(rows.shape[1], rows.device)[None, None]
-        queries = self.within.project_query(entered, read)
-        context = self.within.attention.attend(queries, *written, masked).context
-        rows = first.leave(rows, self.within.join(context))
+        queries = self.self_attention.project_query(entered, read)
+        context = self.self_attention.attention.attend(queries, *written, masked).context
+        rows = first.leave(rows, self.self_attention.join(context))
 
         # the queries of one source side by side, whether steps or beams
         queries = second.enter(rows).view(source.masked.shape[0], -1, rows.shape[-1])
-        context, weights = self.across.attention.attend(
-            self.across.project_query(queries), source.keys, source.values, source.masked, None,
+        context, weights = self.cross_attention.attention.attend(
+            self.cross_attention.project_query(queries), source.keys, source.values, source.masked, None,
             need_weights,
         )  # fmt: skip
         if source.intervention is not None and weights is not None:
             context, weights = source.intervention.apply(weights, source.values, source.layer)
-        rows = second.leave(rows, self.across.join(context).view_as(rows))
+        rows = second.leave(rows, self.cross_attention.join(context).view_as(rows))
         rows = third.leave(rows, self.feed_forward(third.enter(rows)))
         return rows, written, weights
 
@@ -157,7 +157,7 @@ class TransformerDecoder(nn.Module):
         self.norm = nn.LayerNorm(dim) if pre_norm else nn.Identity()
         self.output = (CopyingOutput if copying else Output)(dim, vocabulary)
         if tie_embeddings:
-            self.output.weight = self.embedding.symbols.weight
+            self.output.weight = self.embedding.tokens.weight
 
     def prepare_memory(self, encoded: EncoderOutput) -> Memory:
         """Project keys and values of the source for every layer, once per source."""
@@ -174,8 +174,10 @@ class TransformerDecoder(nn.Module):
         """Nothing is written yet."""
         empty: list[Heads] = []
         for layer in self._layers:
-            nothing = memory.states.new_zeros(memory.states.shape[0], 0, layer.within.embed_dim)
-            empty.append(layer.within.project(nothing, nothing))
+            nothing = memory.states.new_zeros(
+                memory.states.shape[0], 0, layer.self_attention.embed_dim
+            )
+            empty.append(layer.self_attention.project(nothing, nothing))
         return TransformerState(memory, tuple(empty))
 
     def step(
@@ -214,7 +216,7 @@ class TransformerDecoder(nn.Module):
     @property
     def attentions(self) -> list[MultiHeadAttention]:
         """How each layer looks at the source."""
-        return [layer.across for layer in self._layers]
+        return [layer.cross_attention for layer in self._layers]
 
     @property
     def _layers(self) -> list[DecoderLayer]:

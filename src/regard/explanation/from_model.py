@@ -106,7 +106,8 @@ def _of_heads(
         rows.append(found[0])
 
     # keys and values first, when the source is encoded, then the queries
-    hooks = [each.register_forward_hook(keep) for each in (across.key, across.value, across.query)]
+    projections = across.key_proj, across.value_proj, across.query_proj
+    hooks = [projection.register_forward_hook(keep) for projection in projections]
     with torch.inference_mode():
         memory, tokens = _encoded(translator, output)
         decoder.unroll(memory, tokens[None])
@@ -166,8 +167,8 @@ def _letters(name: str, score: Any, head: int) -> dict[str, Any]:
         return {"v": vector}
     match name:
         case "additive":
-            found = {"W": score.query.weight, "U": score.key.weight, "v": score.vector}
-            bias = {} if score.key.bias is None else {"bias": score.key.bias}
+            found = {"W": score.query_proj.weight, "U": score.key_proj.weight, "v": score.vector}
+            bias = {} if score.key_proj.bias is None else {"bias": score.key_proj.bias}
             return {letter: array(tensor) for letter, tensor in {**found, **bias}.items()}
         case "concat":
             return {"W": array(score.weight), "v": array(score.vector)}

@@ -286,7 +286,7 @@ def _about(name: str, translator: Translator) -> dict[str, Any]:
         "attention_layer": translator.attention_layer(model.decoder_layers or 1)
         if transformer
         else 0,
-        "parameters": trained.facts.get("parameters"),
+        "parameters": trained.metadata.get("parameters"),
         "source": {"unit": trained.config.source.unit, "vocabulary": len(translator.source)},
         "target": {"unit": trained.config.target.unit, "vocabulary": len(translator.target)},
         "regard": model_folder.package_version(),
@@ -295,7 +295,7 @@ def _about(name: str, translator: Translator) -> dict[str, Any]:
 
 def _examples(translators: Sequence[Translator], settings: Settings) -> list[dict[str, Any]]:
     """A translation by each model that is there before anybody types."""
-    text = settings.example or translators[0].trained.facts.get("example") or ""
+    text = settings.example or translators[0].trained.metadata.get("example") or ""
     best = min(5, settings.limits.beam_size)
     asked = TranslateRequest(text=text, n_best=best, heads=True, tree=True)  # type: ignore[call-arg]
     found = [each.translate([text], n_best=best, return_tree=True) for each in translators]
