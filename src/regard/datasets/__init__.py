@@ -1,25 +1,26 @@
-"""Built-in sets of pairs, each generated from a seed in seconds: no download, no licence.
+"""Built-in datasets of pairs: no download, no licence.
 
-phrasebook   small grammars, Chinese-English and Spanish-English, with gold links
+phrasebook   Chinese-English and Spanish-English sentences with gold links; fixed
 dates        dates as people write them in many languages -> 2026-11-21
 numbers      48213 -> forty eight thousand two hundred and thirteen
 inflection   tocar, V;IND;PST;PFV;1;SG -> toqué: invented Spanish verbs, tags in the third column
 copy         letters -> the same letters, with gold links
-reverse      letters -> the same letters from the last to the first, with gold links
+reverse      letters -> the same letters in reverse order, with gold links
 
-No source stands in two parts of a set.
+All but the phrasebook are generated from a seed in seconds. No source occurs in two splits.
 """
 
 import difflib
+from collections.abc import Callable
 
 from regard.datasets import copy, dates, inflection, numbers, phrasebook, reverse
-from regard.datasets.pairs import Example, Splits, split, write
+from regard.datasets.splits import Example, Splits, split, write
 from regard.errors import DataError
 
-__all__ = ["NAMES", "Example", "Splits", "make", "split", "write"]
+__all__ = ["FIXED", "NAMES", "Example", "Splits", "make", "split", "write"]
 
-_MAKERS = {
-    "phrasebook": phrasebook.make,
+_MAKERS: dict[str, Callable[[int], Splits]] = {
+    "phrasebook": lambda _: phrasebook.load(),
     "dates": dates.make,
     "numbers": numbers.make,
     "inflection": inflection.make,
@@ -28,17 +29,22 @@ _MAKERS = {
 }
 
 NAMES = tuple(_MAKERS)
-"""Names that `make` takes."""
+"""Names that `make` accepts."""
+
+FIXED = ("phrasebook",)
+"""Datasets that do not depend on the seed."""
 
 
 def make(name: str, seed: int = 1) -> Splits:
-    """Generate the set of this name: the same seed gives the same set, on any machine.
+    """Return the dataset of this name: the same seed gives the same dataset on any machine.
 
     Raises:
-        DataError: there is no set of this name.
-        ExtraError: the set needs an optional package that is not installed.
+        DataError: there is no dataset of this name.
+        ExtraError: the dataset needs an optional package that is not installed.
     """
     if name not in _MAKERS:
-        near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
-        raise DataError(f"no set {name!r}; nearest is {near!r} (there are {', '.join(NAMES)})")
+        nearest = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
+        raise DataError(
+            f"no dataset {name!r}; did you mean {nearest!r}? Datasets: {', '.join(NAMES)}"
+        )
     return _MAKERS[name](seed)

@@ -4,7 +4,7 @@ import datetime
 import random
 import re
 
-from regard.datasets.pairs import Example, Splits, pick, split
+from regard.datasets.splits import Example, Splits, pick, split
 from regard.errors import ExtraError
 
 TRAIN, DEV, TEST = 10_000, 500, 1_000
@@ -23,10 +23,10 @@ _SPACE = re.compile(r"\s+")
 
 
 def make(seed: int) -> Splits:
-    """Days from 1900 to 2099, written in one of the forms of one of 36 locales, and their ISO form.
+    """Return days from 1900 to 2099 in the formats of 36 locales, and their ISO form.
 
-    The year is always in full. A form in which day and month could be mistaken for each other, such
-    as 5/3/1987, is left out, so that a source means one day only.
+    The year always has four digits. Ambiguous sources, in which day and month could be exchanged
+    (5/3/1987), are excluded, so that a source denotes exactly one day.
 
     Raises:
         ExtraError: Babel is not installed.
@@ -35,7 +35,9 @@ def make(seed: int) -> Splits:
         from babel import Locale
         from babel.dates import format_date
     except ImportError:
-        raise ExtraError("the set 'dates' needs Babel; pip install 'regard[datasets]'") from None
+        raise ExtraError(
+            "the dataset 'dates' needs Babel: pip install 'regard[datasets]'"
+        ) from None
 
     def patterns(locale: Locale) -> list[str]:
         formats = [str(locale.date_formats[name].pattern) for name in FORMATS]
@@ -47,17 +49,17 @@ def make(seed: int) -> Splits:
     forms = [(locale, patterns(locale)) for locale in locales]
     generator = random.Random(seed)
     days = (LAST - FIRST).days + 1
-    found: dict[str, str] = {}
-    while len(found) < TRAIN + DEV + TEST:
+    targets: dict[str, str] = {}
+    while len(targets) < TRAIN + DEV + TEST:
         locale, choices = pick(forms, generator)
         day = FIRST + datetime.timedelta(days=int(generator.random() * days))
         source = _SPACE.sub(" ", format_date(day, pick(choices, generator), locale=locale))
-        if not could_swap(source):
-            found[source] = day.isoformat()
-    return split((Example(*pair) for pair in found.items()), DEV, TEST, seed)
+        if not is_ambiguous(source):
+            targets[source] = day.isoformat()
+    return split((Example(*pair) for pair in targets.items()), DEV, TEST, seed)
 
 
-def could_swap(source: str) -> bool:
-    """Whether day and month are both given as numbers before the year, and either could be either."""
+def is_ambiguous(source: str) -> bool:
+    """Whether day and month both precede the year as numbers and could be exchanged."""
     numbers = _DAY_AND_MONTH.search(source)
     return numbers is not None and int(numbers[1]) <= 12 and int(numbers[2]) <= 12

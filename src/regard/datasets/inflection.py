@@ -1,13 +1,14 @@
-"""Invented Spanish verbs and the tags of a form -> the form, spelled as Spanish spells it.
+"""Invented Spanish verbs and the tags of a form -> the form in Spanish spelling.
 
-Stems are made of syllables, and most stand in the training part with other tags; endings are those of the three
-regular conjugations. What makes it more than gluing: the spelling keeps the stem's sound (tocar ->
-toqué, cazar -> cacé, llegar -> llegué), and some stems change under stress (pensar -> pienso).
+Stems are random syllables, and most occur in the training set with other tags; endings are those of
+the three regular conjugations. Concatenation is not enough: the spelling preserves the sound of the
+stem (tocar -> toqué, cazar -> cacé, llegar -> llegué), and some stems change under stress (pensar ->
+pienso).
 """
 
 import random
 
-from regard.datasets.pairs import Example, Splits, pick, split
+from regard.datasets.splits import Example, Splits, pick, split
 
 TRAIN, DEV, TEST = 10_000, 500, 1_000
 
@@ -28,44 +29,44 @@ _ENDINGS: dict[str, tuple[str, ...]] = {
     "V;IND;FUT": ("é ás á emos éis án",) * 3,
     "V;COND": ("ía ías ía íamos íais ían",) * 3,
 }  # fmt: skip
-_WHOLE = ("V;IND;FUT", "V;COND")
-"""Tenses whose endings follow the infinitive."""
+_ON_INFINITIVE = ("V;IND;FUT", "V;COND")
+"""Tenses whose endings are added to the infinitive."""
 
 
 def make(seed: int) -> Splits:
-    """Triples lemma, form, tags; no two of a lemma and its tags are the same."""
+    """Return examples of a lemma with tags and its form; no lemma occurs twice with the same tags."""
     generator = random.Random(seed)
-    found: dict[str, Example] = {}
-    while len(found) < TRAIN + DEV + TEST:
+    examples: dict[str, Example] = {}
+    while len(examples) < TRAIN + DEV + TEST:
         lemma = _lemma(generator)
         for _ in range(3):
             tense, person = pick(list(_ENDINGS), generator), int(generator.random() * 6)
             source = f"{lemma}\t{tense};{_PERSONS[person]}"
-            found[source] = Example(source, inflect(lemma, tense, person))
-    return split(list(found.values())[: TRAIN + DEV + TEST], DEV, TEST, seed)
+            examples[source] = Example(source, inflect(lemma, tense, person))
+    return split(list(examples.values())[: TRAIN + DEV + TEST], DEV, TEST, seed)
 
 
 def inflect(lemma: str, tense: str, person: int) -> str:
-    """The form of a verb: `tense` as in the tags, `person` 0 to 5."""
+    """Return the form of a verb: `tense` as in the tags, `person` 0 to 5."""
     stem, theme = lemma[:-2], "aei".index(lemma[-2])
     ending = _ENDINGS[tense][theme].split()[person]
-    if tense in _WHOLE:
+    if tense in _ON_INFINITIVE:
         return lemma + ending
     if tense in _STRESSED and person not in (3, 4):
-        stem = _under_stress(stem)
-    return _spelled(stem, ending, theme) + ending
+        stem = _diphthongize(stem)
+    return _spell(stem, ending, theme) + ending
 
 
-def _under_stress(stem: str) -> str:
-    """Ben- becomes bien-: the last vowel of a stem in -en, -er and two consonants breaks."""
-    place = max(stem.rfind(vowel) for vowel in _VOWELS)
-    if stem[place] == "e" and len(stem) - place > 2:
-        return f"{stem[:place]}ie{stem[place + 1 :]}"
+def _diphthongize(stem: str) -> str:
+    """Ben- becomes bien-: an e before two final consonants of the stem becomes ie."""
+    index = max(stem.rfind(vowel) for vowel in _VOWELS)
+    if stem[index] == "e" and len(stem) - index > 2:
+        return f"{stem[:index]}ie{stem[index + 1 :]}"
     return stem
 
 
-def _spelled(stem: str, ending: str, theme: int) -> str:
-    """The stem before this ending, so that its last consonant sounds as in the infinitive."""
+def _spell(stem: str, ending: str, theme: int) -> str:
+    """Return the stem spelled so that its last consonant sounds as in the infinitive."""
     soft = ending[0] in "eéií"
     if theme == 0 and soft:
         for last, spelling in (("c", "qu"), ("g", "gu"), ("z", "c")):

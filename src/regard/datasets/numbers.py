@@ -3,7 +3,7 @@
 import random
 from dataclasses import replace
 
-from regard.datasets.pairs import Example, Splits, split
+from regard.datasets.splits import Example, Splits, split
 from regard.errors import ExtraError
 
 TRAIN, DEV, TEST = 8_000, 500, 1_000
@@ -11,9 +11,9 @@ DIGITS = 6
 
 
 def make(seed: int) -> Splits:
-    """Numbers from 0 to 999999, every one below 1000 and equally many of each greater length.
+    """Return all numbers below 1000 and equally many of each length from 4 to 6 digits.
 
-    The ten digits are always in the training part.
+    The ten digits are always in the training set.
 
     Raises:
         ExtraError: num2words is not installed.
@@ -22,7 +22,7 @@ def make(seed: int) -> Splits:
         from num2words import num2words
     except ImportError:
         raise ExtraError(
-            "the set 'numbers' needs num2words; pip install 'regard[datasets]'"
+            "the dataset 'numbers' needs num2words: pip install 'regard[datasets]'"
         ) from None
 
     def example(number: int) -> Example:
@@ -34,10 +34,10 @@ def make(seed: int) -> Splits:
 
 
 def _numbers(generator: random.Random) -> list[int]:
-    """All numbers of two and three digits, then of each length in turn until there are enough."""
-    found = dict.fromkeys(range(10, 1000))
-    while len(found) < TRAIN + DEV + TEST - 10:
+    """Return all numbers of two and three digits, then numbers of each length in turn."""
+    numbers = dict.fromkeys(range(10, 1000))
+    while len(numbers) < TRAIN + DEV + TEST - 10:
         for digits in range(4, DIGITS + 1):
             least = 10 ** (digits - 1)
-            found[least + int(generator.random() * 9 * least)] = None
-    return list(found)[: TRAIN + DEV + TEST - 10]
+            numbers[least + int(generator.random() * 9 * least)] = None
+    return list(numbers)[: TRAIN + DEV + TEST - 10]

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from regard.datasets import english
-from regard.datasets import spanish_words as words
-from regard.datasets.english import Person
-from regard.datasets.spanish_words import Noun, Verb
-from regard.datasets.speaker import Speaker
-from regard.datasets.weaving import NOTHING, Phrase, weave
+from phrasebook import english
+from phrasebook import spanish_words as words
+from phrasebook.english import Person
+from phrasebook.sentence_generator import SentenceGenerator
+from phrasebook.spanish_words import Noun, Verb
+from phrasebook.templates import EMPTY, Phrase, fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,38 +52,38 @@ def the(noun: Noun, *, plural: bool = False) -> str:
 def _people() -> tuple[Who, ...]:
     people = [
         Who(
-            weave(f"{name}:1 | {told}:1"),
-            weave(f"a {name}:1 | {told}:1"),
-            weave(f"de {name}:1 | {english.possessive(told)}:1"),
+            fill(f"{name}:1 | {told}:1"),
+            fill(f"a {name}:1 | {told}:1"),
+            fill(f"de {name}:1 | {english.possessive(told)}:1"),
         )
         for name, told in words.NAMES
     ]
     people += [
         Who(
-            weave(f"el:1 {title}:2 | the:1 {told}:2"),
-            weave(f"al:1 {title}:2 | the:1 {told}:2"),
-            weave(f"del:1 {title}:2 | the:1 {english.possessive(told)}:2"),
+            fill(f"el:1 {title}:2 | the:1 {told}:2"),
+            fill(f"al:1 {title}:2 | the:1 {told}:2"),
+            fill(f"del:1 {title}:2 | the:1 {english.possessive(told)}:2"),
         )
         for title, told in words.TITLES
     ]
     for noun, told, feminine in words.RELATIVES:
         for owner, whose in words.OWNERS:
             named = f"{bend(owner, feminine=feminine, plural=False)}:1 {noun}:2 | {whose}:1"
-            whole = weave(f"{named} {told}:2")
-            owning = weave(f"de {named} {english.possessive(told)}:2")
-            people.append(Who(whole, weave("a {who} | {who}", who=whole), owning))
+            whole = fill(f"{named} {told}:2")
+            owning = fill(f"de {named} {english.possessive(told)}:2")
+            people.append(Who(whole, fill("a {who} | {who}", who=whole), owning))
     return tuple(people)
 
 
 PEOPLE = _people()
-PRONOUNS = tuple(Who(weave(name), NOTHING, NOTHING) for name in words.PRONOUNS)
+PRONOUNS = tuple(Who(fill(name), EMPTY, EMPTY) for name in words.PRONOUNS)
 
 
-class SpanishPhrases(Speaker):
-    """Says parts of sentences."""
+class SpanishPhrases(SentenceGenerator):
+    """Generates parts of sentences."""
 
     def _of(self, templates: Sequence[str]) -> Phrase:
-        return weave(self.pick(templates))
+        return fill(self.pick(templates))
 
     def _subject(self, named: float = 0.5) -> Subject:
         if not self.chance(named):
@@ -101,10 +101,10 @@ class SpanishPhrases(Speaker):
         """
         slots = {} if rest is None else {"rest": rest}
         if subject.who is not None:
-            return weave(template, who=subject.who.subject, **slots)
+            return fill(template, who=subject.who.subject, **slots)
         source, target = template.split("|")
         told = target.replace("{who}", f"{english.PRONOUNS[subject.person]}:v")
-        return weave(f"{source.replace('{who}', '')}|{told}", **slots)
+        return fill(f"{source.replace('{who}', '')}|{told}", **slots)
 
     def _stated(self, subject: Subject, verb: Verb, rest: Phrase) -> Phrase:
         told = english.present(verb.english, subject.person)
@@ -134,7 +134,7 @@ class SpanishPhrases(Speaker):
 
     def _to(self, verb: Verb, *, counted: bool) -> Phrase:
         what = self._thing(verb, counted=counted).phrase
-        return weave(f"{verb.spanish}:1 {{what}} | to:1 {verb.english}:1 {{what}}", what=what)
+        return fill(f"{verb.spanish}:1 {{what}} | to:1 {verb.english}:1 {{what}}", what=what)
 
     def _clitic(self, subject: Subject) -> Phrase:
         """An object pronoun of another person; a third person may be somebody else."""
@@ -144,11 +144,11 @@ class SpanishPhrases(Speaker):
             if person == "3" or person != subject.person[0]
         ]
         word, told = self.pick(able)
-        return weave(f"{word}:1 | {told}:1")
+        return fill(f"{word}:1 | {told}:1")
 
     def _timed(self, clause: Phrase) -> Phrase:
         when = self._of(words.HABITS)
-        return weave("{when} {clause} | {clause} {when}", when=when, clause=clause)
+        return fill("{when} {clause} | {clause} {when}", when=when, clause=clause)
 
     def _thing(self, verb: Verb, *, counted: bool = True) -> Thing:
         """A thing for a verb; `counted` allows `un libro`, which after `no` would not be said."""
@@ -170,7 +170,7 @@ class SpanishPhrases(Speaker):
     def _pleasing(self) -> Thing:
         if self.chance(0.12):
             noun = self.pick(words.MASS)
-            return Thing(weave(f"{the(noun)} {noun.spanish}:1 | {noun.english}:1"))
+            return Thing(fill(f"{the(noun)} {noun.spanish}:1 | {noun.english}:1"))
         return self._definite(self.pick(words.COUNTABLE))
 
     def _named(self, word: str, told: str, noun: Noun, *, plural: bool, adjective: bool) -> Thing:
@@ -185,7 +185,7 @@ class SpanishPhrases(Speaker):
             before = f"{following}:3"
         told = english.article(following) if told == "a" else told
         left, right = (f"{word}:1", f"{told}:1") if word else ("", "")
-        return Thing(weave(f"{left} {spanish}:2 {after} | {right} {before} {name}:2"), plural)
+        return Thing(fill(f"{left} {spanish}:2 {after} | {right} {before} {name}:2"), plural)
 
     def _some(self, noun: Noun) -> Thing:
         adjective = bool(noun.adjectives) and self.chance(0.5)
@@ -222,7 +222,7 @@ class SpanishPhrases(Speaker):
     def _owned(self, noun: Noun, *, adjective: bool = False) -> Thing:
         """`la carta del médico`: the article has no word of its own in `the doctor's letter`."""
         template = f"{the(noun)} {noun.spanish}:1 {{owner}} | {{owner}} {noun.english}:1"
-        return Thing(weave(template, owner=self.pick(PEOPLE).owner))
+        return Thing(fill(template, owner=self.pick(PEOPLE).owner))
 
     def _related(self, noun: Noun, *, adjective: bool = False) -> Thing:
         """`la carta que (maría) lee`."""
@@ -231,4 +231,4 @@ class SpanishPhrases(Speaker):
         told = english.present(verb.english, subject.person)
         clause = self._clause(subject, f"{{who}} {verb.form(subject.person)}:v | {{who}} {told}:v")
         template = f"{the(noun)}:1 {noun.spanish}:2 que:3 {{clause}}"
-        return Thing(weave(f"{template} | the:1 {noun.english}:2 that:3 {{clause}}", clause=clause))
+        return Thing(fill(f"{template} | the:1 {noun.english}:2 that:3 {{clause}}", clause=clause))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from regard.datasets.english import Person
+from phrasebook.english import Person
 
 PRONOUNS: tuple[tuple[str, Person, str, str, str], ...] = (
     ("我", "1s", "i", "me", "my"),

@@ -1,4 +1,4 @@
-"""What every set is made of: examples, their three parts, and the files they are written to."""
+"""Examples, the three splits of a dataset, and the files they are written to."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
+from regard.alignment import Alignment
 from regard.files import write_text
 
 Item = TypeVar("Item")
@@ -13,18 +14,18 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A source, its target, and which of their words belong together."""
+    """A source, its target, and the links between their words."""
 
     source: str
-    """With features behind a TAB, where the set has them."""
+    """Followed by a TAB and the features, in datasets that have them."""
     target: str
     links: tuple[tuple[int, int], ...] | None = None
-    """Pairs (source word, target word), 0-based over words between spaces; None where unknown."""
+    """Pairs (source word, target word), 0-based over whitespace words; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """The three parts of a set; no source stands in two of them."""
+    """The three splits of a dataset; no source occurs in two of them."""
 
     train: tuple[Example, ...]
     dev: tuple[Example, ...]
@@ -32,25 +33,25 @@ class Splits:
 
 
 def shuffled(items: Iterable[Item], generator: random.Random) -> list[Item]:
-    """The items in a random order, the same for a seed in every version of Python.
+    """Return the items in random order, the same for a seed in every version of Python.
 
-    Only `random.random` is promised not to change between versions, hence the sort.
+    Only `random.random` is guaranteed not to change between versions, hence the sort.
     """
     return sorted(items, key=lambda _: generator.random())
 
 
 def pick(items: Sequence[Item], generator: random.Random) -> Item:
-    """One of the items, each as likely."""
+    """Return one of the items with equal probability."""
     return items[int(generator.random() * len(items))]
 
 
 def split(examples: Iterable[Example], dev: int, test: int, seed: int) -> Splits:
-    """Shuffle the examples into parts that share no source.
+    """Shuffle the examples and split them by source.
 
     Args:
-        examples: the pairs; of several with one source the last is kept.
-        dev: number of examples in the dev part.
-        test: number of examples in the test part; the rest is for training.
+        examples: the pairs; of several with the same source, the last is kept.
+        dev: number of examples in the dev set.
+        test: number of examples in the test set; the remaining ones form the training set.
         seed: of the order.
     """
     by_source = {example.source: example for example in examples}
@@ -65,25 +66,22 @@ def split(examples: Iterable[Example], dev: int, test: int, seed: int) -> Splits
 def write(splits: Splits, folder: Path) -> None:
     """Write train.tsv, dev.tsv and test.tsv: a line per pair, source TAB target (TAB features).
 
-    Where the links are known, train.align, dev.align and test.align stand beside them: a line per
-    pair in the Pharaoh format, as in `0-0 1-2`.
+    Where the links are known, also write train.align, dev.align and test.align: a line per pair in
+    the Pharaoh format, such as `0-0 1-2`.
 
     Raises:
         DataError: the folder cannot be written.
     """
     for part in (field.name for field in fields(splits)):
         examples: tuple[Example, ...] = getattr(splits, part)
-        pairs = ("\t".join(_columns(example)) + "\n" for example in examples)
-        write_text(folder / f"{part}.tsv", "".join(pairs))
+        lines = "".join("\t".join(_columns(example)) + "\n" for example in examples)
+        write_text(folder / f"{part}.tsv", lines)
         links = [example.links for example in examples if example.links is not None]
         if len(links) == len(examples):
-            write_text(folder / f"{part}.align", "".join(map(_pharaoh, links)))
+            lines = "".join(f"{Alignment(pairs)}\n" for pairs in links)
+            write_text(folder / f"{part}.align", lines)
 
 
 def _columns(example: Example) -> list[str]:
     source, *features = example.source.split("\t")
     return [source, example.target, *features]
-
-
-def _pharaoh(links: tuple[tuple[int, int], ...]) -> str:
-    return " ".join(f"{source}-{target}" for source, target in sorted(links)) + "\n"

@@ -6,15 +6,15 @@ dropped where the verb tells it, `no` is all a negation needs.
 
 from collections.abc import Callable
 
-from regard.datasets import english
-from regard.datasets import spanish_words as words
-from regard.datasets.spanish_phrases import SpanishPhrases, Subject, bend
-from regard.datasets.speaker import Weighted
-from regard.datasets.weaving import Phrase, weave
+from phrasebook import english
+from phrasebook import spanish_words as words
+from phrasebook.sentence_generator import Weighted
+from phrasebook.spanish_phrases import SpanishPhrases, Subject, bend
+from phrasebook.templates import Phrase, fill
 
 
 class Spanish(SpanishPhrases):
-    """Says Spanish sentences."""
+    """Generates Spanish sentences."""
 
     def forms(self) -> Weighted[Callable[[], Phrase]]:
         """The weights are roughly the number of sentences of each form among 4,200."""
@@ -78,7 +78,7 @@ class Spanish(SpanishPhrases):
         """`(maría) te ve en madrid`."""
         clause = self._seen(self._subject(0.35), self.pick(words.MEETING))
         place = self._of(words.PLACES)
-        return weave("{clause} {place} | {clause} {place}", clause=clause, place=place)
+        return fill("{clause} {place} | {clause} {place}", clause=clause, place=place)
 
     def clitic_negated(self) -> Phrase:
         """`(maría) no te ve`."""
@@ -115,7 +115,7 @@ class Spanish(SpanishPhrases):
         verb = self.pick(words.OF_PEOPLE)
         template = f"¿ quién:1 {{rest}} {verb.form('3s')}:2 ?:3 | who:1"
         told = f"{english.present(verb.english, '3s')}:2 {{rest}} ?:3"
-        return weave(f"{template} {told}", rest=self._clitic(Subject("3s")))
+        return fill(f"{template} {told}", rest=self._clitic(Subject("3s")))
 
     def wish(self) -> Phrase:
         """`(maría) quiere leer un libro`."""
@@ -137,7 +137,7 @@ class Spanish(SpanishPhrases):
 
     def tomorrow(self) -> Phrase:
         """`mañana (maría) va a leer un libro`."""
-        return weave("mañana:1 {clause} | {clause} tomorrow:1", clause=self.future())
+        return fill("mañana:1 {clause} | {clause} tomorrow:1", clause=self.future())
 
     def pleasure(self) -> Phrase:
         """`me gusta el libro`, `no me gusta el libro`, `¿ te gusta el libro ?`."""
@@ -150,7 +150,7 @@ class Spanish(SpanishPhrases):
             f"no:n {liker}:w {gusta} {{what}} | {they}:w do:n not:n like:l {{what}}",
             f"¿:q {liker}:w {gusta} {{what}} ?:e | do:q {they}:w like:l {{what}} ?:e",
         )
-        return weave(self.pick(forms), what=thing.phrase)
+        return fill(self.pick(forms), what=thing.phrase)
 
     def what(self) -> Phrase:
         """`¿ qué ve (maría) ?`."""
@@ -189,7 +189,7 @@ class Spanish(SpanishPhrases):
         quality = self.pick(able)
         form = bend(quality, feminine=noun.feminine, plural=one.plural)
         be, told = ("son", "are") if one.plural else ("es", "is")
-        return weave(
+        return fill(
             f"{{one}} {be}:1 más:2 {form}:3 que:4 {{other}} | "
             f"{{one}} {told}:1 more:2 {words.ADJECTIVES[quality]}:3 than:4 {{other}}",
             one=one.phrase,
@@ -201,14 +201,14 @@ class Spanish(SpanishPhrases):
         thing = self._counted(self.pick(words.SMALL))
         be = "are" if thing.plural else "is"
         template = f"hay:1 {{what}} {{spot}} | there:1 {be}:1 {{what}} {{spot}}"
-        return weave(template, what=thing.phrase, spot=self._of(words.SPOTS))
+        return fill(template, what=thing.phrase, spot=self._of(words.SPOTS))
 
     def lying(self) -> Phrase:
         """`la carta de pedro está en la mesa`."""
         thing = self._definite(self.pick(words.SMALL))
         be, told = ("están", "are") if thing.plural else ("está", "is")
         template = f"{{what}} {be}:1 {{spot}} | {{what}} {told}:1 {{spot}}"
-        return weave(template, what=thing.phrase, spot=self._of(words.SPOTS))
+        return fill(template, what=thing.phrase, spot=self._of(words.SPOTS))
 
     def quality(self) -> Phrase:
         """`mi casa es blanca`, `mi casa no es blanca`, `¿ es blanca mi casa ?`."""
@@ -223,4 +223,4 @@ class Spanish(SpanishPhrases):
             f"{{what}} no:3 {be}:1 {form}:2 | {{what}} {is_}:1 not:3 {told}:2",
             f"¿ {be}:1 {form}:2 {{what}} ?:3 | {is_}:1 {{what}} {told}:2 ?:3",
         )
-        return weave(self.pick(forms), what=thing.phrase)
+        return fill(self.pick(forms), what=thing.phrase)

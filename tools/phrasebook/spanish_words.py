@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from regard.datasets.english import Person
+from phrasebook.english import Person
 
 PERSONS: tuple[Person, ...] = ("1s", "2s", "3s", "1p", "3p")
 DROPPED: tuple[Person, ...] = ("1s", "2s", "1p", "3p")

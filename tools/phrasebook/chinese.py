@@ -7,12 +7,12 @@ counted with measure words, 吗 makes a question; verbs never change.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from regard.datasets import chinese_words as words
-from regard.datasets import english
-from regard.datasets.chinese_words import Noun, Verb
-from regard.datasets.english import Person
-from regard.datasets.speaker import Speaker, Weighted
-from regard.datasets.weaving import NOTHING, Phrase, weave
+from phrasebook import chinese_words as words
+from phrasebook import english
+from phrasebook.chinese_words import Noun, Verb
+from phrasebook.english import Person
+from phrasebook.sentence_generator import SentenceGenerator, Weighted
+from phrasebook.templates import EMPTY, Phrase, fill
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +43,27 @@ def _named(name: Phrase) -> Who:
 
 def _pronoun(chinese: str, person: Person, subject: str, whom: str, whose: str) -> Who:
     return Who(
-        weave(f"{chinese}:1 | {subject}:1"),
-        weave(f"{chinese}:1 | {whom}:1"),
-        weave(f"{chinese}:1 的:1 | {whose}:1"),
+        fill(f"{chinese}:1 | {subject}:1"),
+        fill(f"{chinese}:1 | {whom}:1"),
+        fill(f"{chinese}:1 的:1 | {whose}:1"),
         person,
     )
 
 
 PEOPLE = (
     *(_pronoun(*pronoun) for pronoun in words.PRONOUNS),
-    *(_named(weave(name)) for name in words.NAMES),
+    *(_named(fill(name)) for name in words.NAMES),
 )
 RELATIVES = tuple(
-    _named(weave("{owner} {relative} | {owner} {relative}", owner=who.owner, relative=weave(name)))
+    _named(fill("{owner} {relative} | {owner} {relative}", owner=who.owner, relative=fill(name)))
     for who in PEOPLE
     for name in words.RELATIVES
 )
 THIRD = "3s"
 
 
-class Chinese(Speaker):
-    """Says Chinese sentences."""
+class Chinese(SentenceGenerator):
+    """Generates Chinese sentences."""
 
     def forms(self) -> Weighted[Callable[[], Phrase]]:
         """The weights are roughly the number of sentences of each form among 4,200."""
@@ -81,25 +81,25 @@ class Chinese(Speaker):
         """`老师 爱 音乐`."""
         who = self._who()
         does = self._does(words.STATES if self.chance(0.6) else words.ACTIONS, who)
-        return weave("{who} {does} | {who} {does}", who=who.subject, does=does)
+        return fill("{who} {does} | {who} {does}", who=who.subject, does=does)
 
     def negation(self) -> Phrase:
         """`老师 不 爱 音乐`."""
         who = self._who()
         template = f"{{who}} 不:1 {{does}} | {{who}} {english.do(who.person)}:1 not:1 {{does}}"
-        return weave(template, who=who.subject, does=self._do(words.STATES, who))
+        return fill(template, who=who.subject, does=self._do(words.STATES, who))
 
     def question(self) -> Phrase:
         """`老师 爱 音乐 吗 ?`."""
         who = self._who()
         template = f"{{who}} {{does}} 吗:1 ?:2 | {english.do(who.person)}:1 {{who}} {{does}} ?:2"
-        return weave(template, who=who.subject, does=self._do(words.STATES, who))
+        return fill(template, who=who.subject, does=self._do(words.STATES, who))
 
     def habit(self) -> Phrase:
         """`老师 每天 喝 茶`."""
         who = self._who()
         template = "{who} {when} {does} | {who} {does} {when}"
-        return weave(
+        return fill(
             template,
             who=who.subject,
             when=self._of(words.HABITS),
@@ -116,7 +116,7 @@ class Chinese(Speaker):
         """`老师 晚上 在 公园 跑步`."""
         who = self._who()
         chinese, verb = self.pick(words.INTRANSITIVE)
-        does = weave(f"{chinese}:1 | {english.present(verb, who.person)}:1")
+        does = fill(f"{chinese}:1 | {english.present(verb, who.person)}:1")
         return self._placed(who, does, 0.75)
 
     def wish(self) -> Phrase:
@@ -125,45 +125,45 @@ class Chinese(Speaker):
         template = (
             f"{{who}} 想:1 {{do}} | {{who}} {english.present('want', who.person)}:1 to:1 {{do}}"
         )
-        return weave(template, who=who.subject, do=self._do(words.ACTIONS, who, counted=True))
+        return fill(template, who=who.subject, do=self._do(words.ACTIONS, who, counted=True))
 
     def no_wish(self) -> Phrase:
         """`老师 不 想 买 书`."""
         who = self._who()
         does = english.do(who.person)
         template = f"{{who}} 不:1 想:2 {{do}} | {{who}} {does}:1 not:1 want:2 to:2 {{do}}"
-        return weave(template, who=who.subject, do=self._do(words.ACTIONS, who))
+        return fill(template, who=who.subject, do=self._do(words.ACTIONS, who))
 
     def ability(self) -> Phrase:
         """`老师 能 买 一 本 书`."""
         who = self._who()
         do = self._do(words.ACTIONS, who, counted=True)
-        return weave("{who} 能:1 {do} | {who} can:1 {do}", who=who.subject, do=do)
+        return fill("{who} 能:1 {do} | {who} can:1 {do}", who=who.subject, do=do)
 
     def ability_asked(self) -> Phrase:
         """`老师 能 买 一 本 书 吗 ?`."""
         who = self._who()
         do = self._do(words.ACTIONS, who, counted=True)
-        return weave("{who} 能:1 {do} 吗 ?:2 | can:1 {who} {do} ?:2", who=who.subject, do=do)
+        return fill("{who} 能:1 {do} 吗 ?:2 | can:1 {who} {do} ?:2", who=who.subject, do=do)
 
     def yesterday(self) -> Phrase:
         """`老师 昨天 买 了 一 本 书`."""
         who, verb = self._who(), self.pick(words.ACTIONS)
         done = f"{verb.chinese}:2 了 {{what}} | {{who}} {english.past(verb.english)}:2 {{what}}"
         template = f"{{who}} 昨天:1 {done} yesterday:1"
-        return weave(template, who=who.subject, what=self._object(verb, who, counted=True))
+        return fill(template, who=who.subject, what=self._object(verb, who, counted=True))
 
     def not_yesterday(self) -> Phrase:
         """`老师 昨天 没 买 书`."""
         who = self._who()
         template = "{who} 昨天:1 没:2 {do} | {who} did:2 not:2 {do} yesterday:1"
-        return weave(template, who=who.subject, do=self._do(words.ACTIONS, who))
+        return fill(template, who=who.subject, do=self._do(words.ACTIONS, who))
 
     def tomorrow(self) -> Phrase:
         """`老师 明天 会 买 一 本 书`."""
         who = self._who()
         template = "{who} 明天:1 会:2 {do} | {who} will:2 {do} tomorrow:1"
-        return weave(template, who=who.subject, do=self._do(words.ACTIONS, who, counted=True))
+        return fill(template, who=who.subject, do=self._do(words.ACTIONS, who, counted=True))
 
     def what_or_whom(self) -> Phrase:
         """`老师 喝 什么 ?`."""
@@ -173,19 +173,19 @@ class Chinese(Speaker):
             what = self.chance(0.5)
         asked = "什么:1 ?:3 | what:1" if what else "谁:1 ?:3 | who:1"
         template = f"{{who}} {verb.chinese}:2 {asked} {english.do(who.person)}:2 {{who}}"
-        return weave(f"{template} {verb.english}:2 ?:3", who=who.subject)
+        return fill(f"{template} {verb.english}:2 ?:3", who=who.subject)
 
     def who(self) -> Phrase:
         """`谁 喝 茶 ?`."""
         does = self._does(words.COMMANDS, None)
-        return weave("谁:1 {does} ?:2 | who:1 {does} ?:2", does=does)
+        return fill("谁:1 {does} ?:2 | who:1 {does} ?:2", does=does)
 
     def where(self) -> Phrase:
         """`老师 在 哪儿 工作 ?`."""
         who = self._who()
         chinese, verb = self.pick(words.INTRANSITIVE)
         asked = f"{english.do(who.person)}:2 {{who}} {verb}:2 ?:3"
-        return weave(f"{{who}} 在 哪儿:1 {chinese}:2 ?:3 | where:1 {asked}", who=who.subject)
+        return fill(f"{{who}} 在 哪儿:1 {chinese}:2 ?:3 | where:1 {asked}", who=who.subject)
 
     def people_compared(self) -> Phrase:
         """`老师 比 我 高`."""
@@ -206,7 +206,7 @@ class Chinese(Speaker):
         """`老师 的 书 在 桌子 上`."""
         noun = self.pick(words.SMALL)
         makers = ((55, self._someones), (27, self._related), (18, self._this))
-        return weave(
+        return fill(
             "{what} 在:1 {spot} | {what} is:1 {spot}",
             what=self.weighted(makers)(noun),
             spot=self._of(words.SPOTS),
@@ -216,7 +216,7 @@ class Chinese(Speaker):
         """`桌子 上 有 两 本 旧 书`."""
         noun, count = self.pick(words.SMALL), self.pick(words.COUNTS)
         be = "is" if count == words.COUNTS[0] else "are"
-        return weave(
+        return fill(
             f"{{spot}} 有:1 {{what}} | there:1 {be}:1 {{what}} {{spot}}",
             what=self._counted(noun, count),
             spot=self._of(words.SPOTS),
@@ -224,7 +224,7 @@ class Chinese(Speaker):
 
     def quality(self) -> Phrase:
         """`老师 很 忙`, `那 本 书 不 贵`, `你 累 吗 ?`."""
-        adjectives, person, what = words.OF_THINGS, THIRD, NOTHING
+        adjectives, person, what = words.OF_THINGS, THIRD, EMPTY
         noun = self.pick((*words.LASTING, words.MOVIE))
         kind = self.weighted(((38, "who"), (31, "someones"), (15, "this"), (16, "related")))
         if kind == "who":
@@ -240,10 +240,10 @@ class Chinese(Speaker):
             f"{{what}} 不:1 {chinese}:2 | {{what}} {be}:1 not:1 {quality}:2",
             f"{{what}} {chinese}:2 吗:1 ?:3 | {be}:1 {{what}} {quality}:2 ?:3",
         )
-        return weave(self.pick(forms), what=what)
+        return fill(self.pick(forms), what=what)
 
     def _of(self, templates: Sequence[str]) -> Phrase:
-        return weave(self.pick(templates))
+        return fill(self.pick(templates))
 
     def _who(self, relatives: float = 0.4) -> Who:
         return self.pick(RELATIVES if self.chance(relatives) else PEOPLE)
@@ -254,9 +254,9 @@ class Chinese(Speaker):
         return self.pick([who for who in people if first is None or who.party != first.party])
 
     def _placed(self, who: Who, does: Phrase, habit: float) -> Phrase:
-        when = self._of(words.HABITS) if self.chance(habit) else NOTHING
+        when = self._of(words.HABITS) if self.chance(habit) else EMPTY
         template = "{who} {when} {where} {does} | {who} {does} {where} {when}"
-        return weave(template, who=who.subject, when=when, where=self._of(words.PLACES), does=does)
+        return fill(template, who=who.subject, when=when, where=self._of(words.PLACES), does=does)
 
     def _compared(
         self, one: Phrase, other: Phrase, person: Person, adjectives: Sequence[tuple[str, str]]
@@ -264,20 +264,20 @@ class Chinese(Speaker):
         chinese, quality = self.pick(adjectives)
         degree = " ".join(f"{word}:2" for word in english.comparative(quality).split())
         template = f"{{one}} 比:1 {{other}} {chinese}:2 | {{one}} {english.be(person)}:2"
-        return weave(f"{template} {degree} than:1 {{other}}", one=one, other=other)
+        return fill(f"{template} {degree} than:1 {{other}}", one=one, other=other)
 
     def _does(self, verbs: Sequence[Verb], who: Who | None) -> Phrase:
         """A verb in the present, agreeing with who does it, and its object."""
         verb = self.pick(verbs)
         form = english.present(verb.english, who.person if who else THIRD)
         what = self._object(verb, who)
-        return weave(f"{verb.chinese}:1 {{what}} | {form}:1 {{what}}", what=what)
+        return fill(f"{verb.chinese}:1 {{what}} | {form}:1 {{what}}", what=what)
 
     def _do(self, verbs: Sequence[Verb], who: Who, *, counted: bool = False) -> Phrase:
         """A bare verb and its object."""
         verb = self.pick(verbs)
         what = self._object(verb, who, counted=counted)
-        return weave(f"{verb.chinese}:1 {{what}} | {verb.english}:1 {{what}}", what=what)
+        return fill(f"{verb.chinese}:1 {{what}} | {verb.english}:1 {{what}}", what=what)
 
     def _object(self, verb: Verb, who: Who | None, *, counted: bool = False) -> Phrase:
         kinds = ((verb.people, "people"), (verb.fields, "fields"), (bool(verb.things), "things"))
@@ -308,22 +308,22 @@ class Chinese(Speaker):
 
     def _bare(self, noun: Noun) -> Phrase:
         name = noun.english if noun.mass else english.plural(noun.english)
-        return weave(f"{noun.chinese}:1 | {name}:1")
+        return fill(f"{noun.chinese}:1 | {name}:1")
 
     def _hot(self, noun: Noun) -> Phrase:
         hot, name = words.HOT
-        return weave(f"{hot}:1 {noun.chinese}:2 | {name}:1 {noun.english}:2")
+        return fill(f"{hot}:1 {noun.chinese}:2 | {name}:1 {noun.english}:2")
 
     def _someones(self, noun: Noun) -> Phrase:
         return self._owned(self._who(0.3), noun)
 
     def _owned(self, who: Who, noun: Noun) -> Phrase:
         template = f"{{owner}} {noun.chinese}:1 | {{owner}} {noun.english}:1"
-        return weave(template, owner=who.owner)
+        return fill(template, owner=who.owner)
 
     def _this(self, noun: Noun) -> Phrase:
         chinese, name = self.pick(words.THIS)
-        return weave(f"{chinese}:1 {noun.measure} {noun.chinese}:2 | {name}:1 {noun.english}:2")
+        return fill(f"{chinese}:1 {noun.measure} {noun.chinese}:2 | {name}:1 {noun.english}:2")
 
     def _related(self, noun: Noun) -> Phrase:
         """`医生 买 的 书`: the book that the doctor bought."""
@@ -334,9 +334,7 @@ class Chinese(Speaker):
             english.present(verb.english, who.person) if verb.state else english.past(verb.english)
         )
         template = f"{{who}} {verb.chinese}:1 的:2 {noun.chinese}:3"
-        return weave(
-            f"{template} | the:3 {noun.english}:3 that:2 {{who}} {form}:1", who=who.subject
-        )
+        return fill(f"{template} | the:3 {noun.english}:3 that:2 {{who}} {form}:1", who=who.subject)
 
     def _counted(self, noun: Noun, count: tuple[str, str]) -> Phrase:
         chinese, number = count
@@ -346,10 +344,10 @@ class Chinese(Speaker):
         adjective = words.ADJECTIVES.get(quality, "")
         number = english.article(adjective or name) if number == "a" else number
         told = f"{adjective}:2 {name}:3" if adjective else f"{name}:3"
-        return weave(f"{chinese}:1 {noun.measure} {marked} {noun.chinese}:3 | {number}:1 {told}")
+        return fill(f"{chinese}:1 {noun.measure} {marked} {noun.chinese}:3 | {number}:1 {told}")
 
     def _cups(self, noun: Noun) -> Phrase:
         chinese, number = self.pick(words.COUNTS)
         cup = "cup" if number == "a" else "cups"
         template = f"{chinese}:1 {noun.measure}:2 {noun.chinese}:3 | {number}:1 {cup}:2 of:2"
-        return weave(f"{template} {noun.english}:3")
+        return fill(f"{template} {noun.english}:3")

@@ -1,0 +1,1 @@
+"""Generator of the phrasebook dataset that `src/regard/datasets/phrasebook/` contains."""
