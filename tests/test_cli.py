@@ -456,7 +456,7 @@ def test_only_a_line_feed_ends_a_line_to_translate(
 ) -> None:
     done = regard("translate", folders.model, stdin=f"ab{separator}c\nd\n")
     assert len(done.lines) == 2
-    assert "source symbols not in the vocabulary: 1 (" in done.err
+    assert "source tokens not in the vocabulary: 1 (" in done.err
 
 
 def test_translate_names_the_line_that_is_not_utf8(regard: Command, folders: Folders) -> None:

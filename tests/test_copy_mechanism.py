@@ -41,8 +41,8 @@ def _batch() -> tuple[torch.Tensor, ...]:
 
 
 def test_symbols_have_their_ids_on_the_target_side_and_others_follow() -> None:
-    source = Tokenizer.learn(["a b c"], TextConfig(unit="symbol"))
-    target = Tokenizer.learn(["b c d"], TextConfig(unit="symbol"))
+    source = Tokenizer.train(["a b c"], TextConfig(unit="symbol"))
+    target = Tokenizer.train(["b c d"], TextConfig(unit="symbol"))
     copies = copies_of(source.encode("b x a x"), target)
     b, size = target.encode("b").ids[0], len(target)
     assert copies.ids == [b, size, size + 1, size, EOS]

@@ -145,8 +145,8 @@ def test_one_source_cannot_be_held_out() -> None:
 
 def test_the_vocabulary_is_of_the_training_pairs_alone() -> None:
     found = corpus(dev=[("axa", "A"), ("x", "B Y")])
-    assert "dev: source symbols not in the vocabulary: 2 ('x' 2x)" in found.notes
-    assert "dev: target symbols not in the vocabulary: 1 ('Y' 1x)" in found.notes
+    assert "dev: source tokens not in the vocabulary: 2 ('x' 2x)" in found.notes
+    assert "dev: target tokens not in the vocabulary: 1 ('Y' 1x)" in found.notes
     assert found.dev[0].source.count(UNK) == 1
 
 
@@ -156,7 +156,7 @@ def test_unknown_symbols_of_skipped_lines_do_not_count() -> None:
 
 
 def test_given_tokenizers_are_kept() -> None:
-    both = tuple(Tokenizer.learn(["xyzab"], TextConfig(unit="char")) for _ in range(2))
+    both = tuple(Tokenizer.train(["xyzab"], TextConfig(unit="char")) for _ in range(2))
     found = make_corpus(Config(), PAIRS, DEV, both)  # type: ignore[arg-type]
     assert (found.source, found.target) == both
     assert "source: unit char, vocabulary of 9" in found.notes

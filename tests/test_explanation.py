@@ -181,7 +181,7 @@ def _translator(out: Path, **model: object) -> regard.Translator:
         "heads": 2,
     }
     config = Config(source=side, target=side, model=ModelConfig(**{**widths, **model}))
-    tokenizer = Tokenizer.learn(["a b c"], side)
+    tokenizer = Tokenizer.train(["a b c"], side)
     built = build(config.model, len(tokenizer), len(tokenizer)).eval()
     for parameter in built.parameters():
         parameter.data.mul_(2)

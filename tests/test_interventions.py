@@ -34,7 +34,7 @@ def _translator(**model: object) -> regard.Translator:
         "heads": 2,
     }
     config = Config(source=side, target=side, model=ModelConfig(**{**widths, **model}))
-    tokenizer = Tokenizer.learn(["a b c d"], side)
+    tokenizer = Tokenizer.train(["a b c d"], side)
     built = build(config.model, len(tokenizer), len(tokenizer)).eval()
     for parameter in built.parameters():
         parameter.data.mul_(2)

@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {
 
 def make(path: Path, **model: Any) -> TrainedModel:
     config = Config(out=str(path), model=ModelConfig(**{**SMALL, **model}))
-    source, target = (Tokenizer.learn([text], TextConfig(unit="char")) for text in ("abé", "AB"))
+    source, target = (Tokenizer.train([text], TextConfig(unit="char")) for text in ("abé", "AB"))
     network = build(config.model, len(source), len(target))
     trained = TrainedModel(
         config, network, source, target, {"max_target_length": 3, "parameters": 1}

@@ -23,15 +23,15 @@ SENTENCES = [
     "l'homme don't well-known",
 ]
 TOKENIZERS = {
-    unit: Tokenizer.learn(SENTENCES, TextConfig(unit=unit, vocabulary_size=60)) for unit in UNITS
+    unit: Tokenizer.train(SENTENCES, TextConfig(unit=unit, vocabulary_size=60)) for unit in UNITS
 }
 SPELLINGS = "<pad> <unk> <s> </s> [UNK] ▁ ‿ ▁▁ ‿‿ x‿y ‿́ ▁́ .‿ 👩‍👧❤️ कि_क \u200d"
 any_text = st.text() | st.lists(st.sampled_from("aé.,'-¿ ▁‿_<>\u0301"), max_size=12).map("".join)
 spaced_once = any_text.map(lambda text: " ".join(text.split()))
 
 
-def learn(texts: Sequence[str], **settings: Any) -> Tokenizer:
-    return Tokenizer.learn(texts, TextConfig(**settings))
+def train(texts: Sequence[str], **settings: Any) -> Tokenizer:
+    return Tokenizer.train(texts, TextConfig(**settings))
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -40,7 +40,7 @@ def learn(texts: Sequence[str], **settings: Any) -> Tokenizer:
 def test_tokens_join_to_the_text_they_came_from(unit: Unit, text: str) -> None:
     tokenizer = TOKENIZERS[unit]
     encoding = tokenizer.encode(text)
-    assert tokenizer.text(encoding.tokens) == " ".join(tokenizer.normalised(text).split())
+    assert tokenizer.detokenize(encoding.tokens) == " ".join(tokenizer.normalize(text).split())
     assert len(encoding.ids) == len(encoding.tokens)
     assert not {PAD, BOS, EOS} & set(encoding.ids)
 
@@ -48,49 +48,49 @@ def test_tokens_join_to_the_text_they_came_from(unit: Unit, text: str) -> None:
 @pytest.mark.parametrize("unit", ["char", "grapheme", *SUBWORDS])
 @given(text=any_text)
 @example(text="  a  b\t c\u00a0d\r\n ")
-def test_these_units_keep_every_space(unit: Unit, text: str) -> None:
+def test_char_grapheme_and_subword_units_keep_every_space(unit: Unit, text: str) -> None:
     tokenizer = TOKENIZERS[unit]
-    assert tokenizer.text(tokenizer.encode(text).tokens) == tokenizer.normalised(text)
+    assert tokenizer.detokenize(tokenizer.encode(text).tokens) == tokenizer.normalize(text)
 
 
 @pytest.mark.parametrize("unit", ["word", *SUBWORDS])
 @given(text=any_text)
 @example(text="a\x1cb c")
 @example(text=SPELLINGS)
-def test_words_are_the_whitespace_words_of_the_text(unit: Unit, text: str) -> None:
+def test_word_ids_count_the_whitespace_words_of_the_text(unit: Unit, text: str) -> None:
     tokenizer = TOKENIZERS[unit]
     tokens = tokenizer.encode(text).tokens
-    numbers = tokenizer.words(tokens)
-    joined = tokenizer.text(tokens)
+    numbers = tokenizer.word_ids(tokens)
+    joined = tokenizer.detokenize(tokens)
     assert len(numbers) == len(tokens)
     for number, word in enumerate(joined.split()):
         part = [token for token, own in zip(tokens, numbers, strict=True) if own == number]
-        assert tokenizer.text(part).strip() == word
+        assert tokenizer.detokenize(part).strip() == word
     assert {number for number in numbers if number is not None} == set(range(len(joined.split())))
 
 
 @pytest.mark.parametrize("unit", UNITS)
 @given(ids=st.lists(st.integers(0, 29)))
-def test_decode_is_the_text_of_the_tokens_without_specials(unit: Unit, ids: list[int]) -> None:
+def test_decode_omits_special_tokens_but_unk(unit: Unit, ids: list[int]) -> None:
     tokenizer = TOKENIZERS[unit]
     ids = [id for id in ids if id < len(tokenizer)]
     kept = [id for id in ids if id not in (PAD, BOS, EOS)]
-    assert tokenizer.decode(ids) == tokenizer.text(tokenizer.tokens(kept))
-    assert len(tokenizer.words(tokenizer.tokens(ids))) == len(ids)
+    assert tokenizer.decode(ids) == tokenizer.detokenize(tokenizer.ids_to_tokens(kept))
+    assert len(tokenizer.word_ids(tokenizer.ids_to_tokens(ids))) == len(ids)
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_known_text_survives_the_way_through_ids(unit: Unit) -> None:
-    tokenizer = learn(SENTENCES, unit=unit)
+def test_known_text_round_trips_through_ids(unit: Unit) -> None:
+    tokenizer = train(SENTENCES, unit=unit)
     for sentence, encoding in zip(SENTENCES, tokenizer.encode_batch(SENTENCES), strict=True):
         assert not encoding.unknown
-        assert tokenizer.tokens(encoding.ids) == encoding.tokens
+        assert tokenizer.ids_to_tokens(encoding.ids) == encoding.tokens
         assert tokenizer.decode([BOS, *encoding.ids, EOS, PAD]) == sentence
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_text_that_spells_a_special_is_text_even_when_learned(unit: Unit) -> None:
-    tokenizer = learn([SPELLINGS] * 3, unit=unit)
+def test_text_that_spells_a_special_token_is_ordinary_text(unit: Unit) -> None:
+    tokenizer = train([SPELLINGS] * 3, unit=unit)
     encoding = tokenizer.encode(SPELLINGS)
     assert min(encoding.ids) >= len(SPECIAL_TOKENS)
     assert tokenizer.decode(encoding.ids) == unicodedata.normalize("NFC", SPELLINGS)
@@ -109,7 +109,7 @@ def test_text_that_spells_a_special_is_text_even_when_learned(unit: Unit) -> Non
         ("word", "a‿b ‿ ▁", ["a", "‿‿", "‿b", "‿", "▁"]),
     ],
 )  # fmt: skip
-def test_how_text_is_cut(unit: Unit, text: str, tokens: list[str]) -> None:
+def test_tokens_of_each_unit(unit: Unit, text: str, tokens: list[str]) -> None:
     assert TOKENIZERS[unit].encode(text).tokens == tokens
 
 
@@ -117,37 +117,40 @@ def test_how_text_is_cut(unit: Unit, text: str, tokens: list[str]) -> None:
 def test_subwords_stay_within_words_and_punctuation(unit: Unit) -> None:
     stems = ["cant", "habl", "and", "salt", "mir"]
     texts = [f"¿{stem}amos? ¡{stem}ando, {stem}ar!" for stem in stems] * 9
-    tokenizer = learn(texts, unit=unit)
+    tokenizer = train(texts, unit=unit)
     encoding = tokenizer.encode("¡mirar! ▁")
     assert len(encoding.tokens) < len("▁¡mirar!▁▁")
     assert encoding.tokens[-1] == "▁▁"
-    for symbol in tokenizer.symbols:
-        assert " " not in symbol[1:]
-        assert symbol.strip() in "¿?¡!," or not set(symbol) & set("¿?¡!,")
+    for token in tokenizer.vocabulary:
+        assert " " not in token[1:]
+        assert token.strip() in "¿?¡!," or not set(token) & set("¿?¡!,")
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_unknown_symbols_are_counted_and_still_legible(unit: Unit) -> None:
+def test_unknown_tokens_are_listed_with_their_spelling(unit: Unit) -> None:
     text = "sé ☃☃ ."
     encoding = TOKENIZERS[unit].encode(text)
     assert "".join(encoding.unknown).strip("▁‿ ").count("☃") == 2
     assert encoding.ids.count(UNK) == len(encoding.unknown) >= 1
-    assert TOKENIZERS[unit].text(encoding.tokens) == text
+    assert TOKENIZERS[unit].detokenize(encoding.tokens) == text
     assert "<unk>" in TOKENIZERS[unit].decode(encoding.ids)
 
 
-def test_words_merges_subwords_and_punctuation_but_not_symbols() -> None:
+def test_word_ids_merge_subwords_and_punctuation() -> None:
     tokens = ["▁", "¿", "Lo", "▁s", "é", "?", "▁"]
-    assert TOKENIZERS["bpe"].text(tokens) == "¿Lo sé? "
-    assert TOKENIZERS["bpe"].words(tokens) == [0, 0, 0, 1, 1, 1, None]
-    assert TOKENIZERS["word"].words(["¿‿", "Lo", "sé", "‿?", "."]) == [0, 0, 1, 1, 2]
+    assert TOKENIZERS["bpe"].detokenize(tokens) == "¿Lo sé? "
+    assert TOKENIZERS["bpe"].word_ids(tokens) == [0, 0, 0, 1, 1, 1, None]
+    assert TOKENIZERS["word"].word_ids(["¿‿", "Lo", "sé", "‿?", "."]) == [0, 0, 1, 1, 2]
     for unit in ("char", "grapheme", "symbol"):
-        assert TOKENIZERS[unit].words(["a", " ", "b"]) == [0, 1, 2]
+        assert TOKENIZERS[unit].word_ids(["a", " ", "b"]) == [0, 1, 2]
 
 
-def test_copied_source_tokens_join_as_the_unit_joins() -> None:
-    assert TOKENIZERS["word"].text(["Ana", "‿,", "<unk>", "¿‿", "Zoë", "‿?"]) == "Ana, <unk> ¿Zoë?"
-    assert TOKENIZERS["symbol"].text(["AA", "N"]) == "AA N"
+def test_copied_source_tokens_join_by_the_rules_of_the_unit() -> None:
+    assert (
+        TOKENIZERS["word"].detokenize(["Ana", "‿,", "<unk>", "¿‿", "Zoë", "‿?"])
+        == "Ana, <unk> ¿Zoë?"
+    )
+    assert TOKENIZERS["symbol"].detokenize(["AA", "N"]) == "AA N"
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -155,45 +158,45 @@ def test_empty_text_has_no_tokens(unit: Unit) -> None:
     tokenizer = TOKENIZERS[unit]
     assert tokenizer.encode("") == Encoding([], [])
     assert tokenizer.encode_batch([]) == []
-    assert tokenizer.decode([]) == tokenizer.text([]) == ""
-    assert tokenizer.words([]) == []
+    assert tokenizer.decode([]) == tokenizer.detokenize([]) == ""
+    assert tokenizer.word_ids([]) == []
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_nothing_to_learn_from_leaves_everything_unknown(unit: Unit) -> None:
-    tokenizer = learn(["", ""], unit=unit)
+def test_training_without_text_leaves_every_token_unknown(unit: Unit) -> None:
+    tokenizer = train(["", ""], unit=unit)
     assert tokenizer.encode("ab").unknown
     assert Tokenizer.from_json(tokenizer.to_json()) == tokenizer
 
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("size", [5, 30, 8000])
-def test_learning_is_deterministic_and_keeps_the_size(unit: Unit, size: int) -> None:
+def test_training_is_deterministic_and_respects_the_size(unit: Unit, size: int) -> None:
     letters = [chr(0x4E00 + n) for n in range(40)]
     texts = SENTENCES + [a + b + " " + a for a, b in zip(letters, letters[::-1], strict=True)]
-    tokenizers = [learn(texts, unit=unit, vocabulary_size=size) for _ in range(3)]
+    tokenizers = [train(texts, unit=unit, vocabulary_size=size) for _ in range(3)]
     assert tokenizers[0] == tokenizers[1] == tokenizers[2]
     assert len(tokenizers[0]) <= size
-    assert len(tokenizers[0]) == len(tokenizers[0].symbols) + len(SPECIAL_TOKENS)
+    assert len(tokenizers[0]) == len(tokenizers[0].vocabulary) + len(SPECIAL_TOKENS)
 
 
-def test_the_rarest_symbols_are_dropped_ties_in_order() -> None:
+def test_the_rarest_tokens_are_dropped_ties_in_order() -> None:
     texts = ["c c c", "b a", "b a", "e d"]
-    assert learn(texts, unit="symbol").symbols == ("c", "a", "b", "d", "e")
-    assert learn(texts, unit="symbol", vocabulary_size=6).symbols == ("c", "a")
-    assert learn(texts, unit="word", min_frequency=2).symbols == ("c", "a", "b")
+    assert train(texts, unit="symbol").vocabulary == ("c", "a", "b", "d", "e")
+    assert train(texts, unit="symbol", vocabulary_size=6).vocabulary == ("c", "a")
+    assert train(texts, unit="word", min_frequency=2).vocabulary == ("c", "a", "b")
 
 
 @pytest.mark.parametrize("unit", SUBWORDS)
-def test_rare_characters_are_no_part_of_any_subword(unit: Unit) -> None:
-    tokenizer = learn(["abab ab", "abab ab", "abzab"], unit=unit, min_frequency=2)
-    assert not [symbol for symbol in tokenizer.symbols if "z" in symbol]
+def test_no_subword_contains_a_rare_character(unit: Unit) -> None:
+    tokenizer = train(["abab ab", "abab ab", "abzab"], unit=unit, min_frequency=2)
+    assert not [token for token in tokenizer.vocabulary if "z" in token]
     assert tokenizer.encode("abzab").unknown == ["z"]
 
 
-def test_a_vocabulary_needs_room_beside_the_specials() -> None:
+def test_a_vocabulary_must_exceed_the_special_tokens() -> None:
     with pytest.raises(ConfigError, match=r"vocabulary_size must be above 4, .* got 4"):
-        learn(["a"], unit="char", vocabulary_size=4)
+        train(["a"], unit="char", vocabulary_size=4)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -203,25 +206,25 @@ def test_half_a_surrogate_pair_is_refused(unit: Unit) -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_normal_form_and_case_come_before_cutting(unit: Unit) -> None:
-    tokenizer = learn(["İstanbul", "istanbul"], unit=unit, lowercase=True, normal_form="NFKC")
+def test_normalization_and_lowercasing_precede_splitting(unit: Unit) -> None:
+    tokenizer = train(["İstanbul", "istanbul"], unit=unit, lowercase=True, normal_form="NFKC")
     encoding = tokenizer.encode("İSTANBUL ﬁ")
-    assert tokenizer.text(encoding.tokens) == "i̇stanbul fi"
+    assert tokenizer.detokenize(encoding.tokens) == "i̇stanbul fi"
     assert tokenizer.decode(tokenizer.encode("İSTANBUL").ids) == "i̇stanbul"
 
 
 def test_normal_forms_of_hangul() -> None:
-    assert learn(["각"], unit="char", normal_form="NFD").encode("각").tokens == ["ᄀ", "ᅡ", "ᆨ"]
-    assert learn(["각"], unit="grapheme", normal_form="NFD").encode("각").tokens == [
+    assert train(["각"], unit="char", normal_form="NFD").encode("각").tokens == ["ᄀ", "ᅡ", "ᆨ"]
+    assert train(["각"], unit="grapheme", normal_form="NFD").encode("각").tokens == [
         unicodedata.normalize("NFD", "각")
     ]
-    assert learn(["각"], unit="char").encode(unicodedata.normalize("NFD", "각")).tokens == ["각"]
-    assert learn(["é"], unit="char", normal_form="none").encode("e\u0301").tokens == ["e", "\u0301"]
+    assert train(["각"], unit="char").encode(unicodedata.normalize("NFD", "각")).tokens == ["각"]
+    assert train(["é"], unit="char", normal_form="none").encode("e\u0301").tokens == ["e", "\u0301"]
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_json_and_pickle_give_the_same_tokenizer(unit: Unit) -> None:
-    tokenizer = learn(SENTENCES, unit=unit, lowercase=True, normal_form="NFKC")
+    tokenizer = train(SENTENCES, unit=unit, lowercase=True, normal_form="NFKC")
     texts = [*SENTENCES, SPELLINGS, "☃ zz"]
     expected = tokenizer.encode_batch(texts)
     for copy in (
@@ -255,13 +258,13 @@ def test_json_and_pickle_give_the_same_tokenizer(unit: Unit) -> None:
     ],
 )
 def test_a_changed_document_is_refused(change: dict[str, Any]) -> None:
-    document = json.loads(learn(SENTENCES, unit="bpe").to_json())
+    document = json.loads(train(SENTENCES, unit="bpe").to_json())
     with pytest.raises(FolderError, match="the tokenizer cannot be read"):
         Tokenizer.from_json(json.dumps(document | change))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", '"x"', "{}", "[" * 100_000])
-def test_what_is_no_document_is_refused(text: str) -> None:
+def test_malformed_json_is_refused(text: str) -> None:
     with pytest.raises(FolderError, match="the tokenizer cannot be read"):
         Tokenizer.from_json(text)
 
@@ -302,42 +305,42 @@ MONTHS = ["January", "March", "May", "September", "December"]
         (["", "  "], "char"),
     ],
 )
-def test_the_unit_is_found_from_the_data(texts: list[str], unit: Unit) -> None:
+def test_the_unit_is_chosen_from_the_data(texts: list[str], unit: Unit) -> None:
     assert choose_unit(texts) == unit
-    assert learn(texts, unit="auto").unit == unit
+    assert train(texts, unit="auto").unit == unit
 
 
-def test_the_sample_comes_from_all_texts() -> None:
+def test_the_sample_covers_all_texts() -> None:
     assert choose_unit(["AA"] * 6000 + ["AA N K"] * 24000) == "symbol"
 
 
 @pytest.mark.parametrize("unit", ["char", "word", "bpe"])
-def test_features_are_symbols_of_their_own(unit: str) -> None:
+def test_each_feature_is_a_token(unit: str) -> None:
     texts = ["big cat\tV;PST|3", "a cat\tV, PRS", "dog"]
-    tokenizer = Tokenizer.learn(texts, TextConfig(unit=unit), features=True)
+    tokenizer = Tokenizer.train(texts, TextConfig(unit=unit), features=True)
     assert tokenizer.features == ("3", "PRS", "PST", "V")
-    plain = Tokenizer.learn([text.split("\t")[0] for text in texts], TextConfig(unit=unit))
-    assert tokenizer.symbols == plain.symbols
+    plain = Tokenizer.train([text.split("\t")[0] for text in texts], TextConfig(unit=unit))
+    assert tokenizer.vocabulary == plain.vocabulary
     assert len(tokenizer) == len(plain) + 4
     found = tokenizer.encode("big cat\tV;PST;NEW")
     assert found.tokens == [*plain.encode("big cat").tokens, "V", "PST", "NEW"]
-    assert found.features == 3
+    assert found.num_features == 3
     assert found.unknown == ["NEW"]
-    assert tokenizer.tokens(found.ids[-3:-1]) == ["V", "PST"]
+    assert tokenizer.ids_to_tokens(found.ids[-3:-1]) == ["V", "PST"]
     assert found.ids[:-3] == plain.encode("big cat").ids
-    words = tokenizer.words(found.tokens, found.features)
-    last = max(n for n in plain.words(plain.encode("big cat").tokens) if n is not None)
+    words = tokenizer.word_ids(found.tokens, found.num_features)
+    last = max(n for n in plain.word_ids(plain.encode("big cat").tokens) if n is not None)
     assert words[-3:] == [last + 1, last + 2, last + 3]
-    assert tokenizer.encode("dog").features == 0
+    assert tokenizer.encode("dog").num_features == 0
     assert Tokenizer.from_json(tokenizer.to_json()) == tokenizer
 
 
 def test_a_tab_is_text_where_there_are_no_features() -> None:
-    tokenizer = Tokenizer.learn(["a\tb"], TextConfig(unit="char"))
+    tokenizer = Tokenizer.train(["a\tb"], TextConfig(unit="char"))
     assert tokenizer.encode("a\tb").tokens == ["a", "\t", "b"]
 
 
-def test_a_tokenizer_from_before_there_were_features_loads() -> None:
-    document = json.loads(Tokenizer.learn(["ab"], TextConfig(unit="char")).to_json())
+def test_a_tokenizer_stored_without_features_loads() -> None:
+    document = json.loads(Tokenizer.train(["ab"], TextConfig(unit="char")).to_json())
     del document["features"]
     assert Tokenizer.from_json(json.dumps(document)).features is None

@@ -27,7 +27,7 @@ def _translator(
         target=sides[1],
         model=ModelConfig(**{**widths, "feed_forward_dim": 8, "dropout": 0.0, **model}),
     )
-    tokenizers = [Tokenizer.learn(["a b c", "c b a", "abc cab bac"], side) for side in sides]
+    tokenizers = [Tokenizer.train(["a b c", "c b a", "abc cab bac"], side) for side in sides]
     built = build(config.model, *map(len, tokenizers)).eval()
     for parameter in built.parameters():
         parameter.data.mul_(3)
@@ -201,8 +201,8 @@ def test_a_recurrent_model_has_one_layer_and_head() -> None:
 
 def test_features_are_source_tokens_with_words_of_their_own() -> None:
     config = Config(model=ModelConfig(embedding_dim=8, encoder_dim=8, decoder_dim=8))
-    source = Tokenizer.learn(["ab\tV;PST", "ba\tV;PRS"], TextConfig(unit="char"), features=True)
-    target = Tokenizer.learn(["ab", "ba"], TextConfig(unit="char"))
+    source = Tokenizer.train(["ab\tV;PST", "ba\tV;PRS"], TextConfig(unit="char"), features=True)
+    target = Tokenizer.train(["ab", "ba"], TextConfig(unit="char"))
     model = build(config.model, len(source), len(target)).eval()
     trained = model_folder.TrainedModel(config, model, source, target, {"max_target_length": 2})
     translator = regard.Translator(trained, torch.device("cpu"))

@@ -28,7 +28,7 @@ def copies_of(source: Encoding, target: Tokenizer) -> Copies:
     """The source's symbols on the target side."""
     extra: dict[str, int] = {}
     ids: list[int] = []
-    for token, id in zip(source.tokens, target.ids_of(source.tokens), strict=True):
+    for token, id in zip(source.tokens, target.tokens_to_ids(source.tokens), strict=True):
         if id == UNK:
             id = extra.setdefault(token, len(target) + len(extra))
         ids.append(id)

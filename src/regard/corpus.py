@@ -10,7 +10,7 @@ from regard.config import Config, TextConfig
 from regard.copy_mechanism import copies_of, widened
 from regard.data import BadLine, Example, Pairs, pairs_from, read_pairs
 from regard.errors import ConfigError, DataError
-from regard.text import EOS, Encoding, Tokenizer, say_unknown
+from regard.text import EOS, Encoding, Tokenizer, unknown_tokens_message
 
 _MEND = "mend them, or leave them out with --data.bad_lines skip"
 
@@ -78,12 +78,12 @@ def make_corpus(
     if dev_pairs is None:
         train_pairs, dev_pairs = _hold_out(train_pairs, config.training.seed, notes)
     source, target = tokenizers or (
-        Tokenizer.learn(
+        Tokenizer.train(
             [pair.source for pair in train_pairs.pairs],
             config.source,
             features=config.data.features_column is not None,
         ),
-        Tokenizer.learn([pair.target for pair in train_pairs.pairs], config.target),
+        Tokenizer.train([pair.target for pair in train_pairs.pairs], config.target),
     )
     _check_tokenizers(source, target, config)
     for side, tokenizer, settings in (
@@ -233,4 +233,4 @@ def _encode(
 def _say_unknown(name: str, side: str, encodings: Sequence[Encoding], notes: list[str]) -> None:
     unknown = Counter(symbol for encoding in encodings for symbol in encoding.unknown)
     if unknown:
-        notes.append(f"{name}: {side} {say_unknown(unknown)}")
+        notes.append(f"{name}: {side} {unknown_tokens_message(unknown)}")

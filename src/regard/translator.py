@@ -147,7 +147,7 @@ class Translator:
         return [
             encoding
             if isinstance(each, str)
-            else Encoding(self.target.ids_of(list(each)), list(each))
+            else Encoding(self.target.tokens_to_ids(list(each)), list(each))
             for each, encoding in zip(written, self.target.encode_batch(texts), strict=True)
         ]
 
@@ -279,10 +279,11 @@ class Translator:
     def _tokens(self, ids: Sequence[int], copies: Copies | None) -> list[str]:
         """What ids are written as; those beyond the vocabulary are copied from the source."""
         if copies is None:
-            return self.target.tokens(ids)
+            return self.target.ids_to_tokens(ids)
         size = len(self.target)
         return [
-            self.target.tokens([id])[0] if id < size else copies.symbols[id - size] for id in ids
+            self.target.ids_to_tokens([id])[0] if id < size else copies.symbols[id - size]
+            for id in ids
         ]
 
     def _tree(self, found: Hypothesis, copies: Copies | None) -> list[Branch] | None:
@@ -311,14 +312,14 @@ class Translator:
             source=text,
             source_tokens=[*encoding.tokens, EOS_TOKEN],
             tokens=tokens,
-            text=self.target.text(tokens),
+            text=self.target.detokenize(tokens),
             score=found.score,
             attention=weights,
             attention_heads=heads,
             complete=found.complete,
             unknown=encoding.unknown,
-            source_words=[*self.source.words(encoding.tokens, encoding.features), None],
-            target_words=self.target.words(tokens),
+            source_words=[*self.source.word_ids(encoding.tokens, encoding.num_features), None],
+            target_words=self.target.word_ids(tokens),
             tree=tree,
         )
 

@@ -15,7 +15,7 @@ from regard.config import Device
 from regard.errors import ConfigError
 from regard.files import decode_lines, read_lines, written_whole
 from regard.progress import Progress
-from regard.text import say_unknown
+from regard.text import unknown_tokens_message
 
 if TYPE_CHECKING:
     from regard.translation import Translation
@@ -80,7 +80,7 @@ def run(arguments: list[str]) -> None:
     if bare:
         print(f"regard translate: {bare:,} lines without features (TAB)", file=sys.stderr)
     if unknown:
-        print(f"regard translate: source {say_unknown(unknown)}", file=sys.stderr)
+        print(f"regard translate: source {unknown_tokens_message(unknown)}", file=sys.stderr)
 
 
 def _require_attention(translator: "Translator", given: Namespace) -> None:

@@ -123,7 +123,7 @@ def _of_heads(
 
 def _encoded(translator: Translator, output: Translation) -> tuple[Any, Tensor]:
     source = translator.source.encode(output.source)
-    target = Encoding(translator.target.ids_of(output.tokens), output.tokens)
+    target = Encoding(translator.target.tokens_to_ids(output.tokens), output.tokens)
     ids, copied = target.ids, None
     if translator.trained.config.model.copy:
         copies = copies_of(source, translator.target)

@@ -1,0 +1,19 @@
+"""Tokenizers: text to tokens and vocabulary ids, and back."""
+
+from regard.text.special_tokens import BOS, EOS, EOS_TOKEN, PAD, SPECIAL_TOKENS, UNK
+from regard.text.tokenizer import Encoding, Tokenizer, unknown_tokens_message
+from regard.text.units import UNITS, choose_unit
+
+__all__ = [
+    "BOS",
+    "EOS",
+    "EOS_TOKEN",
+    "PAD",
+    "SPECIAL_TOKENS",
+    "UNITS",
+    "UNK",
+    "Encoding",
+    "Tokenizer",
+    "choose_unit",
+    "unknown_tokens_message",
+]

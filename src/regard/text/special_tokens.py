@@ -1,0 +1,5 @@
+"""Ids and spellings of the special tokens, equal in every vocabulary."""
+
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
+EOS_TOKEN = SPECIAL_TOKENS[EOS]

@@ -1,0 +1,306 @@
+"""The tokenizer: text to tokens, vocabulary ids and word ids, and tokens back to text.
+
+    unit         a token is                             "¿Qué es?" as tokens
+    char         a code point                           ¿ Q u é (space) e s ?
+    grapheme     a grapheme cluster: t͡, कि               ¿ Q u é (space) e s ?
+    word         a word or a punctuation mark           ¿‿ Qué es ‿?
+    symbol       a string between whitespace            ¿Qué es?
+    bpe          a subword of byte-pair encoding        ▁¿ Qu é ▁es ?
+    unigram      a subword of a unigram model           ▁¿ Qu é ▁es ?
+
+Tokens keep the spacing, so that they join to the text they came from:
+
+- word: `‿` stands where a punctuation mark touches its neighbour; elsewhere a space separates tokens.
+  Words carry no mark, and keep the apostrophes, hyphens and middle dots inside them.
+- bpe, unigram: `▁` at the start of a token is the space before it; the first word has one too.
+  A `▁` of the text itself is written `▁▁`.
+
+These marks and the special tokens reserve no spelling: text that holds them, or that spells `<pad>`
+or `</s>`, is ordinary text.
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+from regard.config import NormalForm, TextConfig, Unit
+from regard.errors import ConfigError, FolderError
+from regard.text import subwords
+from regard.text.normalization import normalize
+from regard.text.special_tokens import SPECIAL_TOKENS, UNK
+from regard.text.units import UNITS, choose_unit
+
+if TYPE_CHECKING:
+    import tokenizers
+
+_FORMAT = 1
+_STORED_NAMES = {"vocabulary": "symbols", "log_probs": "scores"}
+_FEATURE_SEPARATORS = re.compile("[;|,]")
+
+
+class Encoding(NamedTuple):
+    """One text as the model reads it, without BOS and EOS; ids and tokens are equally long."""
+
+    ids: list[int]
+    """Vocabulary ids; UNK for tokens that the vocabulary does not hold."""
+    tokens: list[str]
+    """The tokens; unknown ones by their own (normalised) spelling."""
+    num_features: int = 0
+    """Number of features among the tokens; they are the last ones."""
+
+    @property
+    def unknown(self) -> list[str]:
+        """Tokens that the vocabulary does not hold, in order, repeats included."""
+        return [token for id, token in zip(self.ids, self.tokens, strict=True) if id == UNK]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokenizer:
+    """A vocabulary and the rules that split text into its tokens; made by `train` or `from_json`.
+
+    Ids 0 to 3 are PAD, UNK, BOS and EOS; the vocabulary starts at id 4. No text encodes to the
+    ids 0, 2 and 3, whatever it spells.
+    """
+
+    unit: Unit
+    """Unit of text, never auto."""
+    vocabulary: tuple[str, ...] = dataclasses.field(repr=False)
+    """Tokens by id, without the four special tokens; bpe and unigram hold a space as a space."""
+    normal_form: NormalForm = "NFC"
+    """Unicode normal form applied first."""
+    lowercase: bool = False
+    """Lower-case the text after that."""
+    merges: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
+    """Merges of bpe, in order."""
+    log_probs: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+    """Natural logarithms of the unigram probabilities, one per token of the vocabulary."""
+    features: tuple[str, ...] | None = dataclasses.field(default=None, repr=False)
+    """Features of sources (`V`, `PST`), whose ids follow the vocabulary; None without features."""
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[str],
+        config: TextConfig,
+        features: bool = False,
+    ) -> "Tokenizer":
+        """Learn a vocabulary, deterministically.
+
+        Tokens (for bpe and unigram: characters) that occur less than `min_frequency` times are
+        left out, then the rarest beyond `vocabulary_size`, ties in the order of the tokens.
+        A bpe merge must occur at least twice.
+
+        Args:
+            texts: one side of the training pairs.
+            config: text settings; `choose_unit` replaces the unit auto.
+            features: whether texts have features behind a TAB, split at `;`, `|`, `,` and spaces. Each
+                is a token, and all enter the vocabulary (Kann and Schütze 2016, "MED: The LMU System
+                for the SIGMORPHON 2016 Shared Task", section 3, whose order is features first). They
+                are normalised, and never lower-cased.
+
+        Raises:
+            ConfigError: `vocabulary_size` is at most 4, the number of special tokens.
+            DataError: a text holds half a surrogate pair.
+        """
+        size = config.vocabulary_size - len(SPECIAL_TOKENS)
+        if size < 1:
+            raise ConfigError(
+                f"vocabulary_size must be above {len(SPECIAL_TOKENS)}, the number of special tokens, "
+                f"got {config.vocabulary_size}"
+            )
+        tags: list[str | None] = []
+        if features:
+            texts, tags = _split_at_tab(texts)
+        texts = [normalize(text, config.normal_form, config.lowercase) for text in texts]
+        unit = choose_unit(texts) if config.unit == "auto" else config.unit
+        split = UNITS[unit].split
+        fields: dict[str, Any]
+        if split is None:
+            fields = subwords.train(unit, texts, size, config.min_frequency)
+        else:
+            counts = Counter(chain.from_iterable(map(split, texts)))
+            tokens = subwords.most_frequent(counts, size, config.min_frequency)
+            fields = {"vocabulary": tuple(tokens)}
+        if features:
+            split_tags = (_split_features(each or "", config.normal_form) for each in tags)
+            fields["features"] = tuple(sorted(set(chain.from_iterable(split_tags))))
+        return cls(unit, normal_form=config.normal_form, lowercase=config.lowercase, **fields)
+
+    def __len__(self) -> int:
+        """Size V of the vocabulary, special tokens and features included."""
+        return len(self._entries)
+
+    def normalize(self, text: str) -> str:
+        """Return the text in the normal form, lower-cased if `lowercase`."""
+        return normalize(text, self.normal_form, self.lowercase)
+
+    def encode(self, text: str) -> Encoding:
+        """Tokenize one text; BOS and EOS are not added."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
+        """Tokenize texts, in order."""
+        features = None
+        if self.features is not None:
+            texts, features = _split_at_tab(texts)
+        texts = [self.normalize(text) for text in texts]
+        split = UNITS[self.unit].split
+        if split is None:
+            encodings = self._encode_subwords(texts)
+        else:
+            encodings = [
+                Encoding(self.tokens_to_ids(tokens), tokens) for tokens in map(split, texts)
+            ]
+        if features is None:
+            return encodings
+        return [
+            encoding if each is None else self._add_features(encoding, each)
+            for encoding, each in zip(encodings, features, strict=True)
+        ]
+
+    def _add_features(self, encoding: Encoding, features: str) -> Encoding:
+        tags = _split_features(features, self.normal_form)
+        ids = [self._feature_ids.get(tag, UNK) for tag in tags]
+        return Encoding([*encoding.ids, *ids], [*encoding.tokens, *tags], len(tags))
+
+    def ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Return the token of each id, special tokens included."""
+        return [self._entries[id] for id in ids]
+
+    def tokens_to_ids(self, tokens: Sequence[str]) -> list[int]:
+        """Return the vocabulary id of each token; UNK for tokens that it does not hold."""
+        return [self._token_ids.get(token, UNK) for token in tokens]
+
+    def detokenize(self, tokens: Sequence[str]) -> str:
+        """Join tokens, of this vocabulary or copied from a source, to text."""
+        return "".join(UNITS[self.unit].join(tokens))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Convert ids to text; UNK becomes `<unk>`, other special tokens are left out."""
+        kept = [id for id in ids if id == UNK or id >= len(SPECIAL_TOKENS)]
+        return self.detokenize(self.ids_to_tokens(kept))
+
+    def word_ids(self, tokens: Sequence[str], num_features: int = 0) -> list[int | None]:
+        """Return for each token the index of its word, from 0: the positions of alignments.
+
+        For word, bpe and unigram these are the words of `detokenize(tokens).split()`: subwords and
+        attached punctuation share an index; a space alone has the index of the word after it, or
+        None at the end. For char, grapheme and symbol every token, spaces included, has its own
+        index. So has each of the last `num_features` tokens, which are features.
+        """
+        if num_features:
+            word_ids = self.word_ids(tokens[:-num_features])
+            first = 1 + max((index for index in word_ids if index is not None), default=-1)
+            return [*word_ids, *range(first, first + num_features)]
+        if not UNITS[self.unit].has_words:
+            return list(range(len(tokens)))
+        indices: list[int] = []
+        count, inside = 0, False
+        for piece in UNITS[self.unit].join(tokens):
+            blank = not piece.strip()
+            count += not blank and (not inside or piece[0].isspace())
+            inside = not (blank or piece[-1].isspace())
+            indices.append(count if blank else count - 1)
+        return [index if index < count else None for index in indices]
+
+    def to_json(self) -> str:
+        """Return a JSON document that holds the whole tokenizer."""
+        fields = dataclasses.asdict(self).items()
+        document = {_STORED_NAMES.get(name, name): value for name, value in fields}
+        return json.dumps({"format": _FORMAT, **document}, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> "Tokenizer":
+        """Read the document that `to_json` returned, of this or an earlier format.
+
+        Raises:
+            FolderError: the document is malformed, or of a later format.
+        """
+        try:
+            document = json.loads(text)
+            version = document.pop("format")
+            if version != _FORMAT:
+                raise ValueError(f"format {version!r}, this version of regard reads {_FORMAT}")
+            for name, stored in _STORED_NAMES.items():
+                document[name] = document.pop(stored)
+            for name in ("vocabulary", "log_probs", "features"):
+                if document.get(name) is not None:
+                    document[name] = tuple(document[name])
+            document["merges"] = tuple((left, right) for left, right in document["merges"])
+            return cls(**document)._validate()
+        except Exception as error:  # a damaged document can raise any exception
+            raise FolderError(
+                f"the tokenizer cannot be read ({type(error).__name__}: {error}); "
+                "copy the model folder again, or update regard"
+            ) from None
+
+    def _validate(self) -> "Tokenizer":
+        subword = UNITS[self.unit].split is None
+        special = SPECIAL_TOKENS if subword else ()
+        entries = {*special, *self.vocabulary}
+        if not (
+            self.normal_form in get_args(NormalForm)
+            and self.lowercase in (True, False)
+            and all(type(token) is str and token for token in self.vocabulary)
+            and len(entries) == len(special) + len(self.vocabulary)
+            and all(entries.issuperset((left, right, left + right)) for left, right in self.merges)
+            and len(self.log_probs) == (len(self.vocabulary) if self.unit == "unigram" else 0)
+            and all(map(math.isfinite, self.log_probs))
+            and all(type(feature) is str and feature for feature in self.features or ())
+        ):
+            raise ValueError("its fields do not agree")
+        return self
+
+    def _encode_subwords(self, texts: Sequence[str]) -> list[Encoding]:
+        marked = [" " + text if text else "" for text in texts]
+        encodings: list[Encoding] = []
+        for text, found in zip(marked, self._subword_model.encode_batch(marked), strict=True):
+            tokens = [
+                subwords.mark_space(text[start:end]) if id == UNK else self._entries[id]
+                for id, (start, end) in zip(found.ids, found.offsets, strict=True)
+            ]
+            encodings.append(Encoding(found.ids, tokens))
+        return encodings
+
+    @functools.cached_property
+    def _entries(self) -> list[str]:
+        """Tokens by id, special tokens and features included."""
+        subword = UNITS[self.unit].split is None
+        tokens = map(subwords.mark_space, self.vocabulary) if subword else self.vocabulary
+        return [*SPECIAL_TOKENS, *tokens, *(self.features or ())]
+
+    @functools.cached_property
+    def _token_ids(self) -> dict[str, int]:
+        first, last = len(SPECIAL_TOKENS), len(SPECIAL_TOKENS) + len(self.vocabulary)
+        return {token: id for id, token in enumerate(self._entries[first:last], start=first)}
+
+    @functools.cached_property
+    def _feature_ids(self) -> dict[str, int]:
+        first = len(SPECIAL_TOKENS) + len(self.vocabulary)
+        return {feature: id for id, feature in enumerate(self.features or (), start=first)}
+
+    @functools.cached_property
+    def _subword_model(self) -> "tokenizers.Tokenizer":
+        return subwords.load(self.unit, self.vocabulary, self.merges, self.log_probs)
+
+
+def _split_at_tab(texts: Iterable[str]) -> tuple[list[str], list[str | None]]:
+    rows = [text.partition("\t") for text in texts]
+    return [row[0] for row in rows], [row[2] if row[1] else None for row in rows]
+
+
+def _split_features(features: str, form: NormalForm) -> list[str]:
+    return _FEATURE_SEPARATORS.sub(" ", normalize(features, form)).split()
+
+
+def unknown_tokens_message(tokens: Counter[str]) -> str:
+    """Return a message with the number of unknown tokens and the most frequent of them."""
+    examples = ", ".join(f"{token!r} {count}x" for token, count in tokens.most_common(5))
+    more = ", …" if len(tokens) > 5 else ""
+    return f"tokens not in the vocabulary: {tokens.total():,} ({examples}{more})"
