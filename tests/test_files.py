@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import ConfigError, DataError
-from regard.files import claim_folder, decode_lines, read_lines, write_text, written_whole
+from regard.files import atomic_write, decode_lines, read_lines, require_empty_folder, write_text
 
 BOM = b"\xef\xbb\xbf"
 a_line = st.text().filter(lambda line: "\n" not in line and not line.endswith("\r"))
@@ -17,7 +17,7 @@ a_line = st.text().filter(lambda line: "\n" not in line and not line.endswith("\
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @given(lines=st.lists(a_line.filter(lambda line: not line.startswith("\ufeff"))))
-def test_lines_are_what_stands_between_line_feeds(end: str, lines: list[str]) -> None:
+def test_lines_end_at_line_feeds(end: str, lines: list[str]) -> None:
     assert decode_lines("".join(line + end for line in lines).encode(), "f") == lines
 
 
@@ -28,17 +28,16 @@ def test_only_a_line_feed_ends_a_line(tmp_path: Path, separator: str) -> None:
     assert read_lines(path) == [f"a{separator}b", "c"]
 
 
-@pytest.mark.parametrize("dress", [b"%s", BOM + b"%s"])
+@pytest.mark.parametrize("prefix", [b"", BOM])
 @pytest.mark.parametrize(
     "content", [b"\xc3\xa9\n\nb\n", b"\xc3\xa9\n\nb", b"\xc3\xa9\r\n\r\nb\r\n"]
 )
 @pytest.mark.parametrize("zipped", [False, True])
-def test_a_file_reads_the_same_in_every_dress(
-    tmp_path: Path, dress: bytes, content: bytes, zipped: bool
+def test_bom_line_endings_and_gzip_do_not_change_the_lines(
+    tmp_path: Path, prefix: bytes, content: bytes, zipped: bool
 ) -> None:
     path = tmp_path / ("f.txt.gz" if zipped else "f.txt")
-    dressed = dress % content
-    path.write_bytes(gzip.compress(dressed) if zipped else dressed)
+    path.write_bytes(gzip.compress(prefix + content) if zipped else prefix + content)
     assert read_lines(path) == ["é", "", "b"]
 
 
@@ -48,7 +47,7 @@ def test_an_empty_file_has_no_lines(tmp_path: Path, content: bytes) -> None:
     assert read_lines(tmp_path / "f") == []
 
 
-def test_bytes_that_are_not_utf8_are_named_by_file_line_and_place(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf8_are_reported_with_file_line_and_position(tmp_path: Path) -> None:
     path = tmp_path / "latin.tsv"
     path.write_bytes(b"a\tb\nni\xf1o\tboy\n")
     with pytest.raises(DataError, match=r"latin\.tsv, line 2: not UTF-8 \(byte 3 of the line\)"):
@@ -61,9 +60,9 @@ GZIPPED = gzip.compress(bytes(range(256)) * 8)
 @pytest.mark.parametrize(
     "content",
     [b"plain text\n", GZIPPED[:40], GZIPPED[:20] + b"\xff" * 20 + GZIPPED[40:]],
-    ids=["not gzip", "cut short", "damaged"],
+    ids=["not gzip", "truncated", "damaged"],
 )
-def test_what_is_named_gz_must_be_sound_gzip(tmp_path: Path, content: bytes) -> None:
+def test_a_file_named_gz_must_be_valid_gzip(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "f.gz").write_bytes(content)
     with pytest.raises(DataError, match=r"cannot read .*f\.gz"):
         read_lines(tmp_path / "f.gz")
@@ -76,7 +75,7 @@ def test_a_missing_file_and_a_folder_cannot_be_read(tmp_path: Path) -> None:
         read_lines(tmp_path)
 
 
-def test_a_file_is_written_whole_with_its_folders(tmp_path: Path) -> None:
+def test_missing_parent_folders_are_created(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "f.txt"
     write_text(path, "é\nz\n")
     assert path.read_bytes() == b"\xc3\xa9\nz\n"
@@ -92,7 +91,7 @@ def test_an_error_inside_leaves_the_old_file_and_nothing_else(tmp_path: Path) ->
         temporary.write_text("half of the ne")
         raise RuntimeError
 
-    with pytest.raises(RuntimeError), written_whole(path) as temporary:
+    with pytest.raises(RuntimeError), atomic_write(path) as temporary:
         fail(temporary)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["f.txt"]
@@ -107,24 +106,24 @@ def test_text_that_utf8_cannot_hold_leaves_the_old_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["f.txt"]
 
 
-def test_a_full_disk_is_said_and_a_closed_pipe_is_not_taken_for_one(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_a_broken_pipe_is_passed_on(tmp_path: Path) -> None:
     full = pytest.raises(DataError, match=r"cannot write .*: No space left")
-    with full, written_whole(tmp_path / "f"):
+    with full, atomic_write(tmp_path / "f"):
         raise OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(BrokenPipeError), written_whole(tmp_path / "f"):
+    with pytest.raises(BrokenPipeError), atomic_write(tmp_path / "f"):
         raise BrokenPipeError
     assert os.listdir(tmp_path) == []
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"cannot write .*file/f\.txt: .*; choose another place"):
+    with pytest.raises(DataError, match=r"cannot write .*file/f\.txt: .*; choose another path"):
         write_text(tmp_path / "file" / "f.txt", "")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no umask")
 @pytest.mark.parametrize("mask", [0o022, 0o077])
-def test_a_written_file_has_the_rights_of_any_other(tmp_path: Path, mask: int) -> None:
+def test_a_written_file_has_the_permissions_of_the_umask(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
         write_text(tmp_path / "f", "")
@@ -133,14 +132,14 @@ def test_a_written_file_has_the_rights_of_any_other(tmp_path: Path, mask: int) -
     assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o666 & ~mask
 
 
-def test_only_a_new_or_empty_folder_is_claimed(tmp_path: Path) -> None:
-    assert claim_folder(tmp_path / "new") == tmp_path / "new"
-    assert claim_folder(tmp_path) == tmp_path
+def test_only_a_missing_or_empty_folder_is_accepted(tmp_path: Path) -> None:
+    assert require_empty_folder(tmp_path / "new") == tmp_path / "new"
+    assert require_empty_folder(tmp_path) == tmp_path
     (tmp_path / "f").write_text("")
     with pytest.raises(ConfigError, match="exists and is not empty; choose another --out"):
-        claim_folder(tmp_path)
+        require_empty_folder(tmp_path)
     with pytest.raises(ConfigError, match="is a file; give a folder as --out"):
-        claim_folder(tmp_path / "f")
+        require_empty_folder(tmp_path / "f")
 
 
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regard.errors import FolderError
-from regard.files import write_text, written_whole
+from regard.files import atomic_write, write_text
 from regard.migrations import FORMAT, convert_tensors, convert_training_state
 from regard.model_folder import load_tensors, unshared_tensors, write_tensors
 
@@ -30,7 +30,7 @@ def save(folder: str | Path, model: nn.Module, optimizer: Optimizer, state: dict
     if torch.cuda.is_available():
         tensors["random.cuda"] = torch.cuda.get_rng_state()
     stamp = str(state["schedule"]["update"])
-    with written_whole(last / "state.safetensors") as temporary:
+    with atomic_write(last / "state.safetensors") as temporary:
         write_tensors(temporary, tensors, {"update": stamp})
     document = {"format": FORMAT, "update": stamp, **state}
     write_text(last / "state.json", json.dumps(document, indent=2) + "\n")

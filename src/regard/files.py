@@ -1,8 +1,7 @@
-"""Files written whole or not at all, and text files read line by line whatever their dress."""
+"""Atomic writes, and text files read as lines, with or without BOM, CRLF and gzip."""
 
 import contextlib
 import gzip
-import io
 import os
 import tempfile
 import zlib
@@ -13,20 +12,18 @@ from regard.errors import ConfigError, DataError
 
 
 @contextlib.contextmanager
-def written_whole(path: str | Path) -> Generator[Path]:
-    """Give a temporary path beside `path`; rename it to `path` when the block ends without error.
+def atomic_write(path: str | Path) -> Generator[Path]:
+    """Yield a temporary path that replaces `path` when the block ends without an error.
 
-    A link is followed; a device or a pipe is written to as it is.
-
-    Folders on the way are made. The temporary file keeps the suffix of `path`, which some writers
-    look at.
+    Missing parent folders are created. A symbolic link is followed; a device or a pipe is written to
+    directly. The temporary file has the suffix of `path`, on which some writers depend.
 
     Raises:
-        DataError: the place cannot be written.
+        DataError: `path` cannot be written.
     """
     path = Path(path)
     if path.exists() and not path.is_file() and not path.is_dir():
-        # a device or a pipe, such as /dev/stdout, takes what it is given and must not be replaced
+        # a device or a pipe, such as /dev/stdout, must not be replaced
         yield path
         return
     path = path.resolve()
@@ -35,25 +32,25 @@ def written_whole(path: str | Path) -> Generator[Path]:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=path.suffix)
         os.close(handle)
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}; choose another place") from None
+        raise DataError(f"cannot write {path}: {error.strerror}; choose another path") from None
     temporary = Path(name)
     try:
         yield temporary
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
-    except BrokenPipeError:  # of another stream that the block writes to
+    except BrokenPipeError:  # raised by another stream inside the block
         raise
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}; choose another place") from None
+        raise DataError(f"cannot write {path}: {error.strerror}; choose another path") from None
     finally:
         temporary.unlink(missing_ok=True)
 
 
-def claim_folder(path: Path) -> Path:
-    """A folder to write into: one that does not exist yet, or is empty.
+def require_empty_folder(path: Path) -> Path:
+    """Return `path` if it does not exist or is an empty folder.
 
     Raises:
-        ConfigError: it holds something, or is a file.
+        ConfigError: it is a file, or a folder that is not empty.
     """
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file; give a folder as --out")
@@ -63,23 +60,23 @@ def claim_folder(path: Path) -> Path:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write `text` as UTF-8 with LF line ends, whole or not at all."""
-    with written_whole(path) as temporary:
+    """Write `text` as UTF-8 with LF line endings, atomically."""
+    with atomic_write(path) as temporary:
         temporary.write_bytes(text.encode("utf-8"))
 
 
 def read_lines(path: str | Path) -> list[str]:
-    """The lines of a UTF-8 text file, gzipped or not, without their ends.
+    """Return the lines of a UTF-8 text file, plain or gzip, without their line endings.
 
-    Lines end at LF only (other Unicode separators are text); a CR before it and a byte order mark
-    at the start are dropped.
+    Lines end at LF only; other Unicode separators are text. A CR before the LF and a byte order mark
+    at the start are removed.
 
     Raises:
-        DataError: the file is missing, is not gzip though named .gz, or is not UTF-8.
+        DataError: the file is missing, is named .gz without being gzip, or is not UTF-8.
     """
     try:
-        with _open_bytes(Path(path)) as stream:
-            content = stream.read()
+        content = Path(path).read_bytes()
+        content = gzip.decompress(content) if Path(path).suffix == ".gz" else content
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"cannot read {path}: {reason}") from None
@@ -87,7 +84,7 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def decode_lines(content: bytes, name: str) -> list[str]:
-    """The lines of UTF-8 `content`; `name` stands in the error for the file it came from."""
+    """Return the lines of UTF-8 `content`; errors refer to it as `name`."""
     lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
     if not lines[-1]:
         lines.pop()
@@ -101,10 +98,6 @@ def decode_lines(content: bytes, name: str) -> list[str]:
                 "convert the file to UTF-8 first"
             ) from None
     return decoded
-
-
-def _open_bytes(path: Path) -> io.BufferedIOBase:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")  # type: ignore[return-value]
 
 
 def _umask() -> int:

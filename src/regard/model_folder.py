@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard import migrations
 from regard.config import Config, from_dict, to_dict
 from regard.errors import ConfigError, FolderError
-from regard.files import write_text, written_whole
+from regard.files import atomic_write, write_text
 from regard.models import Seq2Seq, build
 from regard.text import Tokenizer
 
@@ -60,7 +60,7 @@ def save_description(folder: str | Path, trained: TrainedModel) -> None:
 
 def save_weights(folder: str | Path, model: nn.Module) -> None:
     """Write model.safetensors."""
-    with written_whole(Path(folder) / "model.safetensors") as temporary:
+    with atomic_write(Path(folder) / "model.safetensors") as temporary:
         write_tensors(temporary, unshared_tensors(model))
 
 

@@ -23,7 +23,7 @@ from regard.corpus import Corpus, make_corpus, resolved
 from regard.data import Batch, Example, bucket, collate, epoch
 from regard.errors import ConfigError, FolderError
 from regard.evaluation import layer_agreements
-from regard.files import claim_folder, write_text
+from regard.files import require_empty_folder, write_text
 from regard.models import Seq2Seq, build, count_parameters
 from regard.progress import Progress
 from regard.schedule import Schedule
@@ -363,7 +363,7 @@ def _claim(out: str | None, resume: bool) -> Path:
         raise ConfigError("there is no folder to write to: give --out DIR (Config(out=...))")
     path = Path(out)
     if not path.is_dir():
-        return claim_folder(path)
+        return require_empty_folder(path)
     if not resume and any(path.iterdir()):
         raise ConfigError(
             f"{path} exists and is not empty; choose another --out, or go on there with --resume"

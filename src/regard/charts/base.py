@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import ConfigError
-from regard.files import written_whole
+from regard.files import atomic_write
 
 INK, GREY = "#1f2933", "#616e7c"
 # One hue, ever darker (ColorBrewer "Blues"): still in order for colour-blind eyes and in grey print.
@@ -97,7 +97,7 @@ class Chart(ABC):
                 "give the file one of these suffixes"
             )
         content = writers[suffix]()
-        with written_whole(path) as temporary:
+        with atomic_write(path) as temporary:
             temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
     def to_html(self) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
 from regard.config import Device
 from regard.errors import ConfigError
-from regard.files import claim_folder
+from regard.files import require_empty_folder
 
 
 def run(arguments: list[str]) -> None:
@@ -63,7 +63,7 @@ def run(arguments: list[str]) -> None:
     runs = compare(
         values,
         items,
-        Path(given.out) if given.resume else claim_folder(Path(given.out)),
+        Path(given.out) if given.resume else require_empty_folder(Path(given.out)),
         test,
         seeds=_seeds(given.seeds),
         gold=gold,

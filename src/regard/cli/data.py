@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from regard.cli.parser import Parser
-from regard.files import claim_folder
+from regard.files import require_empty_folder
 
 
 def run(arguments: list[str]) -> None:
@@ -25,7 +25,7 @@ def run(arguments: list[str]) -> None:
             f"regard data: {options.name} is a fixed dataset; --seed has no effect", file=sys.stderr
         )
     splits = datasets.make(options.name, options.seed)
-    datasets.write(splits, claim_folder(Path(options.out)))
+    datasets.write(splits, require_empty_folder(Path(options.out)))
     counts = ", ".join(
         f"{part} {len(getattr(splits, part)):,}" for part in ("train", "dev", "test")
     )

@@ -13,7 +13,7 @@ from jsonargparse import Namespace
 from regard.cli.parser import Parser
 from regard.config import Device
 from regard.errors import ConfigError
-from regard.files import decode_lines, read_lines, written_whole
+from regard.files import atomic_write, decode_lines, read_lines
 from regard.progress import Progress
 from regard.text import unknown_tokens_message
 
@@ -127,7 +127,7 @@ def _sinks(*paths: str | None) -> Generator[list[TextIO | None]]:
             if path is None:
                 files.append(None)
                 continue
-            temporary = stack.enter_context(written_whole(Path(path)))
+            temporary = stack.enter_context(atomic_write(Path(path)))
             files.append(stack.enter_context(temporary.open("w", encoding="utf-8", newline="\n")))
         yield files
 
