@@ -26,7 +26,7 @@ from regard.config import from_dict
 from regard.corpus import make_corpus, resolved
 from regard.data import Batch, epoch
 from regard.models import build
-from regard.scores import NAMES
+from regard.score_registry import SCORES
 
 BASELINE = "scaled_dot"
 """The score with which the others are compared."""
@@ -59,7 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("train")
     parser.add_argument("--recipe", default="g2p")
-    parser.add_argument("--scores", default=",".join(NAMES))
+    parser.add_argument("--scores", default=",".join(SCORES))
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()

@@ -91,7 +91,9 @@ def _concat(score: Any, query: Tensor, key: Tensor) -> Tensor:
         [query[:, :, None].expand(shape), key[:, None].expand(shape)],
         dim=-1,
     )
-    return torch.tanh(pairs @ score.weight.T) @ score.vector
+    hidden = pairs @ score.weight.T
+    hidden = hidden if score.bias is None else hidden + score.bias
+    return torch.tanh(hidden) @ score.vector
 
 
 FORMULAS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {

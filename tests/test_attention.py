@@ -12,12 +12,13 @@ import regard
 from oracle import FORMULAS, AdditiveOutput, bound, close, double, doubled, finish, gradients
 from regard.attention import NORMALIZERS, Attention, AttentionOutput, Memory
 from regard.errors import ConfigError, ShapeError
-from regard.scores import EQUAL_WIDTHS, NAMES, Cosine, Dot, ScaledDot, make_score
+from regard.score_registry import SCORES
+from regard.scores import Cosine, Dot, ScaledDot, make_score
 
 B, L, T = 2, 4, 6
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 PAIRWISE = ("additive", "concat")
-EVERY_PATH = [(name, need) for name in NAMES for need in (False, True)]
+EVERY_PATH = [(name, need) for name in SCORES for need in (False, True)]
 GUARDED = [(name, need) for name, need in EVERY_PATH if need or name in PAIRWISE]
 """The paths on which a NaN key reaches the queries that see it alone."""
 
@@ -30,7 +31,7 @@ def _attention(
 
 
 def _key_dim(name: str) -> int:
-    return 5 if name in EQUAL_WIDTHS else 3
+    return 5 if SCORES[name].equal_widths else 3
 
 
 def _rows(name: str, dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -99,7 +100,7 @@ def _expected(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCORES)
 def test_every_score_and_normaliser_with_every_gradient(
     name: str, normalizer: str, dtype: torch.dtype, poisoned: None
 ) -> None:
@@ -124,7 +125,7 @@ def test_every_score_and_normaliser_with_every_gradient(
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCORES)
 def test_gradients_through_the_weights(name: str, normalizer: str) -> None:
     attention, rows = _attention(name, normalizer), _rows(name)
     padding, mask = _padding(), _float_mask(torch.float64)
@@ -180,7 +181,7 @@ def test_values_are_the_keys_unless_given(name: str, need_weights: bool) -> None
     _same(found, attention(query, key, key, need_weights=need_weights), 0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCORES)
 def test_weights_are_shares_and_the_context_stays_within_the_values(name: str) -> None:
     attention, rows = _attention(name), _rows(name)
     context, weights = attention(*rows, need_weights=True)

@@ -130,7 +130,10 @@ def test_a_model_fills_in_what_depends_on_its_kind() -> None:
     ("settings", "wrong"),
     [
         ({"encoder_dim": 30}, "model.encoder_dim must be a multiple of model.heads, got 30 and 4"),
-        ({"attention": "additive", "positions": "rotary"}, "compared by an inner product"),
+        (
+            {"attention": "additive", "positions": "rotary"},
+            "an inner product, which additive is not",
+        ),
         (
             {"encoder_dim": 12, "decoder_dim": 12, "positions": "rotary"},
             "heads of even width, got 3",

@@ -9,13 +9,13 @@ from torch import Tensor
 from regard.cells import CELLS
 from regard.config import ModelConfig
 from regard.models import Seq2Seq, build
-from regard.scores import NAMES
+from regard.score_registry import SCORES
 
 V = 11
 
 ATTENDING = [
-    *[{"decoder": "luong", "attention": name} for name in NAMES],
-    *[{"decoder": "bahdanau", "attention": name} for name in NAMES],
+    *[{"decoder": "luong", "attention": name} for name in SCORES],
+    *[{"decoder": "bahdanau", "attention": name} for name in SCORES],
     {"decoder": "luong", "attention": "additive", "input_feeding": True},
     {"decoder": "luong", "attention": "dot", "input_feeding": True, "tie_embeddings": True},
     {"decoder": "luong", "attention": "additive", "normalizer": "none"},
@@ -30,7 +30,7 @@ ATTENDING = [
 ]
 TRANSFORMER = {"kind": "transformer", "encoder_dim": 8, "decoder_dim": 8}
 TRANSFORMERS = [
-    *[{**TRANSFORMER, "attention": name} for name in NAMES],
+    *[{**TRANSFORMER, "attention": name} for name in SCORES],
     {**TRANSFORMER, "attention": "scaled_dot", "positions": "rotary", "pre_norm": False},
     {**TRANSFORMER, "attention": "additive", "positions": "learned", "activation": "swiglu"},
     {**TRANSFORMER, "attention": "dot", "normalizer": "entmax15", "tie_embeddings": True},

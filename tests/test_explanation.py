@@ -14,10 +14,10 @@ from regard.cli.main import main
 from regard.config import Config, ModelConfig, TextConfig
 from regard.errors import ConfigError, ShapeError
 from regard.explanation import explain, variances
-from regard.explanation.formulas import FORMULAS
-from regard.explanation.from_model import _letters, explain_step
+from regard.explanation.from_model import explain_step
 from regard.models import build
-from regard.scores import EQUAL_WIDTHS, NAMES, make_score
+from regard.score_registry import SCORES
+from regard.scores import make_score
 from regard.text import Tokenizer
 
 STATES = [[1, 0], [0, 1], [1, 1]]
@@ -94,21 +94,20 @@ def test_given_weights() -> None:
     assert found.scores is None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCORES)
 def test_every_score_is_the_one_of_its_layer(name: str) -> None:
     torch.manual_seed(3)
-    width = 4 if name in EQUAL_WIDTHS else 3
+    width = 4 if SCORES[name].equal_widths else 3
     score = make_score(name, query_dim=4, key_dim=width, hidden_dim=5).double()
     query, keys = torch.randn(1, 1, 4).double(), torch.randn(1, 6, width).double()
     values = torch.randn(1, 6, 2).double()
     want = regard.Attention(score)(query, keys, values, need_weights=True)
-    letters = _letters(name, score, 0)
+    letters = {letter: value.detach() for letter, value in score.formula_parameters().items()}
     found = explain(query[0, 0], keys[0], values[0], name, parameters=letters)
     np.testing.assert_allclose(found.scores, score(query, keys)[0, 0].detach(), atol=1e-12)
     np.testing.assert_allclose(found.weights, want.weights[0, 0].detach(), atol=1e-12)
     np.testing.assert_allclose(found.context, want.context[0, 0].detach(), atol=1e-12)
-    assert FORMULAS[name].text in str(found)
-    assert FORMULAS.keys() == set(NAMES)
+    assert SCORES[name].text in str(found)
 
 
 def test_missing_parameters_are_the_identity_and_ones_and_said() -> None:
@@ -195,10 +194,10 @@ def _translator(out: Path, **model: object) -> regard.Translator:
 
 
 LOOKS = [
-    *({"attention": name} for name in NAMES),
+    *({"attention": name} for name in SCORES),
     {"attention": "additive", "decoder": "bahdanau", "cell": "gru", "decoder_layers": 2},
     {"attention": "dot", "decoder": "luong", "input_feeding": True, "decoder_layers": 2},
-    *({"kind": "transformer", "attention": name} for name in NAMES),
+    *({"kind": "transformer", "attention": name} for name in SCORES),
 ]
 
 

@@ -11,7 +11,7 @@ import torch
 import regard
 from regard.cells import CELLS
 from regard.config import Config, ModelConfig, TrainingConfig
-from regard.scores import NAMES
+from regard.score_registry import SCORES
 
 DECODERS: list[dict[str, object]] = [
     {"decoder": "bahdanau"},
@@ -85,7 +85,7 @@ def test_a_transformer_turns_sequences_round(tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("attention", NAMES)
+@pytest.mark.parametrize("attention", SCORES)
 def test_a_transformer_with_every_score_turns_sequences_round(
     tmp_path: Path, attention: str
 ) -> None:
@@ -102,7 +102,7 @@ def test_sparse_weights_turn_sequences_round(tmp_path: Path, kind: str, normaliz
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("attention", "decoder", "cell"),
-    list(itertools.product(NAMES, DECODERS, CELLS)),
+    list(itertools.product(SCORES, DECODERS, CELLS)),
     ids=lambda value: _names(value) if isinstance(value, dict) else value,
 )
 def test_every_score_turns_sequences_round(

@@ -13,10 +13,12 @@ from regard.attention import NORMALIZERS, Attention, MultiHeadAttention, SelfAtt
 from regard.errors import ConfigError, ShapeError
 from regard.kernels import reference
 from regard.layers import RotaryPositions
-from regard.scores import NAMES, PAIRWISE, Dot
+from regard.score_registry import SCORES
+from regard.scores import Dot
 
 B, L, T, D, H = 2, 4, 6, 12, 3
-PATHS = [(name, need) for name in NAMES for need in (False, True)]
+PAIRWISE = ("additive", "concat")
+PATHS = [(name, need) for name in SCORES for need in (False, True)]
 GUARDED = [(name, need) for name, need in PATHS if need or name in PAIRWISE]
 
 
@@ -317,7 +319,7 @@ def test_misfits_name_their_shapes(unchecked: None) -> None:
     ours = MultiHeadAttention(D, H)
     with pytest.raises(ShapeError, match=r"queries of width 12 .* got query \(2, 4, 5\)"):
         ours(torch.randn(2, 4, 5), torch.randn(2, 6, 12))
-    with pytest.raises(ShapeError, match="was made for queries of width 8"):
+    with pytest.raises(ShapeError, match="expects queries of width 8"):
         MultiHeadAttention(8, 2, regard.Additive(8, 8, 5))
     with pytest.raises(ShapeError, match="expected attn_mask"):
         SelfAttention(8, causal=True)(torch.randn(2, 4, 8), attn_mask=torch.zeros(1, 4).bool())

@@ -8,18 +8,19 @@ from torch import nn
 
 import regard
 from oracle import FORMULAS, bound, close, double, doubled, gradients
+from regard import scores
+from regard.compare import model_settings
+from regard.config import ModelConfig
 from regard.errors import ConfigError, RegardError, ShapeError
+from regard.score_registry import ALL_NAMES, SCORES, ScoreEntry, find_score
 from regard.scores import (
-    ALIASES,
-    EQUAL_WIDTHS,
-    NAMES,
     Additive,
     Bilinear,
     Concat,
     Cosine,
     Dot,
     InnerProduct,
-    InnerScore,
+    InnerProductScore,
     PairwiseScore,
     ScaledDot,
     Score,
@@ -40,12 +41,12 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 def _score(name: str, dtype: torch.dtype = torch.float64) -> Score:
     """Queries of width 5; keys too, or of width 3 where the score takes two widths."""
-    key_dim = 5 if name in EQUAL_WIDTHS else 3
+    key_dim = 5 if SCORES[name].equal_widths else 3
     return make_score(name, query_dim=5, key_dim=key_dim, hidden_dim=7).to(dtype)
 
 
 def _rows(name: str, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
-    key_dim = 5 if name in EQUAL_WIDTHS else 3
+    key_dim = 5 if SCORES[name].equal_widths else 3
     query = torch.randn(2, 4, 5, dtype=dtype, requires_grad=True)
     return query, torch.randn(2, 6, key_dim, dtype=dtype, requires_grad=True)
 
@@ -55,7 +56,7 @@ def _parameters(score: nn.Module) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCORES)
 def test_every_score_is_its_formula_with_every_gradient(name: str, dtype: torch.dtype) -> None:
     score, (query, key) = _score(name, dtype), _rows(name, dtype)
     tolerance = bound(dtype, float32=16, bfloat16=8)
@@ -70,7 +71,7 @@ def test_every_score_is_its_formula_with_every_gradient(name: str, dtype: torch.
         close(one, other, tolerance)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCORES)
 def test_first_and_second_derivatives(name: str) -> None:
     score, (query, key) = _score(name), _rows(name)
     inputs = (query[:1, :2].detach().requires_grad_(), key[:1, :3].detach().requires_grad_())
@@ -78,29 +79,30 @@ def test_first_and_second_derivatives(name: str) -> None:
     assert torch.autograd.gradgradcheck(score, inputs, fast_mode=True)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCORES)
 def test_a_score_depends_on_its_pair_alone(name: str) -> None:
     score, (query, key) = _score(name), _rows(name)
-    scores = score(query, key)
+    found = score(query, key)
     for item, step, place in product(range(2), range(4), range(6)):
         alone = score(query[item, step][None, None], key[item, place][None, None])
-        close(alone[0, 0, 0], scores[item, step, place], 1e-13)
+        close(alone[0, 0, 0], found[item, step, place], 1e-13)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *ALIASES])
+@pytest.mark.parametrize("name", ALL_NAMES)
 def test_scores_by_name_and_alias(name: str) -> None:
     score = make_score(name, query_dim=5, key_dim=5, hidden_dim=7)
-    assert type(score) is KINDS[ALIASES.get(name, name)]
+    assert type(score) is KINDS[find_score(name).name]
     assert score(torch.randn(2, 4, 5), torch.randn(2, 6, 5)).shape == (2, 4, 6)
 
 
 def test_names() -> None:
-    assert set(NAMES) == set(KINDS) == set(FORMULAS)
-    assert ALIASES == {"general": "bilinear", "bahdanau": "additive", "mlp": "additive"}
+    assert set(SCORES) == set(KINDS) == set(FORMULAS)
+    aliases = {name: find_score(name).name for name in ALL_NAMES if name not in SCORES}
+    assert aliases == {"general": "bilinear", "bahdanau": "additive", "mlp": "additive"}
     for name, kind in KINDS.items():
         assert getattr(regard, kind.__name__) is kind
         pairwise = name in ("additive", "concat")
-        assert issubclass(kind, PairwiseScore if pairwise else InnerScore)
+        assert issubclass(kind, PairwiseScore if pairwise else InnerProductScore)
 
 
 def test_an_unknown_name_lists_the_known() -> None:
@@ -108,13 +110,13 @@ def test_an_unknown_name_lists_the_known() -> None:
         make_score("dott", query_dim=5, key_dim=5, hidden_dim=7)
 
 
-@pytest.mark.parametrize("name", sorted(EQUAL_WIDTHS))
+@pytest.mark.parametrize("name", [name for name in SCORES if SCORES[name].equal_widths])
 def test_unequal_widths_name_both(name: str) -> None:
     with pytest.raises(RegardError, match=r"query_dim=5 .*key_dim=3.*bilinear"):
         make_score(name, query_dim=5, key_dim=3, hidden_dim=7)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCORES)
 def test_rows_that_do_not_fit_name_their_shapes(name: str, unchecked: None) -> None:
     score, (query, key) = _score(name), _rows(name)
     wrong = [
@@ -132,7 +134,7 @@ def test_rows_that_do_not_fit_name_their_shapes(name: str, unchecked: None) -> N
         assert isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("empty", ["B", "L", "T"])
 def test_empty_rows(name: str, empty: str) -> None:
     score, (query, key) = _score(name), _rows(name)
@@ -142,7 +144,7 @@ def test_empty_rows(name: str, empty: str) -> None:
     scores.sum().backward()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", SCORES)
 def test_strides_do_not_matter(name: str) -> None:
     score, (query, key) = _score(name), _rows(name)
     strange = query.detach().transpose(0, 1).contiguous().transpose(0, 1)
@@ -210,11 +212,81 @@ def test_concat_is_additive_with_its_matrix_cut_in_two() -> None:
     assert torch.equal(concat(query, key), additive(query, key))
 
 
-def test_additive_with_bias() -> None:
-    score = Additive(5, 3, 7, bias=True).double()
-    assert Additive(5, 3, 7).key_proj.bias is None
-    query, key = _rows("additive")
-    close(score(query, key), FORMULAS["additive"](score, query, key), 1e-13)
+@pytest.mark.parametrize("name", ["additive", "concat"])
+def test_pairwise_scores_with_bias(name: str) -> None:
+    score = make_score(name, query_dim=5, key_dim=3, hidden_dim=7, bias=True).double()
+    plain = make_score(name, query_dim=5, key_dim=3, hidden_dim=7)
+    assert "bias" not in plain.formula_parameters()
+    bias = score.formula_parameters()["bias"]
+    bias.data.normal_()
+    query, key = _rows(name)
+    expected = FORMULAS[name](score, query, key)
+    close(score(query, key), expected, 1e-13)
+    found = gradients(score(query, key), [query, key, *_parameters(score)])
+    wanted = gradients(expected, [query, key, *_parameters(score)])
+    for one, other in zip(found, wanted, strict=True):
+        close(one, other, 1e-13)
+    letters = {letter: value.detach() for letter, value in score.formula_parameters().items()}
+    by_hand = regard.explain(query[0, 0].detach(), key[0].detach(), score=name, parameters=letters)
+    close(torch.tensor(by_hand.scores), expected[0, 0], 1e-13)
+
+
+def test_options_of_a_score_are_accepted_by_name() -> None:
+    widths = {"query_dim": 4, "key_dim": 4, "hidden_dim": 4}
+    scaled = make_score("general", **widths, scaled=True)
+    assert isinstance(scaled, Bilinear)
+    assert scaled.scale == 0.5
+    cosine = make_score("cosine", **widths, temperature=0.5)
+    assert float(cosine.formula_parameters()["temperature"]) == pytest.approx(0.5)
+    with pytest.raises(ConfigError, match="dot does not take the option bias; its options: none"):
+        make_score("dot", **widths, bias=True)
+    with pytest.raises(ConfigError, match="option bias; its options: scaled"):
+        make_score("bilinear", **widths, bias=True)
+
+
+@pytest.mark.parametrize("alias", [name for name in ALL_NAMES if name not in SCORES])
+def test_aliases_are_accepted_wherever_a_score_is_named(alias: str) -> None:
+    name = find_score(alias).name
+    assert ModelConfig(attention=alias) == ModelConfig(attention=name)
+    assert regard.explain([1, 2], [[1, 0], [0, 1]], score=alias).score == name
+    assert ModelConfig(**model_settings(f"transformer:{alias}")).attention == name
+    heads = [regard.MultiHeadAttention(8, 2, score).attention.score for score in (alias, name)]
+    assert type(heads[0]) is type(heads[1])
+
+
+def test_a_new_score_needs_a_row_and_a_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NegativeDistance(scores.InnerProductScore):
+        """e = 2 s . h - h . h, which softmax treats as -|s - h|^2."""
+
+        def project_query(self, query: torch.Tensor) -> torch.Tensor:
+            return torch.cat([2 * query, torch.ones_like(query[..., :1])], -1)
+
+        def project_key(self, key: torch.Tensor) -> torch.Tensor:
+            return torch.cat([key, -key.square().sum(-1, keepdim=True)], -1)
+
+    entry = ScoreEntry(
+        name="distance",
+        aliases=("nearest",),
+        class_name="NegativeDistance",
+        equal_widths=True,
+        text="2 s . h - h . h",
+        latex=r"2 s \cdot h - h \cdot h",
+        source="a test",
+        compute=lambda s, h, p: 2 * s @ h - h @ h,
+    )
+    monkeypatch.setitem(SCORES, entry.name, entry)
+    monkeypatch.setattr(scores, entry.class_name, NegativeDistance, raising=False)
+    query, keys = torch.randn(1, 1, 5).double(), torch.randn(1, 6, 5).double()
+    score = make_score("nearest", query_dim=5, key_dim=5, hidden_dim=7)
+    by_hand = regard.explain(query[0, 0], keys[0], score="distance")
+    close(score(query, keys)[0, 0], torch.tensor(by_hand.scores), 1e-13)
+    found = regard.Attention(score)(query, keys, need_weights=True)
+    close(found.weights[0, 0], torch.tensor(by_hand.weights), 1e-13)
+    heads = regard.MultiHeadAttention(6, 2, "nearest")
+    assert type(heads.attention.score) is NegativeDistance
+    assert heads(torch.randn(2, 4, 6), torch.randn(2, 3, 6)).context.shape == (2, 4, 6)
+    with pytest.raises(ShapeError, match="score distance needs queries and keys of one width"):
+        make_score("distance", query_dim=5, key_dim=3, hidden_dim=7)
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])

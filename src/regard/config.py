@@ -7,15 +7,17 @@ that `regard --help` stays quick.
 import dataclasses
 from collections.abc import Mapping
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from regard.errors import ConfigError
+from regard.score_registry import ALL_NAMES, SCORES, check_rotary, find_score
 
 Unit = Literal["auto", "char", "grapheme", "word", "symbol", "bpe", "unigram"]
 NormalForm = Literal["none", "NFC", "NFD", "NFKC", "NFKD"]
-AttentionName = Literal[
-    "none", "dot", "scaled_dot", "cosine", "bilinear", "inner_product", "additive", "concat"
-]
+if TYPE_CHECKING:
+    AttentionName = str
+else:
+    AttentionName = Literal[("none", *ALL_NAMES)]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 MetricName = Literal["auto", "loss", "exact_match", "per", "cer", "bleu", "chrf"]
 
@@ -119,6 +121,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         _typed(self, "model")
+        if self.attention in ALL_NAMES:  # replaces an alias
+            object.__setattr__(self, "attention", find_score(self.attention).name)
         _at_least(1, self, "model", "embedding_dim", "encoder_dim", "decoder_dim", "attention_dim")
         _at_least(1, self, "model", "heads", "feed_forward_dim", "window_radius")
         if self.resolved() is not self:
@@ -169,7 +173,8 @@ class ModelConfig:
                 f"model.window {self.window} is for recurrent decoders with attention: leave it out, "
                 "or choose model.kind rnn and a score"
             )
-        if self.coverage and not (recurrent and self.attention in ("additive", "concat")):
+        pairwise = self.attention in SCORES and SCORES[self.attention].pairwise
+        if self.coverage and not (recurrent and pairwise):
             raise ConfigError(
                 "model.coverage is one more input of the additive and concat scores of recurrent "
                 f"decoders, got model.kind {self.kind} and model.attention {self.attention}"
@@ -185,16 +190,9 @@ class ModelConfig:
                     f"model.{part}_dim must be a multiple of model.heads, got {width} and "
                     f"{self.heads}"
                 )
-            if self.positions == "rotary" and self.attention in ("additive", "concat"):
-                raise ConfigError(
-                    "model.positions rotary turns rows that are compared by an inner product, which "
-                    f"{self.attention} is not; take sinusoidal or learned"
-                )
-            if self.positions == "rotary" and width // self.heads % 2:
-                raise ConfigError(
-                    f"model.positions rotary needs heads of even width, got {width // self.heads}; "
-                    "choose another model.heads"
-                )
+            if self.positions == "rotary" and self.attention in SCORES:
+                pairwise = SCORES[self.attention].pairwise
+                check_rotary(self.attention, pairwise, width // self.heads)
         if self.kind == "transformer" and self.attention == "none":
             raise ConfigError(
                 "a transformer is made of attention: choose a score for model.attention, or "

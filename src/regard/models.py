@@ -20,6 +20,7 @@ from regard.decoders import (
     TransformerDecoder,
 )
 from regard.encoders import RecurrentEncoder, TransformerEncoder
+from regard.score_registry import SCORES
 
 _LOWEST = -30.0
 """Bound on the log-probability of what a copying decoder cannot give, which smoothing weighs too."""
@@ -104,7 +105,8 @@ def build(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -
 
 
 def _encoder(config: ModelConfig, vocabulary: int) -> RecurrentEncoder | TransformerEncoder:
-    equal = config.kind == "rnn" and config.attention in scores.EQUAL_WIDTHS
+    entry = SCORES.get(cast("str", config.attention))
+    equal = config.kind == "rnn" and entry is not None and entry.equal_widths
     output_dim = config.decoder_dim if equal else None
     layers = cast("int", config.encoder_layers)
     if config.encoder == "transformer":
@@ -170,12 +172,13 @@ def _recurrent_decoder(
     if config.attention == "none":
         context = encoder.final_dim
         return FixedContextDecoder(**widths, context_dim=context, extra_dim=context)
+    entry = SCORES[cast("str", config.attention)]
     score = scores.make_score(
-        cast("str", config.attention),
+        entry.name,
         query_dim=config.decoder_dim,
         key_dim=encoder.output_dim,
         hidden_dim=config.attention_dim,
-        learned_temperature=True,
+        **entry.model_options,
     )
     attention = Attention(score, config.normalizer)
     widths["context_dim"] = encoder.output_dim

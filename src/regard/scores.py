@@ -1,15 +1,17 @@
-"""Scoring functions by name: how a query is compared with a key.
+"""Scores: functions that compare a query with a key.
 
-Every score here is one of two shapes. An *inner* score is an inner product of rows that are
-transformed once, `project_query(s) . project_key(h)`; a *pairwise* score is
-`v . tanh(project_query(s) + project_key(h))`. `Attention` asks a score for its shape and picks the
-arithmetic; a score of your own that is neither only needs `forward(query, key) -> (B, L, T)`.
+Every score here has one of two forms: an inner product of projected rows,
+`project_query(s) . project_key(h)`, or pairwise, `v . tanh(project_query(s) + project_key(h))`.
+`Attention` selects the computation by the form; a custom score of neither form only needs
+`forward(query, key) -> (B, L, T)`. Names, aliases and formulas are in `score_registry`.
 
 Notation: queries s_t are (B, L, Dq), keys h_i (B, T, Dk), scores e_ti (B, L, T).
 """
 
+import inspect
 import math
 from abc import ABC, abstractmethod
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float
@@ -18,62 +20,67 @@ from torch.nn import functional
 
 from regard.errors import ConfigError, ShapeError
 from regard.kernels import additive
+from regard.score_registry import find_score
 
 
 class Score(nn.Module, ABC):
-    """A score that transforms every query and every key once, on its own."""
+    """Base class of the scores: queries and keys are projected independently, then compared."""
 
     @abstractmethod
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
-        """Transform queries, once each."""
+        """Project the queries."""
 
     @abstractmethod
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
-        """Transform keys, once per source."""
+        """Project the keys; `Attention` calls this once per source."""
 
     @abstractmethod
     def compare(
         self, queries: Float[Tensor, "*n L E"], keys: Float[Tensor, "*n T E"]
     ) -> Float[Tensor, "*n L T"]:
-        """Score transformed queries against transformed keys."""
+        """Return the scores of projected queries with projected keys."""
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise a ShapeError that names both shapes where this score cannot compare them."""
+        """Raise a ShapeError that names both shapes if their widths do not fit this score."""
 
-    def forward(self, query: Float[Tensor, "B1 L Dq"], key: Float[Tensor, "B2 T Dk"]) -> Tensor:
-        """Scores of every query with every key: (B, L, Dq), (B, T, Dk) -> (B, L, T).
+    def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
+        """Return the parameters by their letters in the formula, for scores per head of one head."""
+        return {}
+
+    def forward(self, query: Float[Tensor, "B L Dq"], key: Float[Tensor, "B T Dk"]) -> Tensor:
+        """Return the scores of every query with every key, (B, L, T).
 
         Raises:
-            ShapeError: ranks, batch sizes or widths do not fit.
+            ShapeError: the ranks, batch sizes or widths do not fit.
         """
         check_pair(query, key)
         self.check(query, key)
         return self.compare(self.project_query(query), self.project_key(key))
 
 
-class InnerScore(Score):
-    """A score that is an inner product of transformed rows."""
+class InnerProductScore(Score):
+    """Base class of scores that are an inner product of projected rows."""
 
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
-        """Leave queries as they are."""
+        """Return the queries unchanged."""
         return query
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
-        """Leave keys as they are."""
+        """Return the keys unchanged."""
         return key
 
     def compare(
         self, queries: Float[Tensor, "*n L E"], keys: Float[Tensor, "*n T E"]
     ) -> Float[Tensor, "*n L T"]:
-        """e_ti = q_t . k_i."""
+        """Return e_ti = q_t . k_i."""
         return queries @ keys.mT
 
 
-class EqualWidths(InnerScore):
-    """An inner score that compares rows of one width."""
+class EqualWidthScore(InnerProductScore):
+    """Base class of inner products that need queries and keys of one width."""
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise a ShapeError where the widths differ."""
+        """Raise a ShapeError if the widths differ."""
         if query.shape[-1] != key.shape[-1]:
             raise ShapeError(
                 f"{type(self).__name__} needs queries and keys of one width, got query "
@@ -81,14 +88,14 @@ class EqualWidths(InnerScore):
             )
 
 
-class Dot(EqualWidths):
+class Dot(EqualWidthScore):
     """e = s . h (Luong et al. 2015, arXiv:1508.04025, section 3.1, 'dot'). No parameters."""
 
 
-class ScaledDot(EqualWidths):
+class ScaledDot(EqualWidthScore):
     """e = s . h / sqrt(D) (Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1). No parameters.
 
-    For independent components of variance 1 the dot product has variance D; divided by sqrt(D) it
+    For independent components of variance 1 the dot product has variance D; divided by sqrt(D), it
     has variance 1 at any width.
     """
 
@@ -97,34 +104,38 @@ class ScaledDot(EqualWidths):
         return query / math.sqrt(query.shape[-1])
 
 
-class Cosine(EqualWidths):
-    """e = s . h / (|s| |h| temperature): bounded by 1 / temperature, whatever the norms.
+class Cosine(EqualWidthScore):
+    """e = s . h / (|s| |h| temperature): bounded by 1 / temperature at any norm.
 
     Args:
-        temperature: what the cosine is divided by, above 0 (default 1).
-        learned: train the temperature (as exp of a parameter, so it stays above 0).
+        temperature: divisor of the cosine, above 0 (default 1).
+        learned_temperature: train the temperature (as exp of a parameter, so it stays above 0).
     """
 
-    def __init__(self, temperature: float = 1.0, learned: bool = False) -> None:
+    def __init__(self, temperature: float = 1.0, learned_temperature: bool = False) -> None:
         super().__init__()
         if not temperature > 0:
             raise ConfigError(f"the temperature of Cosine must be above 0, got {temperature}")
         self.log_temperature = nn.Parameter(
-            torch.tensor(math.log(temperature)), requires_grad=learned
+            torch.tensor(math.log(temperature)), requires_grad=learned_temperature
         )
 
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
-        """Bring queries to length 1 / temperature."""
+        """Scale queries to norm 1 / temperature."""
         return functional.normalize(query, dim=-1) * torch.exp(-self.log_temperature).to(
             query.dtype
         )
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
-        """Bring keys to length 1."""
+        """Scale keys to norm 1."""
         return functional.normalize(key, dim=-1)
 
+    def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
+        """Return the temperature."""
+        return {"temperature": self.log_temperature.exp()}
 
-class Bilinear(InnerScore):
+
+class Bilinear(InnerProductScore):
     """e = s W h, with W any (Dq, Dk) matrix (Luong et al. 2015, section 3.1, 'general').
 
     Args:
@@ -140,20 +151,24 @@ class Bilinear(InnerScore):
         nn.init.xavier_uniform_(self.weight)
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise a ShapeError where a width is not the one of W."""
+        """Raise a ShapeError unless the widths are those of W."""
         check_widths(self, query, key, *self.weight.shape)
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
-        """W h, times the scale."""
+        """Return W h, multiplied by the scale."""
         return functional.linear(key, self.weight * self.scale)
 
+    def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
+        """Return W, multiplied by the scale."""
+        return {"W": self.weight * self.scale}
 
-class InnerProduct(EqualWidths):
+
+class InnerProduct(EqualWidthScore):
     """e = s W h with W = A A' + eps I, symmetric and positive definite: <u, u> > 0 for u != 0.
 
     Args:
         dim: width D of queries and keys.
-        eps: what is added to the diagonal (default 1e-3), above 0.
+        eps: number added to the diagonal, above 0 (default 1e-3).
     """
 
     def __init__(self, dim: int, eps: float = 1e-3) -> None:
@@ -165,29 +180,35 @@ class InnerProduct(EqualWidths):
         nn.init.xavier_uniform_(self.factor)
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise a ShapeError where a width is not the one of W."""
+        """Raise a ShapeError unless the widths are those of W."""
         check_widths(self, query, key, *self.factor.shape)
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
-        """(A A' + eps I) h."""
+        """Return (A A' + eps I) h."""
         return key @ self.factor @ self.factor.T + self.eps * key
+
+    def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
+        """Return W = A A' + eps I in float64."""
+        factor = self.factor.double()
+        identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+        return {"W": factor @ factor.T + self.eps * identity}
 
 
 class PairwiseScore(Score):
-    """A score v . tanh(a + b) over transformed queries a and transformed keys b."""
+    """Base class of scores v . tanh(a + b) of projected queries a and projected keys b."""
 
     vector: nn.Parameter
-    """v: (D,), or (H, D) with one for every head."""
+    """v: (D,), or (H, D) with one row per head."""
 
     def vectors(self, keys: Float[Tensor, "*n T E"]) -> Float[Tensor, "*h E"]:
-        """The vector in the dtype of the keys, with a row per head where the keys have heads."""
+        """Return v in the dtype of the keys, with one row per head if the keys have heads."""
         vector = self.vector.to(keys.dtype)
         return vector.repeat(keys.shape[1], 1) if keys.dim() == 4 and vector.dim() == 1 else vector
 
     def compare(
         self, queries: Float[Tensor, "*n L E"], keys: Float[Tensor, "*n T E"]
     ) -> Float[Tensor, "*n L T"]:
-        """e_ti = v . tanh(a_t + b_i), in bounded memory."""
+        """Return e_ti = v . tanh(a_t + b_i), computed in bounded memory."""
         return additive.scores(queries, keys, self.vectors(keys))
 
 
@@ -213,56 +234,73 @@ class Additive(PairwiseScore):
         nn.init.xavier_uniform_(self.vector[None])
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise a ShapeError where a width is not the one of W or U."""
+        """Raise a ShapeError unless the widths are those of W and U."""
         check_widths(self, query, key, self.query_proj.in_features, self.key_proj.in_features)
 
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
-        """W s."""
+        """Return W s."""
         return self.query_proj(query)
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
-        """U h, plus the bias where there is one."""
+        """Return U h + bias."""
         return self.key_proj(key)
+
+    def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
+        """Return W, U, v and the bias if there is one."""
+        found: dict[str, Tensor] = {
+            "W": self.query_proj.weight,
+            "U": self.key_proj.weight,
+            "v": self.vector,
+        }
+        bias = cast("Tensor | None", self.key_proj.bias)
+        return found if bias is None else {**found, "bias": bias}
 
 
 class Concat(PairwiseScore):
-    """e = v . tanh(W [s; h]) (Luong et al. 2015, section 3.1, 'concat').
+    """e = v . tanh(W [s; h] + bias) (Luong et al. 2015, section 3.1, 'concat').
 
-    The same function as `Additive` with W cut in two, and computed that way: no query is ever
-    concatenated with a key.
+    The same function as `Additive` with W split at column Dq, and computed that way: queries are
+    never concatenated with keys.
 
     Args:
         query_dim: width Dq of a query.
         key_dim: width Dk of a key.
         hidden_dim: width D of v.
+        bias: add a bias inside tanh (off by default, as in the paper).
     """
 
-    def __init__(self, query_dim: int, key_dim: int, hidden_dim: int) -> None:
+    def __init__(self, query_dim: int, key_dim: int, hidden_dim: int, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(hidden_dim, query_dim + key_dim))
+        self.bias = nn.Parameter(torch.zeros(hidden_dim)) if bias else None
         self.vector = nn.Parameter(torch.empty(hidden_dim))
         self.widths = (query_dim, key_dim)
         nn.init.xavier_uniform_(self.weight)
         nn.init.xavier_uniform_(self.vector[None])
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise a ShapeError where a width is not the one of its part of W."""
+        """Raise a ShapeError unless the widths are those of the two parts of W."""
         check_widths(self, query, key, *self.widths)
 
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
-        """The part of W that meets s, times s."""
+        """Return the first Dq columns of W times s."""
         return functional.linear(query, self.weight[:, : self.widths[0]])
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
-        """The part of W that meets h, times h."""
-        return functional.linear(key, self.weight[:, self.widths[0] :])
+        """Return the last Dk columns of W times h, plus the bias."""
+        return functional.linear(key, self.weight[:, self.widths[0] :], self.bias)
+
+    def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
+        """Return W, v and the bias if there is one."""
+        found: dict[str, Tensor] = {"W": self.weight, "v": self.vector}
+        return found if self.bias is None else {**found, "bias": self.bias}
 
 
 class AdditiveHeads(PairwiseScore):
-    """e = v_h . tanh(q + k) for every head h, of rows that W and U have transformed already.
+    """e = v_h . tanh(q + k) for every head h, given projected queries q and keys k.
 
-    The additive score inside multi-head attention, whose projections of queries and keys are W and
-    U; so every head has its own W, U and v.
+    The additive score inside multi-head attention, whose projections of queries and keys serve as W
+    and U: every head has its own W, U and v.
 
     Args:
         heads: number H of heads.
@@ -276,88 +314,79 @@ class AdditiveHeads(PairwiseScore):
         nn.init.uniform_(self.vector, -bound, bound)
 
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
-        """Leave queries as they are."""
+        """Return the queries unchanged."""
         return query
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
-        """Leave keys as they are."""
+        """Return the keys unchanged."""
         return key
 
-
-ALIASES: dict[str, str] = {"general": "bilinear", "bahdanau": "additive", "mlp": "additive"}
-"""Other names of scores in the literature."""
-
-EQUAL_WIDTHS: frozenset[str] = frozenset({"dot", "scaled_dot", "cosine", "inner_product"})
-"""Names of the scores that compare rows of one width."""
-
-PAIRWISE: frozenset[str] = frozenset({"additive", "concat"})
-"""Names of the scores v . tanh(a + b)."""
-
-NAMES: tuple[str, ...] = (
-    "dot", "scaled_dot", "cosine", "bilinear", "inner_product", "additive", "concat",
-)  # fmt: skip
-"""Every score by name."""
+    def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
+        """Return v of the head; the projected queries and keys contain W and U."""
+        return {"v": self.vector[head]}
 
 
 def make_score(
-    name: str, *, query_dim: int, key_dim: int, hidden_dim: int, learned_temperature: bool = False
+    name: str, *, query_dim: int, key_dim: int, hidden_dim: int, **options: Any
 ) -> Score:
-    """Make a score by its name or alias; what a score has no use for is ignored.
+    """Construct a score by its name or alias.
 
     Args:
-        name: one of `NAMES`, or `general`, `bahdanau`, `mlp`.
+        name: `dot`, `scaled_dot`, `cosine`, `bilinear` (`general`), `inner_product`, `additive`
+            (`bahdanau`, `mlp`) or `concat`.
         query_dim: width Dq of a query.
         key_dim: width Dk of a key.
-        hidden_dim: width inside `additive` and `concat`.
-        learned_temperature: let `cosine` learn its temperature.
+        hidden_dim: width inside `additive` and `concat`; the other scores ignore it.
+        **options: further arguments of the class, such as `bias`, `scaled` or `temperature`.
 
     Raises:
-        ConfigError: no score has this name.
+        ConfigError: no score has this name, or it does not take an option.
         ShapeError: the score needs equal widths and they differ.
     """
-    name = ALIASES.get(name, name)
-    if name in EQUAL_WIDTHS and query_dim != key_dim:
+    entry = find_score(name)
+    if entry.equal_widths and query_dim != key_dim:
         raise ShapeError(
-            f"score {name} needs queries and keys of one width, got query_dim={query_dim} and "
+            f"score {entry.name} needs queries and keys of one width, got query_dim={query_dim} and "
             f"key_dim={key_dim}; project one of them, or use bilinear, additive or concat"
         )
-    match name:
-        case "dot":
-            return Dot()
-        case "scaled_dot":
-            return ScaledDot()
-        case "cosine":
-            return Cosine(learned=learned_temperature)
-        case "bilinear":
-            return Bilinear(query_dim, key_dim)
-        case "inner_product":
-            return InnerProduct(query_dim)
-        case "additive":
-            return Additive(query_dim, key_dim, hidden_dim)
-        case "concat":
-            return Concat(query_dim, key_dim, hidden_dim)
-        case _:
-            raise ConfigError(f"no score is named {name!r}; choose one of {', '.join(NAMES)}")
+    score_class = globals()[entry.class_name]
+    widths = {
+        "query_dim": query_dim,
+        "key_dim": key_dim,
+        "hidden_dim": hidden_dim,
+        "dim": query_dim,
+    }
+    parameters = inspect.signature(score_class).parameters.values()
+    arguments = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    allowed = [argument for argument in arguments if argument not in widths]
+    for option in options:
+        if option not in allowed:
+            raise ConfigError(
+                f"score {entry.name} does not take the option {option}; its options: "
+                f"{', '.join(allowed) or 'none'}"
+            )
+    used = {argument: widths[argument] for argument in arguments if argument in widths}
+    return score_class(**used, **options)
 
 
 def shape(tensor: Tensor) -> str:
-    """The shape as it is written in messages: (2, 3, 4)."""
+    """Return the shape as messages print it, such as (2, 3, 4)."""
     return str(tuple(tensor.shape))
 
 
 def check_pair(query: Tensor, key: Tensor) -> None:
-    """Raise a ShapeError unless query and key are (B, L, Dq) and (B, T, Dk) with one B."""
+    """Raise a ShapeError unless query and key are (B, L, Dq) and (B, T, Dk) with equal B."""
     if query.dim() != 3 or key.dim() != 3 or query.shape[0] != key.shape[0]:
         raise ShapeError(
-            "expected query (B, L, Dq) and key (B, T, Dk) with one B, got query "
+            "expected query (B, L, Dq) and key (B, T, Dk) with equal B, got query "
             f"{shape(query)} and key {shape(key)}"
         )
 
 
 def check_widths(score: nn.Module, query: Tensor, key: Tensor, *widths: int) -> None:
-    """Raise a ShapeError unless query and key have these two widths."""
+    """Raise a ShapeError unless query and key have these widths."""
     if (query.shape[-1], key.shape[-1]) != tuple(widths):
         raise ShapeError(
-            f"{type(score).__name__} was made for queries of width {widths[0]} and keys of width "
+            f"{type(score).__name__} expects queries of width {widths[0]} and keys of width "
             f"{widths[1]}, got query {shape(query)} and key {shape(key)}"
         )

@@ -14,7 +14,7 @@ from regard.attention.masks import Masks, read_masks, without
 from regard.errors import ConfigError, ShapeError
 from regard.kernels import additive, eager
 from regard.kernels.eager import NORMALIZERS
-from regard.scores import InnerScore, PairwiseScore, Score, check_pair, shape
+from regard.scores import InnerProductScore, PairwiseScore, Score, check_pair, shape
 
 
 class AttentionOutput(NamedTuple):
@@ -138,7 +138,7 @@ class Attention(nn.Module):
             )  # fmt: skip
             return AttentionOutput(output.context, output.weights)
         assert isinstance(keys, Tensor)
-        if isinstance(score, InnerScore) and self._is_plain_dot(need_weights):
+        if isinstance(score, InnerProductScore) and self._is_plain_dot(need_weights):
             queries = score.project_query(query).to(keys.dtype)
             return AttentionOutput(
                 _dot_attention(queries, keys, values, masked, bias, dropout), None
@@ -185,7 +185,9 @@ class Attention(nn.Module):
 
     def _is_plain_dot(self, need_weights: bool) -> bool:
         return (
-            isinstance(self.score, InnerScore) and self.normalizer == "softmax" and not need_weights
+            isinstance(self.score, InnerProductScore)
+            and self.normalizer == "softmax"
+            and not need_weights
         )
 
     def _scores(self, query: Tensor, keys: Tensor) -> Tensor:

@@ -12,11 +12,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard import scores
 from regard.attention.attention import Attention, AttentionOutput, check_rows
 from regard.attention.masks import check_mask, read_masks, without
 from regard.errors import ConfigError, ShapeError
 from regard.layers import RotaryPositions
-from regard.scores import ALIASES, PAIRWISE, AdditiveHeads, PairwiseScore, Score, make_score, shape
+from regard.score_registry import check_rotary, find_score
+from regard.scores import PairwiseScore, Score, make_score, shape
 
 
 class Heads(NamedTuple):
@@ -75,7 +77,9 @@ class MultiHeadAttention(nn.Module):
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.key_dim = embed_dim if key_dim is None else key_dim
         self.attention = Attention(_head_score(score, num_heads, width), normalizer, dropout)
-        check_rotary(rotary, score, width)
+        if rotary:
+            name = find_score(score).name if isinstance(score, str) else type(score).__name__
+            check_rotary(name, isinstance(self.attention.score, PairwiseScore), width)
         self.rotary = RotaryPositions() if rotary else None
         self.query_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.key_proj = nn.Linear(self.key_dim, embed_dim, bias=bias)
@@ -162,7 +166,7 @@ class MultiHeadAttention(nn.Module):
         found = query.shape[-1], key.shape[-1], value.shape[-1]
         if found != (self.embed_dim, self.key_dim, self.key_dim):
             raise ShapeError(
-                f"MultiHeadAttention was made for queries of width {self.embed_dim} and keys and "
+                f"MultiHeadAttention expects queries of width {self.embed_dim} and keys and "
                 f"values of width {self.key_dim}, got query {shape(query)}, key {shape(key)} and "
                 f"value {shape(value)}"
             )
@@ -229,28 +233,15 @@ def causal_mask(length: int, device: torch.device) -> Bool[Tensor, "L L"]:
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
 
 
-def check_rotary(rotary: bool, score: str | nn.Module, width: int) -> None:
-    """Raise a ConfigError where rotary positions cannot serve."""
-    if not rotary:
-        return
-    name = ALIASES.get(score, score) if isinstance(score, str) else type(score).__name__
-    if name in PAIRWISE or isinstance(score, PairwiseScore):
-        raise ConfigError(
-            f"rotary positions turn rows that are compared by an inner product, which {name} is "
-            "not; take sinusoidal or learned positions"
-        )
-    if width % 2:
-        raise ConfigError(f"rotary positions need heads of even width, got {width}")
-
-
 def _head_score(score: str | nn.Module, heads: int, width: int) -> nn.Module:
     if isinstance(score, Score):
         row = torch.empty(1, 1, width)
         score.check(row, row)
     if not isinstance(score, str):
         return score
-    if ALIASES.get(score, score) in PAIRWISE:
-        return AdditiveHeads(heads, width)
+    entry = find_score(score)
+    if entry.head_class is not None:
+        return getattr(scores, entry.head_class)(heads, width)
     return make_score(
-        score, query_dim=width, key_dim=width, hidden_dim=width, learned_temperature=True
+        score, query_dim=width, key_dim=width, hidden_dim=width, **entry.model_options
     )

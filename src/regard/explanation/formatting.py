@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from regard.explanation.formulas import FORMULAS, Vector
-from regard.explanation.worked_example import Explanation
+from regard.explanation.worked_example import Explanation, Vector
+from regard.score_registry import SCORES
 
 _WIDEST, _SHOWN = 16, 6
 """Numbers of a row up to which all are shown, and how many of a wider one (JSON holds all)."""
@@ -90,7 +90,7 @@ class _Writer:
         of = self.of
         if of.scores is None or of.exponentials is None:
             return [f"{self._head('Weights, given')}\n{self._list(of.weights, 'alpha', 'α')}"]
-        formula = FORMULAS[of.score]
+        formula = SCORES[of.score]
         score = [
             self._head(f"1. Score ({of.score}, {formula.source})"),
             self._math(f"e_i = {formula.text}", f"e_i = {formula.latex}"),

@@ -10,9 +10,9 @@ from regard.copy_mechanism import copies_of, widened
 from regard.data import Example, collate
 from regard.decoders import BahdanauDecoder, LuongDecoder, TransformerDecoder
 from regard.errors import ConfigError
-from regard.explanation.formulas import FORMULAS
 from regard.explanation.worked_example import Explanation, explain
-from regard.scores import AdditiveHeads
+from regard.score_registry import SCORES
+from regard.scores import Score
 from regard.text import EOS, Encoding
 from regard.translation import Translation
 from regard.translator import TextOrTokens, Translator
@@ -140,49 +140,24 @@ def _encoded(translator: Translator, output: Translation) -> tuple[Any, Tensor]:
 def _explained(
     attention: Attention, query: Tensor, keys: Any, values: Any, labels: list[str], head: int = 0
 ) -> Explanation:
-    score: Any = attention.score
+    score = attention.score
     kind = type(score).__name__
-    name = {
-        "ScaledDot": "scaled_dot",
-        "InnerProduct": "inner_product",
-        "AdditiveHeads": "additive",
-    }.get(kind, kind.lower())
-    if name not in FORMULAS:
-        raise ConfigError(f"no formula is known for a score of the kind {kind}")
-    shown = None if values is keys else values
+    entry = next((row for row in SCORES.values() if kind in (row.class_name, row.head_class)), None)
+    if entry is None or not isinstance(score, Score):
+        raise ConfigError(f"no formula is registered for scores of the class {kind}")
     with torch.inference_mode():
-        parameters = _letters(name, score, head)
-    state = query.double().cpu().numpy()
-    return explain(state, keys, shown, name, parameters=parameters, labels=labels)
-
-
-def _letters(name: str, score: Any, head: int) -> dict[str, Any]:
-    """The parameters by the letters of the formula."""
-
-    def array(tensor: Tensor) -> Any:
-        return tensor.detach().double().cpu().numpy()
-
-    if isinstance(score, AdditiveHeads):
-        vector = array(score.vector[head])
-        return {"v": vector}
-    match name:
-        case "additive":
-            found = {"W": score.query_proj.weight, "U": score.key_proj.weight, "v": score.vector}
-            bias = {} if score.key_proj.bias is None else {"bias": score.key_proj.bias}
-            return {letter: array(tensor) for letter, tensor in {**found, **bias}.items()}
-        case "concat":
-            return {"W": array(score.weight), "v": array(score.vector)}
-        case "bilinear":
-            return {"W": array(score.weight * score.scale)}
-        case "inner_product":
-            factor = array(score.factor)
-            matrix = factor @ factor.T
-            matrix[range(len(matrix)), range(len(matrix))] += score.eps
-            return {"W": matrix}
-        case "cosine":
-            return {"temperature": array(score.log_temperature.exp())}
-        case _:
-            return {}
+        parameters = {
+            letter: parameter.double().cpu().numpy()
+            for letter, parameter in score.formula_parameters(head).items()
+        }
+    return explain(
+        query.double().cpu().numpy(),
+        keys,
+        None if values is keys else values,
+        entry.name,
+        parameters=parameters,
+        labels=labels,
+    )
 
 
 def _labels(tokens: list[str]) -> list[str]:

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from regard.errors import ConfigError, ShapeError
-from regard.explanation.formulas import FORMULAS, Parameters, Vector
-from regard.scores import ALIASES, NAMES
+from regard.score_registry import Parameters, ScoreEntry, find_score
+
+Vector = npt.NDArray[np.float64]
 
 _LARGEST = 700.0
 """Scores above it have exponentials that float64 cannot hold."""
@@ -145,16 +147,14 @@ def explain(
     if query is None:
         raise ConfigError("there is no query to score the keys with: give one, or weights")
     state = _vector(query, "query")
-    name = ALIASES.get(score, score)
-    if name not in FORMULAS:
-        raise ConfigError(f"no score is named {score!r}; choose one of {', '.join(NAMES)}")
-    used = _parameters(name, parameters or {}, len(state), states.shape[1])
-    found = _scores(name, state, states, used)
+    entry = find_score(score)
+    used = _parameters(entry, parameters or {}, len(state), states.shape[1])
+    found = _scores(entry, state, states, used)
     shift = float(found.max()) if found.max() > _LARGEST else 0.0
     powers = np.exp(found - shift)
     total = float(powers.sum())
     return Explanation(
-        state, states, means, name, used, found, powers, total, powers / total, names, shift,
+        state, states, means, entry.name, used, found, powers, total, powers / total, names, shift,
         frozenset(used.keys() - (parameters or {}).keys()),
     )  # fmt: skip
 
@@ -185,24 +185,26 @@ def _parts(total: int, most: int) -> list[int]:
     return [min(most, total - start) for start in range(0, total, most)]
 
 
-def _scores(name: str, query: Vector, keys: Vector, parameters: Parameters) -> Vector:
+def _scores(entry: ScoreEntry, query: Vector, keys: Vector, parameters: Parameters) -> Vector:
     try:
-        return np.array([FORMULAS[name].compute(query, key, parameters) for key in keys], float)
+        return np.array([entry.compute(query, key, parameters) for key in keys], float)
     except ValueError:
         shapes = ", ".join(f"{letter} {np.shape(p)}" for letter, p in parameters.items())
         raise ShapeError(
-            f"{name} ({FORMULAS[name].text}) cannot compare a query of width {len(query)} with keys "
+            f"{entry.name} ({entry.text}) cannot compare a query of width {len(query)} with keys "
             f"of width {keys.shape[1]}" + (f" by {shapes}" if shapes else "")
         ) from None
 
 
-def _parameters(name: str, given: Parameters, query_dim: int, key_dim: int) -> dict[str, Vector]:
-    defaults = FORMULAS[name].defaults(query_dim, key_dim)
-    allowed = {*defaults, *(("bias",) if name == "additive" else ())}
+def _parameters(
+    entry: ScoreEntry, given: Parameters, query_dim: int, key_dim: int
+) -> dict[str, Vector]:
+    defaults = entry.defaults(query_dim, key_dim)
+    allowed = {*defaults, *entry.optional_parameters}
     for letter in given:
         if letter not in allowed:
             known = ", ".join(sorted(allowed)) or "no parameters"
-            raise ConfigError(f"{name} has no parameter {letter!r}; it has {known}")
+            raise ConfigError(f"{entry.name} has no parameter {letter!r}; it has {known}")
     arrays = {letter: np.asarray(value, dtype=float) for letter, value in given.items()}
     return {**defaults, **arrays}
 

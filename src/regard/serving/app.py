@@ -20,8 +20,8 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from regard import model_folder
 from regard.errors import ConfigError, RegardError
-from regard.explanation.formulas import FORMULAS
 from regard.explanation.from_model import explain_step
+from regard.score_registry import SCORES
 from regard.serving.batching import Batcher, Busy, Search
 from regard.serving.limits import BodyLimit, Limits
 from regard.serving.metrics import Metrics, RequestMetrics
@@ -264,7 +264,7 @@ def _numbers(walk: dict[str, Any]) -> dict[str, Any]:
     context: list[float] = walk["context"]
     return {
         **{name: walk[name] for name in kept},
-        "formula": FORMULAS[walk["score"]].text,
+        "formula": SCORES[walk["score"]].text,
         "context": context[:_SHOWN],
         "width": len(context),
     }
