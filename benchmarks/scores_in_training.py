@@ -45,7 +45,7 @@ def updates(config: regard.Config, sizes: tuple[int, int]) -> Callable[[Batch], 
     def update(batch: Batch) -> float:
         begin = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            loss = model(*batch, settings.label_smoothing, 0.0)
+            loss = model(batch, label_smoothing=settings.label_smoothing)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
         optimizer.step()

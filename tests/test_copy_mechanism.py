@@ -9,7 +9,7 @@ import torch
 import regard
 from regard.config import Config, ModelConfig, TextConfig, TrainingConfig
 from regard.copy_mechanism import copies_of, hide, widened
-from regard.data import Example, collate
+from regard.data import Batch, Example, collate
 from regard.errors import ConfigError
 from regard.models import Seq2Seq, build
 from regard.text import EOS, UNK, Tokenizer
@@ -105,7 +105,7 @@ def test_every_parameter_learns_and_smoothing_stays_finite(settings: dict[str, o
     source, lengths, copies = _batch()
     targets = torch.tensor([[4, 11, 3], [11, 5, 3]])
     inputs = torch.tensor([[2, 4, 11], [2, 11, 5]])
-    loss = model(source, lengths, inputs, targets, copies, label_smoothing=0.1)
+    loss = model(Batch(source, lengths, inputs, targets, copies), label_smoothing=0.1)
     loss.backward()
     assert loss.isfinite()
     for name, parameter in model.named_parameters():
@@ -174,9 +174,12 @@ def test_smoothing_does_not_depend_on_what_others_in_the_batch_may_copy() -> Non
     model = _model(KINDS[0])
     source, lengths, copies = _batch()
     inputs, targets = torch.tensor([[2, 4], [2, 5]]), torch.tensor([[4, 3], [5, 3]])
-    whole = model(source, lengths, inputs, targets, copies, label_smoothing=0.1)
+    whole = model(Batch(source, lengths, inputs, targets, copies), label_smoothing=0.1)
     parts = [
-        model(*(t[[row]] for t in (source, lengths, inputs, targets, copies)), label_smoothing=0.1)
+        model(
+            Batch(*(t[[row]] for t in (source, lengths, inputs, targets, copies))),
+            label_smoothing=0.1,
+        )
         for row in range(2)
     ]
     torch.testing.assert_close(whole, torch.stack(parts).mean())

@@ -120,7 +120,7 @@ def test_a_batch_is_its_examples_and_padding(examples: list[Example]) -> None:
     assert batch.source.shape == (len(examples), max(len(e.source) for e in examples))
     assert batch.inputs.shape == batch.targets.shape
     assert batch.inputs.shape[1] == max(len(e.target) for e in examples) + 1
-    assert batch.symbols == sum(len(e.target) + 1 for e in examples)
+    assert batch.target_tokens == sum(len(e.target) + 1 for e in examples)
     for row, (source, target, _) in enumerate(examples):
         assert batch.lengths[row] == len(source)
         for tensor, real in (

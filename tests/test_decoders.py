@@ -8,6 +8,7 @@ from torch import Tensor
 
 from regard.cells import CELLS
 from regard.config import ModelConfig
+from regard.data import Batch
 from regard.models import Seq2Seq, build
 from regard.score_registry import SCORES
 
@@ -177,10 +178,17 @@ def test_padding_in_sources_and_targets_never_moves_the_loss(settings: dict[str,
     model = _model(settings)
     source, lengths = _sources()
     inputs, targets = _targets(), torch.tensor([[4, 5, 6, 3], [7, 8, 3, 0], [9, 10, 4, 3]])
-    whole = model(source, lengths, inputs, targets)
+    whole = model(Batch(source, lengths, inputs, targets))
     counts = (targets != 0).sum(1)
     parts = [
-        model(source[[row], :length], lengths[[row]], inputs[[row], :count], targets[[row], :count])
+        model(
+            Batch(
+                source[[row], :length],
+                lengths[[row]],
+                inputs[[row], :count],
+                targets[[row], :count],
+            )
+        )
         for row, (length, count) in enumerate(zip(lengths, counts, strict=True))
     ]
     mean = (torch.stack(parts) * counts).sum() / counts.sum()
@@ -190,7 +198,7 @@ def test_padding_in_sources_and_targets_never_moves_the_loss(settings: dict[str,
 @pytest.mark.parametrize("settings", DECODERS, ids=_name)
 def test_every_parameter_learns(settings: dict[str, object]) -> None:
     model = _model(settings).train()
-    loss = model(*_sources(), _targets(), _targets(), label_smoothing=0.1)
+    loss = model(Batch(*_sources(), _targets(), _targets()), label_smoothing=0.1)
     loss.backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
@@ -304,7 +312,7 @@ def test_the_coverage_loss_is_attention_to_what_was_attended_to() -> None:
     model = _model({"attention": "additive", "coverage": True})
     source, lengths = _sources()
     inputs, targets = _targets(), torch.tensor([[4, 5, 6, 3], [7, 8, 3, 0], [9, 10, 4, 3]])
-    plain = model(source, lengths, inputs, targets)
+    plain = model(Batch(source, lengths, inputs, targets))
     weights = model.decoder.unroll(model.encode(source, lengths), inputs, need_weights=True).weights
     costs = []
     for row in range(3):
@@ -312,5 +320,5 @@ def test_the_coverage_loss_is_attention_to_what_was_attended_to() -> None:
             before = weights[row, :t, 0, 0].sum(0) if t else torch.zeros(6)
             costs.append(torch.minimum(weights[row, t, 0, 0], before).sum())
     want = plain + 0.7 * torch.stack(costs).mean()
-    found = model(source, lengths, inputs, targets, coverage_loss=0.7)
+    found = model(Batch(source, lengths, inputs, targets), coverage_loss=0.7)
     torch.testing.assert_close(found, want)

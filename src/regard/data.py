@@ -180,8 +180,8 @@ class Batch(NamedTuple):
         return Batch(source, lengths, inputs, targets, copies)
 
     @property
-    def symbols(self) -> int:
-        """Real target symbols, end symbols included."""
+    def target_tokens(self) -> int:
+        """Number of target tokens, EOS included, padding excluded."""
         return int((self.targets != PAD).sum())
 
 

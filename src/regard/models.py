@@ -12,6 +12,7 @@ from regard.attention import Attention, Memory
 from regard.attention.coverage import Coverage, coverage_cost
 from regard.attention.window import Window
 from regard.config import ModelConfig
+from regard.data import Batch
 from regard.decoders import (
     BahdanauDecoder,
     Decoder,
@@ -54,23 +55,17 @@ class Seq2Seq(nn.Module):
         return dataclasses.replace(memory, copies=copies)
 
     def forward(
-        self,
-        source: Int[Tensor, "B T"],
-        lengths: Int[Tensor, " B"],
-        inputs: Int[Tensor, "B L"],
-        targets: Int[Tensor, "B L"],
-        copies: Int[Tensor, "B T"] | None = None,
-        label_smoothing: float = 0.0,
-        coverage_loss: float = 0.0,
+        self, batch: Batch, *, label_smoothing: float = 0.0, coverage_loss: float = 0.0
     ) -> Tensor:
-        """Cross-entropy, in nats per target symbol, of `targets` given `inputs` shifted by one.
+        """Compute the cross-entropy, in nats per target token, of the batch's targets.
 
         Padding (`padding_id`) in `targets` does not count. `coverage_loss` times the attention that
         goes where it went before is added (See et al. 2017, arXiv:1704.04368, eq. 13).
         """
-        memory = self.encode(source, lengths, copies)
+        targets, copies = batch.targets, batch.copies
+        memory = self.encode(batch.source, batch.lengths, copies)
         unrolled = self.decoder.unroll(
-            memory, inputs, need_weights=copies is not None or coverage_loss > 0
+            memory, batch.inputs, need_weights=copies is not None or coverage_loss > 0
         )
         real = targets != self.padding_id
         if copies is None:

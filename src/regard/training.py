@@ -190,7 +190,7 @@ class Trainer:
             group["lr"] = self.schedule.rate()
         self.model.train()
         covering = settings.coverage_loss if self.trained.config.model.coverage else 0.0
-        loss = self.model(*batch, settings.label_smoothing, covering)
+        loss = self.model(batch, label_smoothing=settings.label_smoothing, coverage_loss=covering)
         self.accelerator.backward(loss)
         self.accelerator.clip_grad_norm_(self.model.parameters(), settings.clip_norm)
         self.optimizer.step()
@@ -255,8 +255,8 @@ class Trainer:
         total, symbols = 0.0, 0
         for chosen in bucket([example.size for example in examples], size):
             batch = collate([examples[index] for index in chosen])
-            count = batch.symbols
-            total += float(self.model(*batch.to(self.accelerator.device))) * count
+            count = batch.target_tokens
+            total += float(self.model(batch.to(self.accelerator.device))) * count
             symbols += count
         return total / symbols
 
@@ -316,7 +316,7 @@ class RunningStatistics:
         self.total_loss += loss
         self.updates += 1
         self.pairs += len(batch.lengths)
-        self.target_tokens += batch.symbols
+        self.target_tokens += batch.target_tokens
         self.seconds = time.perf_counter() - self._started
 
     def loss(self) -> float:
