@@ -125,14 +125,14 @@ class EncoderLayer(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Every row looks at all that are not masked."""
         first, second = cast("list[Residual]", list(self.residuals))
-        entered = first.enter(rows)
+        entered = first.sublayer_input(rows)
         queries, seen = (
             self.self_attention.project_query(entered),
-            self.self_attention.project(entered, entered),
+            self.self_attention.project_key_value(entered, entered),
         )
         context = self.self_attention.attention.attend(queries, *seen, masked).context
-        rows = first.leave(rows, self.self_attention.join(context))
-        return second.leave(rows, self.feed_forward(second.enter(rows)))
+        rows = first.add(rows, self.self_attention.combine_heads(context))
+        return second.add(rows, self.feed_forward(second.sublayer_input(rows)))
 
 
 class TransformerEncoder(nn.Module):

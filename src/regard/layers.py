@@ -153,11 +153,11 @@ class Residual(nn.Module):
         self.pre_norm = pre_norm
         self.dropout = dropout
 
-    def enter(self, rows: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
+    def sublayer_input(self, rows: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
         """What f is given."""
         return self.norm(rows) if self.pre_norm else rows
 
-    def leave(
+    def add(
         self, rows: Float[Tensor, "*n D"], found: Float[Tensor, "*n D"]
     ) -> Float[Tensor, "*n D"]:
         """The sum of the rows and what f has found."""

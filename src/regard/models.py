@@ -10,7 +10,7 @@ from torch.nn import functional
 from regard import scores
 from regard.attention import Attention, Memory
 from regard.attention.coverage import Coverage, coverage_cost
-from regard.attention.window import Window
+from regard.attention.window import LocalWindow
 from regard.config import ModelConfig
 from regard.data import Batch
 from regard.decoders import (
@@ -178,7 +178,7 @@ def _recurrent_decoder(
     attention = Attention(score, config.normalizer)
     widths["context_dim"] = encoder.output_dim
     if config.window != "none":
-        widths["window"] = Window(config.window, config.window_radius, config.decoder_dim)
+        widths["window"] = LocalWindow(config.window, config.window_radius, config.decoder_dim)
     if config.coverage:
         widths["coverage"] = Coverage(config.attention_dim)
     if config.decoder == "bahdanau":

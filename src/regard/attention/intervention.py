@@ -10,9 +10,9 @@ from torch import Tensor
 class Intervention(NamedTuple):
     """What one step of every source is made to do."""
 
-    pins: Float[Tensor, "B T"]
+    pinned_weights: Float[Tensor, "B T"]
     """Weights that are set, NaN where they are free."""
-    dropped: Bool[Tensor, "layers heads"] | None = None
+    ablated_heads: Bool[Tensor, "layers heads"] | None = None
     """True for heads that find nothing."""
 
     def apply(
@@ -23,7 +23,11 @@ class Intervention(NamedTuple):
         Pinned weights stand as they were set, and the free ones share what is left in their own
         proportions; the weights of a dropped head are 0, and so is its context.
         """
-        pins = self.pins[:, None] if weights.dim() == 3 else self.pins[:, None, None]
+        pins = (
+            self.pinned_weights[:, None]
+            if weights.dim() == 3
+            else self.pinned_weights[:, None, None]
+        )
         pinned = ~pins.isnan()
         given = pins.nan_to_num(0).to(weights.dtype)
         free = weights.masked_fill(pinned, 0)
@@ -31,7 +35,7 @@ class Intervention(NamedTuple):
         total = free.sum(-1, keepdim=True)
         shared = given + free * (left / total.masked_fill(total == 0, 1))
         weights = torch.where(pinned.any(-1, keepdim=True), shared, weights)
-        if self.dropped is not None:
-            heads = self.dropped[layer]
+        if self.ablated_heads is not None:
+            heads = self.ablated_heads[layer]
             weights = weights.masked_fill(heads[:, None, None] if weights.dim() == 4 else heads, 0)
         return weights @ values.to(weights.dtype), weights

@@ -21,7 +21,7 @@ from regard.score_registry import check_rotary, find_score
 from regard.scores import PairwiseScore, Score, make_score, shape
 
 
-class Heads(NamedTuple):
+class KeyValue(NamedTuple):
     """Keys and values as heads look at them, computed once for any number of looks."""
 
     keys: Tensor
@@ -128,16 +128,16 @@ class MultiHeadAttention(nn.Module):
         queries = self.project_query(query)
         broken = look.nonfinite_keys(key, value, attn_mask, need_weights)
         if broken is None:
-            seen = self.project(key, value)
+            seen = self.project_key_value(key, value)
             found = look.attend(queries, *seen, masks.masked, masks.bias, need_weights)
         else:
-            spoilt = self.project(key, value)
-            seen = self.project(without(key, broken), without(value, broken))
+            spoilt = self.project_key_value(key, value)
+            seen = self.project_key_value(without(key, broken), without(value, broken))
             keys, values = zip(spoilt, seen, strict=True)
             found = look.attend_nonfinite(
                 queries, keys, values, broken[:, None, None], masks, need_weights
             )
-        return AttentionOutput(self.join(found.context), found.weights)
+        return AttentionOutput(self.combine_heads(found.context), found.weights)
 
     def project_query(
         self, query: Float[Tensor, "B L D"], first: int = 0
@@ -145,14 +145,14 @@ class MultiHeadAttention(nn.Module):
         """Queries of every head, at positions `first` and on."""
         return self._turn(self._split(self.query_proj(query)), first)
 
-    def project(
+    def project_key_value(
         self, key: Float[Tensor, "B T Dk"], value: Float[Tensor, "B T Dk"], first: int = 0
-    ) -> Heads:
+    ) -> KeyValue:
         """Keys and values of every head, at positions `first` and on."""
         keys = self._turn(self._split(self.key_proj(key)), first)
-        return Heads(self.attention.project_key(keys), self._split(self.value_proj(value)))
+        return KeyValue(self.attention.project_key(keys), self._split(self.value_proj(value)))
 
-    def join(self, context: Float[Tensor, "B H L E"]) -> Float[Tensor, "B L D"]:
+    def combine_heads(self, context: Float[Tensor, "B H L E"]) -> Float[Tensor, "B L D"]:
         """What the heads have found, side by side, through the output projection."""
         return self.out_proj(context.transpose(1, 2).flatten(2))
 

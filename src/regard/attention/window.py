@@ -5,7 +5,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 
-class Window(nn.Module):
+class LocalWindow(nn.Module):
     """Local attention: only the source around a centre p_t is seen.
 
     Luong et al. 2015 (arXiv:1508.04025), section 3.2. `local-m` walks along, p_t = t (held at the last

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.attention import Attention, Intervention, Memory
 from regard.attention.coverage import Coverage
-from regard.attention.window import Window
+from regard.attention.window import LocalWindow
 from regard.cells import CELLS, Cell
 from regard.decoders.output import CopyingOutput, Output, readable, repeat_copies
 from regard.decoders.protocol import Step, Unrolled
@@ -198,7 +198,7 @@ class AttendingDecoder(RecurrentDecoder):
     def __init__(
         self,
         attention: Attention,
-        window: Window | None = None,
+        window: LocalWindow | None = None,
         coverage: Coverage | None = None,
         **widths: Any,
     ) -> None:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention import Intervention, Memory, MultiHeadAttention
-from regard.attention.multihead import Heads, causal_mask
+from regard.attention.multihead import KeyValue, causal_mask
 from regard.decoders.output import CopyingOutput, Output, readable, repeat_copies
 from regard.decoders.protocol import Step, Unrolled
 from regard.encoders import EncoderOutput
@@ -24,7 +24,7 @@ class TransformerState:
     """What is written so far, as the keys and values that later steps look at; N rows."""
 
     memory: Memory
-    past: tuple[Heads, ...]
+    past: tuple[KeyValue, ...]
     """Of each layer keys and values of the t symbols read, (N, H, t, E) each."""
 
     @property
@@ -36,7 +36,7 @@ class TransformerState:
         """These rows, and where `items` is given the memory of these sources alone."""
         return TransformerState(
             memory=self.memory if items is None else self.memory.select(items),
-            past=tuple(Heads(past.keys[rows], past.values[rows]) for past in self.past),
+            past=tuple(KeyValue(past.keys[rows], past.values[rows]) for past in self.past),
         )
 
 
@@ -81,37 +81,41 @@ class DecoderLayer(nn.Module):
         self.residuals = nn.ModuleList(Residual(dim, pre_norm, dropout) for _ in range(3))
 
     def forward(
-        self, rows: Float[Tensor, "N L D"], past: Heads | None, source: _Source, need_weights: bool
-    ) -> tuple[Tensor, Heads, Tensor | None]:
+        self,
+        rows: Float[Tensor, "N L D"],
+        past: KeyValue | None,
+        source: _Source,
+        need_weights: bool,
+    ) -> tuple[Tensor, KeyValue, Tensor | None]:
         """Carry rows through: the new rows, all keys and values so far, and where they looked.
 
         Without a past the rows are whole targets, N = B; with one they are the next symbol of each
         of N = B x beams hypotheses. The weights are (B, H, L, T) and (B, H, beams, T).
         """
         first, second, third = cast("list[Residual]", list(self.residuals))
-        entered = first.enter(rows)
+        entered = first.sublayer_input(rows)
         read = 0 if past is None else past.values.shape[2]
-        written = self.self_attention.project(entered, entered, read)
+        written = self.self_attention.project_key_value(entered, entered, read)
         masked = None
         if past is not None:
             pairs = zip(past, written, strict=True)
-            written = Heads(*(torch.cat(pair, dim=2) for pair in pairs))
+            written = KeyValue(*(torch.cat(pair, dim=2) for pair in pairs))
         elif rows.shape[1] > 1:
             masked = causal_mask(rows.shape[1], rows.device)[None, None]
         queries = self.self_attention.project_query(entered, read)
         context = self.self_attention.attention.attend(queries, *written, masked).context
-        rows = first.leave(rows, self.self_attention.join(context))
+        rows = first.add(rows, self.self_attention.combine_heads(context))
 
         # the queries of one source side by side, whether steps or beams
-        queries = second.enter(rows).view(source.masked.shape[0], -1, rows.shape[-1])
+        queries = second.sublayer_input(rows).view(source.masked.shape[0], -1, rows.shape[-1])
         context, weights = self.cross_attention.attention.attend(
             self.cross_attention.project_query(queries), source.keys, source.values, source.masked, None,
             need_weights,
         )  # fmt: skip
         if source.intervention is not None and weights is not None:
             context, weights = source.intervention.apply(weights, source.values, source.layer)
-        rows = second.leave(rows, self.cross_attention.join(context).view_as(rows))
-        rows = third.leave(rows, self.feed_forward(third.enter(rows)))
+        rows = second.add(rows, self.cross_attention.combine_heads(context).view_as(rows))
+        rows = third.add(rows, self.feed_forward(third.sublayer_input(rows)))
         return rows, written, weights
 
 
@@ -162,7 +166,7 @@ class TransformerDecoder(nn.Module):
     def prepare_memory(self, encoded: EncoderOutput) -> Memory:
         """Project keys and values of the source for every layer, once per source."""
         attentions = self.attentions
-        seen = [across.project(encoded.states, encoded.states) for across in attentions]
+        seen = [across.project_key_value(encoded.states, encoded.states) for across in attentions]
         keys = [
             across.attention.prepare_keys(heads.keys)
             for across, heads in zip(attentions, seen, strict=True)
@@ -172,12 +176,12 @@ class TransformerDecoder(nn.Module):
 
     def start(self, memory: Memory) -> TransformerState:
         """Nothing is written yet."""
-        empty: list[Heads] = []
+        empty: list[KeyValue] = []
         for layer in self._layers:
             nothing = memory.states.new_zeros(
                 memory.states.shape[0], 0, layer.self_attention.embed_dim
             )
-            empty.append(layer.self_attention.project(nothing, nothing))
+            empty.append(layer.self_attention.project_key_value(nothing, nothing))
         return TransformerState(memory, tuple(empty))
 
     def step(
@@ -225,14 +229,14 @@ class TransformerDecoder(nn.Module):
     def _carry(
         self,
         rows: Tensor,
-        past: tuple[Heads, ...] | None,
+        past: tuple[KeyValue, ...] | None,
         memory: Memory,
         need_weights: bool,
         intervention: Intervention | None = None,
-    ) -> tuple[Tensor, tuple[Heads, ...], list[Tensor]]:
+    ) -> tuple[Tensor, tuple[KeyValue, ...], list[Tensor]]:
         """Through all layers: rows, keys and values so far, and the weights where asked for."""
         masked = memory.padding[:, None, None]
-        written: list[Heads] = []
+        written: list[KeyValue] = []
         looks: list[Tensor] = []
         for number, layer in enumerate(self._layers):
             keys, values = memory.keys[number], memory.values[number]
