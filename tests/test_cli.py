@@ -22,7 +22,7 @@ TINY = [
 ]
 BRIEF = [*TINY, "--training.max_updates", "2"]
 LINES = ["abc", "", "dcba", "  ", "a", "ddddd"]
-BLANK = [not line.strip() for line in LINES]
+IS_BLANK = [not line.strip() for line in LINES]
 
 
 class Outcome(NamedTuple):
@@ -39,9 +39,9 @@ class Outcome(NamedTuple):
 class Folders(NamedTuple):
     pairs: str
     model: str
-    """Has dot attention; spells `abc` as `A B C`, or nearly."""
-    blind: str
-    """Has none."""
+    """Has dot attention; translates `abc` to roughly `A B C`."""
+    no_attention: str
+    """Has no attention."""
 
 
 Command = Callable[..., Outcome]
@@ -49,7 +49,7 @@ Command = Callable[..., Outcome]
 
 @pytest.fixture
 def regard(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """The command, run in this process."""
+    """Return a function that runs the command in this process."""
 
     def run(*arguments: object, stdin: str | bytes = b"") -> Outcome:
         content = stdin.encode() if isinstance(stdin, str) else stdin
@@ -69,11 +69,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     words = ["".join(draw.choice("abcd") for _ in range(draw.randint(1, 5))) for _ in range(40)]
     pairs = root / "pairs.tsv"
     pairs.write_text("".join(f"{word}\t{' '.join(word.upper())}\n" for word in words))
-    for name, attention in (("model", "dot"), ("blind", "none")):
+    for name, attention in (("model", "dot"), ("no_attention", "none")):
         call = ["train", "--data.train", pairs, "--data.dev", pairs, "--out", root / name, *TINY]
         more = ["--model.attention", attention, "--training.max_updates", 120]
         assert main(list(map(str, [*call, *more]))) == 0
-    return Folders(str(pairs), str(root / "model"), str(root / "blind"))
+    return Folders(str(pairs), str(root / "model"), str(root / "no_attention"))
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def lines(tmp_path: Path) -> str:
 
 
 def one_line(outcome: Outcome, status: int) -> str:
-    """The only line of an error, which leaves nothing on standard output."""
+    """Return the single line of an error that printed nothing on standard output."""
     assert (outcome.status, outcome.out) == (status, "")
     assert outcome.err.count("\n") == 1, outcome.err
     assert outcome.err.startswith("regard")
@@ -114,17 +114,17 @@ from regard.cli.main import COMMANDS, main
 assert main(["--help"]) == 0
 heavy = {"torch", "altair", "accelerate", "numba", "triton", "jsonargparse"} & set(sys.modules)
 assert not heavy, heavy
-for verb in (
+for command in (
     "data", "train", "translate", "evaluate", "align", "plot", "compare", "explain", "curves"
 ):
-    assert main([verb, "--help"]) == 0, verb
+    assert main([command, "--help"]) == 0, command
 heavy = {"torch", "altair", "accelerate", "numba", "triton"} & set(sys.modules)
 assert not heavy, heavy
 """
     done = python(code)
     assert (done.returncode, done.stderr) == (0, "")
-    for verb, what in COMMANDS.items():
-        assert f"{verb:<9}  {what}" in done.stdout
+    for name, summary in COMMANDS.items():
+        assert f"{name:<9}  {summary}" in done.stdout
 
 
 def test_import_regard_is_cheap() -> None:
@@ -138,18 +138,18 @@ assert not heavy, heavy
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-def test_a_call_without_a_verb_shows_help(regard: Command) -> None:
+def test_a_call_without_a_command_prints_help(regard: Command) -> None:
     assert regard().status == 2
     assert regard().out == regard("--help").out == regard("-h").out
     assert regard("--version").out.startswith("regard 0.")
 
 
-def test_an_unknown_verb_names_the_nearest(regard: Command) -> None:
-    assert "there is no verb trian; did you mean train?" in one_line(regard("trian"), 2)
-    assert "there is no verb x; see" in one_line(regard("x"), 2)
+def test_an_unknown_command_suggests_the_nearest(regard: Command) -> None:
+    assert "unknown command trian; did you mean train?" in one_line(regard("trian"), 2)
+    assert "unknown command x; see" in one_line(regard("x"), 2)
 
 
-def test_ctrl_c_is_one_line(regard: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_prints_one_line(regard: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(arguments: list[str]) -> None:
         raise KeyboardInterrupt
 
@@ -176,20 +176,18 @@ def test_a_closed_pipe_ends_quietly(folders: Folders, tmp_path: Path, arguments:
     assert os.listdir(tmp_path) == []
 
 
-def test_output_is_utf8_whatever_the_terminal(
-    folders: Folders, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_is_utf8_in_any_locale(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stream, encoding="latin-1"))
     assert main(["evaluate", folders.model, folders.pairs]) == 0
     assert "–" in stream.getvalue().decode("utf-8")
 
 
-# Calls that cannot be understood
+# Errors in the call: status 2
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("--modle.attention dot", "no option --modle.attention; did you mean --model.attention?"),
         ("--model.atention=dot", "no option --model.atention; did you mean --model.attention?"),
@@ -200,46 +198,46 @@ def test_output_is_utf8_whatever_the_terminal(
         ("--model.attention aditive", "got aditive; did you mean additive?"),
         ("--data.bad_lines skp", "data.bad_lines takes one of stop, skip, got skp; did you mean"),
         ("--device cpuu", "device takes one of auto, cpu, cuda, mps, got cpuu; did you mean cpu?"),
-        ("--training.max_updates many", "training.max_updates takes a whole number, got many"),
-        ("--training.max_updates 2.5", "training.max_updates takes a whole number, got 2.5"),
+        ("--training.max_updates many", "training.max_updates takes an integer, got many"),
+        ("--training.max_updates 2.5", "training.max_updates takes an integer, got 2.5"),
         ("--training.max_minutes soon", "training.max_minutes takes a number, got soon"),
         ("--model.bidirectional perhaps", "model.bidirectional takes true or false, got perhaps"),
         ("--training.seed", "--training.seed: expected one argument"),
     ],
 )
-def test_a_typo_is_one_line_that_names_the_nearest(
-    regard: Command, arguments: str, said: str
+def test_a_misspelt_option_prints_one_line_that_suggests_the_nearest(
+    regard: Command, arguments: str, message: str
 ) -> None:
-    assert said in one_line(regard("train", "--out", "x", *arguments.split()), 2)
+    assert message in one_line(regard("train", "--out", "x", *arguments.split()), 2)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("modle: {attention: dot}", "modle"),
         ("model: {atention: dot}", "no option model.atention; did you mean --model.attention?"),
         ("modle.attention: dot", "no option modle.attention; did you mean --model.attention?"),
         ("model: {attention: aditive}", "got aditive; did you mean additive?"),
-        ("training: {max_updates: x}", "training.max_updates takes a whole number, got x"),
+        ("training: {max_updates: x}", "training.max_updates takes an integer, got x"),
         ("model: [", "Problems parsing config"),
         ("", "--config takes a file of settings by group"),
         ("- 1", "--config takes a file of settings by group"),
     ],
 )
-def test_a_typo_in_a_file_of_settings_is_one_too(
-    regard: Command, tmp_path: Path, content: str, said: str
+def test_a_misspelt_setting_in_a_file_prints_one_line_too(
+    regard: Command, tmp_path: Path, content: str, message: str
 ) -> None:
     (tmp_path / "c.yaml").write_text(content)
-    assert said in one_line(regard("train", "--out", "x", "--config", tmp_path / "c.yaml"), 2)
+    assert message in one_line(regard("train", "--out", "x", "--config", tmp_path / "c.yaml"), 2)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ("train", "required: out"),
         ("translate", "required: folder"),
         ("translate m --beem-size 5", "no option --beem-size; did you mean --beam-size?"),
-        ("translate m f --beam-size x", "beam_size takes a whole number, got x"),
+        ("translate m f --beam-size x", "beam_size takes an integer, got x"),
         ("evaluate m p --bleu-tokenize 13b", "got 13b; did you mean 13a?"),
         ("evaluate m", "required: pairs"),
         ("align m p --glod g", "no option --glod; did you mean --gold?"),
@@ -247,12 +245,12 @@ def test_a_typo_in_a_file_of_settings_is_one_too(
         ("data", "required: name"),
     ],
 )
-def test_other_verbs_are_as_strict(regard: Command, arguments: str, said: str) -> None:
-    assert said in one_line(regard(*arguments.split()), 2)
+def test_other_commands_are_as_strict(regard: Command, arguments: str, message: str) -> None:
+    assert message in one_line(regard(*arguments.split()), 2)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             "--config g2q",
@@ -267,15 +265,15 @@ def test_other_verbs_are_as_strict(regard: Command, arguments: str, said: str) -
         ("--init-from nowhere", "nowhere is not a model folder"),
     ],
 )
-def test_settings_that_cannot_be_used_leave_with_1(
-    regard: Command, tmp_path: Path, arguments: str, said: str
+def test_invalid_settings_exit_with_1(
+    regard: Command, tmp_path: Path, arguments: str, message: str
 ) -> None:
     outcome = regard("train", "--out", tmp_path / "m", *arguments.split())
-    assert said in one_line(outcome, 1)
+    assert message in one_line(outcome, 1)
     assert os.listdir(tmp_path) == []
 
 
-def test_a_group_that_is_no_group_leaves_with_1(regard: Command, tmp_path: Path) -> None:
+def test_a_scalar_for_a_group_of_settings_exits_with_1(regard: Command, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("model: 3")
     outcome = regard("train", "--out", tmp_path / "m", "--config", tmp_path / "c.yaml")
     assert "model takes settings by name, got 3" in one_line(outcome, 1)
@@ -284,7 +282,7 @@ def test_a_group_that_is_no_group_leaves_with_1(regard: Command, tmp_path: Path)
 # regard data, regard train
 
 
-def test_data_writes_a_set(regard: Command, tmp_path: Path) -> None:
+def test_data_writes_a_dataset(regard: Command, tmp_path: Path) -> None:
     pytest.importorskip("regard.datasets")
     outcome = regard("data", "copy", "--out", tmp_path / "copy")
     assert (outcome.status, outcome.err) == (0, "")
@@ -297,7 +295,7 @@ def test_data_writes_a_set(regard: Command, tmp_path: Path) -> None:
     assert "copy" in one_line(regard("data", "cpoy", "--out", tmp_path / "x"), 1)
 
 
-def test_train_leaves_a_folder_that_says_how_it_was_made(folders: Folders) -> None:
+def test_train_writes_a_folder_with_card_settings_and_metrics(folders: Folders) -> None:
     names = {"README.md", "config.json", "model.safetensors", "source.json", "target.json"}
     assert {*names, "metrics.jsonl"} <= set(os.listdir(folders.model))
     card = (Path(folders.model) / "README.md").read_text()
@@ -308,10 +306,10 @@ def test_train_leaves_a_folder_that_says_how_it_was_made(folders: Folders) -> No
     settings = settings_of(Path(folders.model))
     assert settings["model"]["attention"] == "dot"
     assert settings["model"]["encoder_dim"] == 16
-    assert settings["format"] == 1
+    assert settings["format"] == 2
 
 
-def test_train_says_what_it_does_on_standard_error(regard: Command, tmp_path: Path) -> None:
+def test_train_reports_on_standard_error(regard: Command, tmp_path: Path) -> None:
     (tmp_path / "f.tsv").write_text("ab\tA B\tnote\nba\tB A\nb\tB\tnote\n")
     out = tmp_path / "m"
     done = regard("train", "--data.train", tmp_path / "f.tsv", "--out", out, *BRIEF)
@@ -321,7 +319,7 @@ def test_train_says_what_it_does_on_standard_error(regard: Command, tmp_path: Pa
     assert "update 2, " in done.err
 
 
-def test_a_folder_in_use_is_refused(regard: Command, folders: Folders) -> None:
+def test_a_non_empty_output_folder_is_rejected(regard: Command, folders: Folders) -> None:
     before = {path: path.read_bytes() for path in Path(folders.model).glob("*.*")}
     outcome = regard("train", "--data.train", folders.pairs, "--out", folders.model, *BRIEF)
     assert "exists and is not empty; choose another --out, or go on there with --resume" in (
@@ -330,7 +328,7 @@ def test_a_folder_in_use_is_refused(regard: Command, folders: Folders) -> None:
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_resume_of_nothing_starts_anew_and_says_so(
+def test_resume_without_a_checkpoint_starts_anew_and_reports_it(
     regard: Command, folders: Folders, tmp_path: Path
 ) -> None:
     call = ["train", "--data.train", folders.pairs, "--out", tmp_path, *BRIEF, "--resume"]
@@ -343,7 +341,7 @@ def test_resume_of_nothing_starts_anew_and_says_so(
     assert "starting anew" not in more.err
 
 
-def test_training_goes_on_from_another_folder(
+def test_training_starts_from_the_weights_of_another_folder(
     regard: Command, folders: Folders, tmp_path: Path
 ) -> None:
     out = tmp_path / "m"
@@ -356,7 +354,7 @@ def test_training_goes_on_from_another_folder(
 
 
 @pytest.mark.parametrize("flags_first", [True, False])
-def test_flags_win_over_the_file_of_settings(
+def test_options_override_the_file_of_settings(
     regard: Command, folders: Folders, tmp_path: Path, flags_first: bool
 ) -> None:
     (tmp_path / "c.yaml").write_text("model: {attention: dot, cell: gru}\ntraining: {seed: 7}\n")
@@ -385,23 +383,23 @@ def test_a_recipe_is_found_by_its_name(regard: Command, folders: Folders, tmp_pa
 BAD = "ab\tA B\nno tab\n\n\tA\nb\t\n{}\tA\nba\tB A\nabb\tA B B\n".format("ab" * 9)
 
 
-def test_bad_lines_stop_training_with_their_list(regard: Command, tmp_path: Path) -> None:
+def test_invalid_lines_stop_training_and_are_listed(regard: Command, tmp_path: Path) -> None:
     path = tmp_path / "bad.tsv"
     path.write_text(BAD)
     call = ["train", "--data.train", path, "--out", tmp_path / "m", *BRIEF]
-    said = one_line(regard(*call), 1)
-    assert "bad.tsv: 4 of 8 lines cannot be used: " in said
+    message = one_line(regard(*call), 1)
+    assert "bad.tsv: 4 of 8 lines cannot be used: " in message
     assert (
         "line 2 has no second column (TAB); line 3 is empty; line 4 has an empty source; "
         "line 5 has an empty target; mend them, or leave them out with --data.bad_lines skip"
-    ) in said
+    ) in message
     assert not (tmp_path / "m").exists()
     path.write_text("ab\tA\nabba\tA\nb\tB\n")
-    said = one_line(regard(*call, "--data.max_length", 3), 1)
-    assert "line 2 has a source of 4 symbols, limit 3" in said
+    message = one_line(regard(*call, "--data.max_length", 3), 1)
+    assert "line 2 has a source of 4 symbols, limit 3" in message
 
 
-def test_bad_lines_can_be_skipped_and_are_counted(regard: Command, tmp_path: Path) -> None:
+def test_invalid_lines_can_be_skipped_and_are_counted(regard: Command, tmp_path: Path) -> None:
     (tmp_path / "bad.tsv").write_text(BAD)
     flags = [*BRIEF, "--data.bad_lines", "skip", "--data.max_length", 9]
     done = regard("train", "--data.train", tmp_path / "bad.tsv", "--out", tmp_path / "m", *flags)
@@ -430,10 +428,12 @@ def test_bytes_that_are_not_utf8_stop_training(regard: Command, tmp_path: Path) 
 # regard translate
 
 
-def test_translate_gives_a_line_for_a_line(regard: Command, folders: Folders, lines: str) -> None:
+def test_translate_writes_one_line_per_input_line(
+    regard: Command, folders: Folders, lines: str
+) -> None:
     done = regard("translate", folders.model, lines)
     assert done.status == 0
-    assert [not line for line in done.lines] == BLANK
+    assert [not line for line in done.lines] == IS_BLANK
     alone = [regard("translate", folders.model, stdin=f"{line}\n").out for line in LINES]
     assert done.out == "".join(alone)
     from_stdin = regard("translate", folders.model, stdin="".join(f"{x}\n" for x in LINES))
@@ -442,7 +442,9 @@ def test_translate_gives_a_line_for_a_line(regard: Command, folders: Folders, li
     assert regard("translate", folders.model, stdin="").out == ""
 
 
-def test_options_may_stand_anywhere(regard: Command, folders: Folders, lines: str) -> None:
+def test_options_and_positional_arguments_may_mix(
+    regard: Command, folders: Folders, lines: str
+) -> None:
     done = regard("translate", folders.model, lines, "--beam-size", 1)
     assert done.status == 0
     assert regard("translate", folders.model, "--beam-size", 1, lines) == done
@@ -459,16 +461,16 @@ def test_only_a_line_feed_ends_a_line_to_translate(
     assert "source tokens not in the vocabulary: 1 (" in done.err
 
 
-def test_translate_names_the_line_that_is_not_utf8(regard: Command, folders: Folders) -> None:
+def test_translate_reports_the_line_that_is_not_utf8(regard: Command, folders: Folders) -> None:
     outcome = regard("translate", folders.model, stdin=b"abc\na\xff\n")
     assert "standard input, line 2: not UTF-8 (byte 2 of the line)" in one_line(outcome, 1)
 
 
-def test_n_best_gives_ranked_lines(regard: Command, folders: Folders, lines: str) -> None:
+def test_n_best_writes_ranked_lines(regard: Command, folders: Folders, lines: str) -> None:
     best = regard("translate", folders.model, lines).lines
     ranked = regard("translate", folders.model, lines, "--n-best", 3).lines
     rows = [row.split("\t") for row in ranked]
-    for number, blank in enumerate(BLANK, start=1):
+    for number, blank in enumerate(IS_BLANK, start=1):
         own = [row for row in rows if row[0] == str(number)]
         assert [row[1] for row in own] == ["1", "2", "3"]
         scores = [float(row[2]) for row in own]
@@ -478,9 +480,7 @@ def test_n_best_gives_ranked_lines(regard: Command, folders: Folders, lines: str
     assert [int(row[0]) for row in rows] == sorted(int(row[0]) for row in rows)
 
 
-def test_lines_keep_their_numbers_beyond_the_first_thousand(
-    regard: Command, folders: Folders
-) -> None:
+def test_line_numbers_continue_across_chunks(regard: Command, folders: Folders) -> None:
     options = ["--n-best", 2, "--beam-size", 2]
     done = regard("translate", folders.model, *options, stdin="\n" * 1500 + "a\n")
     assert [int(line.split("\t")[0]) for line in done.lines] == [
@@ -491,18 +491,18 @@ def test_lines_keep_their_numbers_beyond_the_first_thousand(
 def test_attention_is_written_with_its_tokens(
     regard: Command, folders: Folders, lines: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "made" / "out.jsonl"
+    path = tmp_path / "new" / "out.jsonl"
     texts = regard("translate", folders.model, lines, "--attention", path).lines
     objects = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [found["source"] for found in objects] == LINES
-    assert [found["text"] for found in objects] == texts
-    for found, line in zip(objects, LINES, strict=True):
-        weights = np.array(found["attention"])
+    assert [output["source"] for output in objects] == LINES
+    assert [output["text"] for output in objects] == texts
+    for output, line in zip(objects, LINES, strict=True):
+        weights = np.array(output["attention"])
         if not line.strip():
-            assert found["tokens"] == found["source_tokens"] == found["attention"] == []
+            assert output["tokens"] == output["source_tokens"] == output["attention"] == []
             continue
-        assert found["source_tokens"] == [*line, "</s>"]
-        assert weights.shape == (len(found["tokens"]), len(found["source_tokens"]))
+        assert output["source_tokens"] == [*line, "</s>"]
+        assert weights.shape == (len(output["tokens"]), len(output["source_tokens"]))
         assert (weights >= 0).all()
         np.testing.assert_allclose(weights.sum(1), 1, atol=1e-4)
     ranked = regard("translate", folders.model, lines, "--attention", path, "--n-best", 2).lines
@@ -514,9 +514,9 @@ def test_alignments_are_pharaoh_lines(
 ) -> None:
     path = tmp_path / "out.pharaoh"
     texts = regard("translate", folders.model, lines, "--alignments", path).lines
-    found = path.read_text().split("\n")[:-1]
-    assert len(found) == len(LINES)
-    for links, line, text in zip(found, LINES, texts, strict=True):
+    alignments = path.read_text().split("\n")[:-1]
+    assert len(alignments) == len(LINES)
+    for links, line, text in zip(alignments, LINES, texts, strict=True):
         pairs = [tuple(map(int, link.split("-"))) for link in links.split()]
         assert pairs == sorted(set(pairs))
         assert all(s < len(line) and t < len(text.split()) for s, t in pairs)
@@ -530,12 +530,14 @@ def test_the_heatmap_is_drawn_on_standard_error(regard: Command, folders: Folder
 
 
 @pytest.mark.parametrize("option", ["--beam-size", "--n-best"])
-def test_a_beam_holds_one_at_least(regard: Command, folders: Folders, option: str) -> None:
+def test_beam_size_and_n_best_must_be_positive(
+    regard: Command, folders: Folders, option: str
+) -> None:
     outcome = regard("translate", folders.model, option, 0, stdin="abc\n")
     assert "must be at least 1" in one_line(outcome, 1)
 
 
-def test_a_failed_translation_leaves_no_files(
+def test_a_failed_translation_writes_no_files(
     regard: Command, folders: Folders, tmp_path: Path
 ) -> None:
     options = ["--attention", tmp_path / "a.jsonl", "--alignments", tmp_path / "b.txt"]
@@ -544,17 +546,19 @@ def test_a_failed_translation_leaves_no_files(
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("verb", ["translate", "evaluate", "align", "plot"])
-def test_what_is_no_model_folder_is_said(regard: Command, folders: Folders, verb: str) -> None:
+@pytest.mark.parametrize("command", ["translate", "evaluate", "align", "plot"])
+def test_a_missing_model_folder_is_reported(
+    regard: Command, folders: Folders, command: str
+) -> None:
     more = {"evaluate": [folders.pairs], "align": [folders.pairs], "plot": ["abc", "-o", "x.svg"]}
-    outcome = regard(verb, "nowhere", *more.get(verb, []))
+    outcome = regard(command, "nowhere", *more.get(command, []))
     assert "nowhere is not a model folder: it has no config.json" in one_line(outcome, 1)
 
 
 # regard evaluate
 
 
-def test_evaluate_writes_the_figures_of_the_contract(
+def test_evaluate_writes_every_metric_as_json(
     regard: Command, folders: Folders, tmp_path: Path
 ) -> None:
     path = tmp_path / "figures.json"
@@ -575,20 +579,20 @@ def test_evaluate_writes_the_figures_of_the_contract(
     assert sum(part["n"] for part in figures["by_length"]) == figures["n"]
 
 
-def test_any_of_several_references_will_do(
+def test_any_of_several_references_counts_as_a_match(
     regard: Command, folders: Folders, tmp_path: Path
 ) -> None:
     own = regard("translate", folders.model, stdin="abc\ndd\n").lines
     rows = [f"abc\tB\nabc\t{own[0]}\n", f"dd\tB\ndd\t{own[1].lower()}\nabc\tC\n"]
     (tmp_path / "f.tsv").write_text("".join(rows))
-    found: list[float] = []
+    exact_match: list[float] = []
     for options in ([], ["--lowercase"]):
         call = ["evaluate", folders.model, tmp_path / "f.tsv", "--json", tmp_path / "j", *options]
         assert regard(*call).status == 0
         figures = json.loads((tmp_path / "j").read_text())
         assert figures["n"] == 2
-        found.append(figures["exact_match"]["value"])
-    assert found == [50.0, 100.0]
+        exact_match.append(figures["exact_match"]["value"])
+    assert exact_match == [50.0, 100.0]
 
 
 def test_the_bleu_tokenizer_is_in_the_signature(
@@ -599,18 +603,18 @@ def test_the_bleu_tokenizer_is_in_the_signature(
     assert "tok:char" in json.loads((tmp_path / "j").read_text())["bleu"]["signature"]
 
 
-@pytest.mark.parametrize("verb", ["evaluate", "align"])
-def test_pairs_to_measure_on_must_all_be_good(
-    regard: Command, folders: Folders, tmp_path: Path, verb: str
+@pytest.mark.parametrize("command", ["evaluate", "align"])
+def test_pairs_to_evaluate_on_must_all_be_valid(
+    regard: Command, folders: Folders, tmp_path: Path, command: str
 ) -> None:
     path = tmp_path / "f.tsv"
     path.write_text("ab\tA B\nab\n")
-    said = one_line(regard(verb, folders.model, path), 1)
-    assert "f.tsv: 1 of 2 lines cannot be used: line 2 has no second column" in said
+    message = one_line(regard(command, folders.model, path), 1)
+    assert "f.tsv: 1 of 2 lines cannot be used: line 2 has no second column" in message
     path.write_text("")
-    assert "f.tsv holds no pair" in one_line(regard(verb, folders.model, path), 1)
+    assert "f.tsv holds no pair" in one_line(regard(command, folders.model, path), 1)
     path.write_text("ab\tA B\tx\nba\tB A\ty\n")
-    done = regard(verb, folders.model, path)
+    done = regard(command, folders.model, path)
     assert done.status == 0
     assert done.err.count("further columns ignored on 2 lines") == 1
 
@@ -629,7 +633,7 @@ def test_align_prints_a_pharaoh_line_per_pair(regard: Command, folders: Folders)
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
-def test_its_own_links_as_gold_make_no_error(
+def test_gold_links_equal_to_the_output_give_no_error(
     regard: Command, folders: Folders, tmp_path: Path, suffix: str
 ) -> None:
     own = regard("align", folders.model, folders.pairs).out
@@ -641,13 +645,15 @@ def test_its_own_links_as_gold_make_no_error(
     assert json.loads(figures.read_text()) == {"n": 40, "aer": 0, "precision": 1, "recall": 1}
 
 
-def test_wrong_gold_links_make_errors(regard: Command, folders: Folders, tmp_path: Path) -> None:
+def test_wrong_gold_links_give_an_error_rate_of_1(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
     (tmp_path / "gold").write_text("90-90\n" * 40)
     done = regard("align", folders.model, folders.pairs, "--gold", tmp_path / "gold")
     assert "alignment error rate 1.0000, precision 0.0000, recall 0.0000" in done.err
 
 
-def test_gold_links_must_fit(regard: Command, folders: Folders, tmp_path: Path) -> None:
+def test_gold_links_must_match_the_pairs(regard: Command, folders: Folders, tmp_path: Path) -> None:
     gold = tmp_path / "gold"
     gold.write_text("0-0\n" * 39)
     call = ["align", folders.model, folders.pairs]
@@ -661,7 +667,9 @@ def test_gold_links_must_fit(regard: Command, folders: Folders, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("suffix", ["json", "svg", "html"])
-def test_plot_draws_a_file(regard: Command, folders: Folders, tmp_path: Path, suffix: str) -> None:
+def test_plot_writes_a_chart(
+    regard: Command, folders: Folders, tmp_path: Path, suffix: str
+) -> None:
     path = tmp_path / f"map.{suffix}"
     done = regard("plot", folders.model, "abc", "-o", path)
     (text,) = regard("translate", folders.model, stdin="abc").lines
@@ -680,7 +688,9 @@ def test_plot_can_force_the_output(regard: Command, folders: Folders, tmp_path: 
     assert json.loads(path.read_text())["target_tokens"] == ["D", "D"]
 
 
-def test_what_cannot_be_drawn_is_said(regard: Command, folders: Folders, tmp_path: Path) -> None:
+def test_charts_that_cannot_be_drawn_are_reported(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
     unknown = regard("plot", folders.model, "abc", "-o", tmp_path / "map.pdf")
     assert "saved as .html, .png, .svg or .json, got" in one_line(unknown, 1)
     empty = regard("plot", folders.model, " ", "-o", tmp_path / "map.svg")
@@ -696,27 +706,32 @@ def test_what_cannot_be_drawn_is_said(regard: Command, folders: Folders, tmp_pat
 def test_a_model_without_attention_translates(
     regard: Command, folders: Folders, lines: str
 ) -> None:
-    done = regard("translate", folders.blind, lines)
+    done = regard("translate", folders.no_attention, lines)
     assert done.status == 0
-    assert [not line for line in done.lines] == BLANK
-    assert regard("evaluate", folders.blind, folders.pairs).status == 0
+    assert [not line for line in done.lines] == IS_BLANK
+    assert regard("evaluate", folders.no_attention, folders.pairs).status == 0
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        "translate BLIND LINES --attention OUT",
-        "translate BLIND LINES --alignments OUT",
-        "translate BLIND LINES --heatmap",
-        "align BLIND PAIRS",
-        "plot BLIND abc -o OUT.svg",
+        "translate NO_ATTENTION LINES --attention OUT",
+        "translate NO_ATTENTION LINES --alignments OUT",
+        "translate NO_ATTENTION LINES --heatmap",
+        "align NO_ATTENTION PAIRS",
+        "plot NO_ATTENTION abc -o OUT.svg",
     ],
 )
-def test_a_model_without_attention_has_none_to_show(
+def test_attention_of_a_model_without_attention_is_rejected(
     regard: Command, folders: Folders, lines: str, tmp_path: Path, arguments: str
 ) -> None:
-    out = tmp_path / "made"
-    names = {"BLIND": folders.blind, "PAIRS": folders.pairs, "LINES": lines, "OUT": str(out)}
+    out = tmp_path / "new"
+    names = {
+        "NO_ATTENTION": folders.no_attention,
+        "PAIRS": folders.pairs,
+        "LINES": lines,
+        "OUT": str(out),
+    }
     names["OUT.svg"] = f"{out}.svg"
     outcome = regard(*(names.get(word, word) for word in arguments.split()))
     assert "has no attention" in one_line(outcome, 1)
@@ -726,12 +741,12 @@ def test_a_model_without_attention_has_none_to_show(
 # Other kinds of models
 
 
-def test_a_transformer_says_the_same_from_python_and_from_the_command(
+def test_a_transformer_gives_the_same_in_python_and_on_the_command_line(
     regard: Command, folders: Folders, lines: str, tmp_path: Path
 ) -> None:
     from regard.translator import Translator
 
-    out, looks = tmp_path / "model", tmp_path / "looks.jsonl"
+    out, weights_file = tmp_path / "model", tmp_path / "weights.jsonl"
     call = [
         "train",
         "--data.train",
@@ -751,20 +766,21 @@ def test_a_transformer_says_the_same_from_python_and_from_the_command(
         60,
     ]
     assert regard(*call, "--model.kind", "transformer", *widths).status == 0
-    done = regard("translate", out, lines, "--attention", looks)
-    found = Translator.load(out).translate(LINES)
-    assert done.lines == [one.text for one in found]
-    shown = [json.loads(line) for line in looks.read_text().splitlines()]
-    for one, other in zip(found, shown, strict=True):
-        assert one.tokens == other["tokens"]
-        np.testing.assert_allclose(one.attention, np.array(other["attention"]).reshape(one.attention.shape), atol=2e-6)  # fmt: skip
+    done = regard("translate", out, lines, "--attention", weights_file)
+    expected = Translator.load(out).translate(LINES)
+    assert done.lines == [output.text for output in expected]
+    written = [json.loads(line) for line in weights_file.read_text().splitlines()]
+    for output, entry in zip(expected, written, strict=True):
+        assert output.tokens == entry["tokens"]
+        weights = np.array(entry["attention"]).reshape(output.attention.shape)
+        np.testing.assert_allclose(output.attention, weights, atol=2e-6)
     layer = settings_of(out)["metadata"]["attention_layer"]
     np.testing.assert_allclose(
-        found[0].attention, found[0].attention_heads[:, layer].mean(1), atol=1e-6
+        expected[0].attention, expected[0].attention_heads[:, layer].mean(1), atol=1e-6
     )
 
 
-def test_features_are_read_where_their_column_stands(regard: Command, tmp_path: Path) -> None:
+def test_features_are_read_from_their_column(regard: Command, tmp_path: Path) -> None:
     pairs, out = tmp_path / "pairs.tsv", tmp_path / "model"
     rows = [(word, word + ending, f"N;{tag}") for word in ("ab", "ba", "bb", "aab")
             for ending, tag in (("x", "SG"), ("y", "PL"))]  # fmt: skip

@@ -154,7 +154,7 @@ def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (["--seeds", "1,1"], "--seeds names one twice: 1, 1"),
         (["--attention", "dot,none,dot"], "--attention names one twice: dot, none, dot"),
         (["--beam-size", "0"], "--beam-size must be at least 1, got 0"),
-        (["--seeds", "1,x"], "--seeds takes whole numbers with commas, got '1,x'"),
+        (["--seeds", "1,x"], "--seeds takes comma-separated integers, got '1,x'"),
         (["--data.dev", "nowhere.tsv"], "cannot read nowhere.tsv"),
     ],
 )

@@ -240,7 +240,7 @@ def test_a_walk_has_its_limits_too(client: TestClient) -> None:
 
 
 def test_an_answer_has_an_end(folder: Path) -> None:
-    limits = Limits(numbers=50)
+    limits = Limits(weights=50)
     app = create_app(Settings(folder=str(folder), limits=limits))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         body = {"texts": ["a b c d"] * 4}
@@ -396,7 +396,7 @@ def test_a_full_queue_and_a_late_answer(folder: Path) -> None:
         calls = [batcher.translate(["a"] * 3, Search(), [""] * 3, [{}] * 3) for _ in range(4)]
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    found = _with_batcher(slow, Limits(queue=7, seconds=0.1), work)
+    found = _with_batcher(slow, Limits(queue=7, timeout=0.1), work)
     assert [type(each) for each in found] == [TimeoutError, TimeoutError, Busy, Busy]
     assert slow.sizes == [6]
 
@@ -419,7 +419,7 @@ def test_walks_queue_up_to_a_bound(folder: Path) -> None:
         calls = [batcher.compute(lambda: time.sleep(0.05)) for _ in range(5)]
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    found = _with_batcher(slow, Limits(calls=3), work)
+    found = _with_batcher(slow, Limits(explain_queue=3), work)
     assert [type(each) for each in found] == [type(None)] * 3 + [Busy] * 2
 
 
@@ -520,7 +520,7 @@ def test_clients_that_vanish_or_dawdle_leave_the_server_alive(folder: Path) -> N
     ("options", "said"),
     [
         (["--port", "70000"], "0 to 65535"),
-        (["--host", "999.0.0.1"], "cannot listen"),
+        (["--host", "999.0.0.1"], "cannot listen on"),
         (["--workers", "0"], "at least 1"),
         (["--compare-with", "nowhere"], "nowhere"),
         (["--compare-with", "nowhere", "--workers", "2"], "nowhere"),
@@ -542,7 +542,7 @@ def test_a_taken_port_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) 
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         assert main(["serve", str(folder), "--port", str(taken.getsockname()[1])]) == 1
-    assert "choose another" in capsys.readouterr().err
+    assert "choose another --host or --port" in capsys.readouterr().err
 
 
 def test_threads_and_environment_are_left_as_they_were() -> None:

@@ -1,4 +1,4 @@
-"""The help of every verb, as the command itself prints it."""
+"""The help of every command, as the command line prints it."""
 
 import contextlib
 import io
@@ -13,30 +13,30 @@ from regard.cli.main import COMMANDS, main
 
 
 def help_of(*arguments: str) -> str:
-    """What `regard ARGUMENTS --help` prints."""
+    """Return the output of `regard ARGUMENTS --help`."""
     os.environ["COLUMNS"] = "98"
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         status = main([*arguments, "--help"])
     if status != 0:
-        raise RuntimeError(f"regard {' '.join(arguments)} --help left with status {status}")
+        raise RuntimeError(f"regard {' '.join(arguments)} --help exited with status {status}")
     return printed.getvalue().replace(" \b", "").rstrip()
 
 
-class Verbs(SphinxDirective):
-    """`{verbs}`: the help of `regard`, then a section for every verb."""
+class Commands(SphinxDirective):
+    """`{commands}`: the help of `regard`, then a section for every command."""
 
     def run(self) -> list[nodes.Node]:
-        """A literal block for the command, a section with one for every verb."""
-        found: list[nodes.Node] = [_block(help_of())]
-        for verb, what in COMMANDS.items():
-            section = nodes.section(ids=[f"regard-{verb}"], names=[f"regard {verb}"])
-            title = nodes.title("", "", nodes.literal("", f"regard {verb}"))
-            text = nodes.paragraph(text=what[0].upper() + what[1:] + ".")
-            section += [title, text, _block(help_of(verb))]
+        """Return a literal block for `regard` and a section with one for every command."""
+        sections: list[nodes.Node] = [_block(help_of())]
+        for name, summary in COMMANDS.items():
+            section = nodes.section(ids=[f"regard-{name}"], names=[f"regard {name}"])
+            title = nodes.title("", "", nodes.literal("", f"regard {name}"))
+            text = nodes.paragraph(text=summary[0].upper() + summary[1:] + ".")
+            section += [title, text, _block(help_of(name))]
             self.state.document.note_explicit_target(section)
-            found.append(section)
-        return found
+            sections.append(section)
+        return sections
 
 
 def _block(text: str) -> nodes.literal_block:
@@ -46,6 +46,6 @@ def _block(text: str) -> nodes.literal_block:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Offer the directive `verbs`."""
-    app.add_directive("verbs", Verbs)
+    """Register the directive `commands`."""
+    app.add_directive("commands", Commands)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

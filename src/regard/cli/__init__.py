@@ -1,1 +1,1 @@
-"""The command `regard`: main.py finds the verb, each verb has its file."""
+"""The command `regard`: main.py dispatches, one file per command runs it."""

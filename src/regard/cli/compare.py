@@ -1,82 +1,75 @@
 """regard compare --data.train F --data.dev F --attention none,additive,transformer --out DIR.
 
-Without --training.max_minutes, which is for each model, all trainings share 8 minutes; without
---config the models are the small ones of the recipe `compare`.
+Trains several models on the same pairs and compares them. --training.max_minutes limits each model;
+without it all trainings share 8 minutes. Without --config the models are the small ones of the
+recipe `compare`.
 """
 
-import os
 import sys
 from pathlib import Path
 
+from regard.cli.options import add_beam_size, add_device, add_output_folder, enable_huge_pages
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
-from regard.config import Device
 from regard.errors import ConfigError
 from regard.files import require_empty_folder
 
 
 def run(arguments: list[str]) -> None:
-    """Train the models one after the other, and print the table."""
+    """Train the models one after the other and print the table."""
+    has_config = any(argument.partition("=")[0] == "--config" for argument in arguments)
+    if not has_config:
+        arguments = ["--config", "compare", *arguments]
+    args = _parser().parse_args(recipe_first(arguments))
+    enable_huge_pages()
+    from regard.alignment import read_gold
+    from regard.cli.pairs import good_pairs
+    from regard.compare import compare, model_settings, table
+
+    values = {**settings(args), "device": args.device}
+    models = [name.strip() for name in args.attention.split(",")]
+    for name in models:
+        model_settings(name)
+    if values["data"]["dev"] is None:
+        raise ConfigError("models are compared on the same pairs: give --data.dev F")
+    runs = compare(
+        values,
+        models,
+        Path(args.out) if args.resume else require_empty_folder(Path(args.out)),
+        good_pairs(args.test or values["data"]["dev"], values["data"]["features_column"]),
+        seeds=_seeds(args.seeds),
+        gold=read_gold(args.gold) if args.gold else None,
+        beam_size=args.beam_size,
+        resume=args.resume,
+        say=lambda text: print(f"regard compare: {text}", file=sys.stderr),
+    )
+    print(table(runs), end="")
+    print(f"\n{args.out} holds the models, table.md, table.json and by_length.html")
+
+
+def _parser() -> Parser:
     parser = Parser(prog="regard compare", description=__doc__)
     add_settings(parser)
     parser.add_argument(
         "--attention",
         type=str,
         default="none,additive,luong:dot,transformer",
-        help="models, with commas: none, transformer, a score, luong:SCORE, bahdanau:SCORE, transformer:SCORE",
+        help="comma-separated models: none, transformer, a score, luong:SCORE, bahdanau:SCORE, "
+        "transformer:SCORE",
     )
-    parser.add_argument("--out", type=str, required=True, help="folder for models, table and chart")
+    add_output_folder(parser)
     parser.add_argument(
-        "--seeds", type=str, default="1", help="a training of each model per seed, with commas"
+        "--seeds", type=str, default="1", help="comma-separated seeds; each model trains per seed"
     )
-    parser.add_argument(
-        "--test", type=str, help="pairs to measure on; those of --data.dev by default"
-    )
-    parser.add_argument(
-        "--gold", type=str, help="gold links of the pairs to measure on, a Pharaoh line each"
-    )
-    parser.add_argument(
-        "--beam-size",
-        type=int,
-        default=1,
-        help="open hypotheses when measuring; 1 is greedy search",
-    )
-    parser.add_argument("--resume", action="store_true", help="keep models that are finished")
-    parser.add_argument("--device", type=Device, default="auto", help="where to compute")
-    chosen = any(argument.partition("=")[0] == "--config" for argument in arguments)
-    given = parser.parse_args(
-        recipe_first(arguments if chosen else ["--config", "compare", *arguments])
-    )
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    from regard.alignment import read_gold
-    from regard.cli.pairs import good_pairs
-    from regard.compare import compare, model_settings, table
-
-    values = {**settings(given), "device": given.device}
-    items = [item.strip() for item in given.attention.split(",")]
-    for item in items:
-        model_settings(item)
-    if values["data"]["dev"] is None:
-        raise ConfigError("models are compared on the same pairs: give --data.dev F")
-    pairs = given.test or values["data"]["dev"]
-    test = good_pairs(pairs, values["data"]["features_column"])
-    gold = read_gold(given.gold) if given.gold else None
-    runs = compare(
-        values,
-        items,
-        Path(given.out) if given.resume else require_empty_folder(Path(given.out)),
-        test,
-        seeds=_seeds(given.seeds),
-        gold=gold,
-        beam_size=given.beam_size,
-        resume=given.resume,
-        say=lambda text: print(f"regard compare: {text}", file=sys.stderr),
-    )
-    print(table(runs), end="")
-    print(f"\n{given.out} holds the models, table.md, table.json and by_length.html")
+    parser.add_argument("--test", type=str, help="pairs to evaluate on; default: --data.dev")
+    parser.add_argument("--gold", type=str, help="gold links of these pairs, one Pharaoh line each")
+    add_beam_size(parser, 1)
+    parser.add_argument("--resume", action="store_true", help="reuse models that are finished")
+    add_device(parser)
+    return parser
 
 
 def _seeds(text: str) -> list[int]:
     try:
         return [int(seed) for seed in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--seeds takes whole numbers with commas, got {text!r}") from None
+        raise ConfigError(f"--seeds takes comma-separated integers, got {text!r}") from None

@@ -1,22 +1,23 @@
-"""regard curves RUN… -o curves.html: how training went, several folders in one chart."""
+"""regard curves RUN… -o curves.html: plot the training curves of several model folders."""
 
+from regard.cli.options import add_chart_file
 from regard.cli.parser import Parser
 
 
 def run(arguments: list[str]) -> None:
-    """Draw the curves."""
+    """Draw the curves in one chart."""
     parser = Parser(prog="regard curves", description=__doc__)
     parser.add_argument("folders", type=str, nargs="+", help="model folders")
+    add_chart_file(parser)
     parser.add_argument(
-        "-o", "--out", type=str, required=True, help="a .html, .png, .svg or .json file"
+        "--metric",
+        type=str,
+        help="key of metrics.jsonl; default: the metric that selects the best checkpoint",
     )
-    parser.add_argument(
-        "--metric", type=str, help="a key of metrics.jsonl; by default what the best is chosen by"
-    )
-    parser.add_argument("--by", type=str, default="minutes", help="minutes or update")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--by", type=str, default="minutes", help="x axis: minutes or update")
+    args = parser.parse_args(arguments)
     from regard.curves import curves
 
-    chart = curves(given.folders, given.metric, given.by)
-    chart.save(given.out)
-    print(f"{chart.y_title} of {len(chart.series)} runs, drawn in {given.out}")
+    chart = curves(args.folders, args.metric, args.by)
+    chart.save(args.out)
+    print(f"{chart.y_title} of {len(chart.series)} runs, drawn in {args.out}")

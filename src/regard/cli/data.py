@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from regard.cli.options import add_output_folder
 from regard.cli.parser import Parser
 from regard.files import require_empty_folder
 
@@ -13,20 +14,16 @@ def run(arguments: list[str]) -> None:
     parser.add_argument(
         "name", type=str, help="phrasebook, dates, numbers, inflection, copy or reverse"
     )
-    parser.add_argument("--out", type=str, required=True, help="folder to write")
-    parser.add_argument(
-        "--seed", type=int, default=1, help="of the random choices (the phrasebook is fixed)"
-    )
-    options = parser.parse_args(arguments)
+    add_output_folder(parser)
+    parser.add_argument("--seed", type=int, default=1, help="random seed (the phrasebook is fixed)")
+    args = parser.parse_args(arguments)
     from regard import datasets
 
-    if options.name in datasets.FIXED and options.seed != parser.get_default("seed"):
-        print(
-            f"regard data: {options.name} is a fixed dataset; --seed has no effect", file=sys.stderr
-        )
-    splits = datasets.make(options.name, options.seed)
-    datasets.write(splits, require_empty_folder(Path(options.out)))
+    if args.name in datasets.FIXED and args.seed != parser.get_default("seed"):
+        print(f"regard data: {args.name} is a fixed dataset; --seed has no effect", file=sys.stderr)
+    splits = datasets.make(args.name, args.seed)
+    datasets.write(splits, require_empty_folder(Path(args.out)))
     counts = ", ".join(
         f"{part} {len(getattr(splits, part)):,}" for part in ("train", "dev", "test")
     )
-    print(f"{options.name} in {options.out}: {counts} pairs")
+    print(f"{args.name} in {args.out}: {counts} pairs")

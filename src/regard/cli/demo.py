@@ -1,27 +1,27 @@
-"""regard demo: learn a small built-in set in about a minute, and draw where the model looks."""
+"""regard demo: train on a small built-in dataset in about a minute and draw the attention."""
 
 import shutil
 import sys
 from pathlib import Path
 
+from regard.cli.options import add_device, add_output_folder
 from regard.cli.parser import Parser
 
 
 def run(arguments: list[str]) -> None:
-    """Train, translate two sentences, measure, and draw."""
+    """Train, translate two sentences, evaluate and draw a heatmap."""
     parser = Parser(prog="regard demo", description=__doc__)
-    parser.add_argument("--out", type=str, default="demo", help="folder to write")
-    parser.add_argument("--device", type=str, default="auto", help="auto, cpu, cuda or mps")
-    given = parser.parse_args(arguments)
+    add_output_folder(parser, "demo")
+    add_device(parser)
+    args = parser.parse_args(arguments)
     from regard.demo import PICTURE, demo
 
-    made = demo(given.out, given.device)
-    model = made.folder / "model"
+    model = demo(args.out, args.device).folder / "model"
     print(f"try it: echo 'me gusta el perro' | {_command()} translate {model}")
-    print(f"move it: {_command()} serve {model} --example '{PICTURE}'")
+    print(f"edit its attention: {_command()} serve {model} --example '{PICTURE}'")
 
 
 def _command() -> str:
-    """What to type for this command: its path where the shell would not find it."""
-    called = Path(sys.argv[0])
-    return "regard" if shutil.which("regard") or called.name != "regard" else str(called)
+    """Return how to call this command: its path where the shell would not find it."""
+    program = Path(sys.argv[0])
+    return "regard" if shutil.which("regard") or program.name != "regard" else str(program)

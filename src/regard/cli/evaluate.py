@@ -3,55 +3,50 @@
 import json
 from typing import Any
 
+from regard.cli.options import add_model, add_pairs, add_search
 from regard.cli.parser import Parser
-from regard.config import Device
 from regard.files import write_text
 from regard.metrics import BleuTokenizer
 from regard.progress import Progress
 
 
 def run(arguments: list[str]) -> None:
-    """Measure a model, print a table, and write JSON if asked."""
+    """Evaluate a model, print a table, and optionally write JSON."""
     parser = Parser(prog="regard evaluate", description=__doc__)
-    parser.add_argument("folder", type=str, help="a model folder")
-    parser.add_argument("pairs", type=str, help="a TSV file, or two parallel files as F.src,F.tgt")
+    add_model(parser)
+    add_pairs(parser)
+    add_search(parser)
     parser.add_argument(
-        "--beam-size", type=int, default=5, help="open hypotheses; 1 is greedy search"
-    )
-    parser.add_argument(
-        "--length-penalty", type=float, default=1.0, help="exponent of ((5 + length) / 6)"
-    )
-    parser.add_argument(
-        "--bleu-tokenize", type=BleuTokenizer, default="13a", help="how BLEU cuts the strings"
+        "--bleu-tokenize", type=BleuTokenizer, default="13a", help="tokenizer of BLEU"
     )
     parser.add_argument(
         "--lowercase", action="store_true", help="lower-case outputs and references first"
     )
-    parser.add_argument("--json", type=str, help="write the figures here")
-    parser.add_argument("--device", type=Device, default="auto", help="where to compute")
-    given = parser.parse_args(arguments)
+    parser.add_argument("--json", type=str, help="write the metrics to this file")
+    args = parser.parse_args(arguments)
     from regard.cli.pairs import good_pairs
     from regard.evaluation import evaluate
     from regard.translator import Translator
 
-    translator = Translator.load(given.folder, given.device)
-    pairs = good_pairs(given.pairs, translator.trained.config.data.features_column)
+    translator = Translator.load(args.folder, args.device)
+    pairs = good_pairs(args.pairs, translator.trained.config.data.features_column)
     with Progress("translating", len({pair.source for pair in pairs}), "sources") as progress:
         report = evaluate(
             translator,
             pairs,
-            given.beam_size,
-            length_penalty=given.length_penalty,
-            bleu_tokenize=given.bleu_tokenize,
-            lowercase=given.lowercase,
+            args.beam_size,
+            length_penalty=args.length_penalty,
+            bleu_tokenize=args.bleu_tokenize,
+            lowercase=args.lowercase,
             on_progress=progress.advance,
         )
-    if given.json:
-        write_text(given.json, json.dumps(report.to_dict(), indent=2, ensure_ascii=False) + "\n")
-    _show(report.to_dict(), sum(not output.complete for output in report.translations))
+    metrics = report.to_dict()
+    if args.json:
+        write_text(args.json, json.dumps(metrics, indent=2, ensure_ascii=False) + "\n")
+    _print_tables(metrics, sum(not output.complete for output in report.translations))
 
 
-def _show(figures: dict[str, Any], cut: int) -> None:
+def _print_tables(metrics: dict[str, Any], truncated: int) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -62,22 +57,17 @@ def _show(figures: dict[str, Any], cut: int) -> None:
         "exact_match": "exact match", "wer": "WER", "per": "PER", "cer": "CER", "bleu": "BLEU", "chrf": "chrF",
     }  # fmt: skip
     for key, name in names.items():
-        figure = figures[key]
-        low, high = f"{figure['low']:.2f}", f"{figure['high']:.2f}"
-        table.add_row(
-            name,
-            f"{figure['value']:.2f}",
-            f"{low} – {high}",
-            figure.get("signature", ""),
-        )
-    console.print(f"{figures['n']:,} distinct sources, percent")
+        metric = metrics[key]
+        interval = f"{metric['low']:.2f} – {metric['high']:.2f}"
+        table.add_row(name, f"{metric['value']:.2f}", interval, metric.get("signature", ""))
+    console.print(f"{metrics['n']:,} distinct sources, percent")
     console.print(table)
     lengths = Table("source length", "sources", "exact match", "PER", "CER", box=box.SIMPLE)
-    for part in figures["by_length"]:
+    for part in metrics["by_length"]:
         lengths.add_row(
             f"{part['low']}–{part['high']}", f"{part['n']:,}",
             *(f"{part[key]:.2f}" for key in ("exact_match", "per", "cer")),
         )  # fmt: skip
     console.print(lengths)
-    if cut:
-        console.print(f"{cut:,} outputs were cut at their length limit")
+    if truncated:
+        console.print(f"{truncated:,} outputs were truncated at their length limit")

@@ -1,4 +1,4 @@
-"""The command's argument parser: short errors that name the nearest option."""
+"""Argument parser with one-line errors that suggest the nearest option, and the settings options."""
 
 import difflib
 import itertools
@@ -22,95 +22,98 @@ GROUPS: dict[str, type] = {
     "model": config.ModelConfig,
     "training": config.TrainingConfig,
 }
-"""The groups of settings, each a dataclass."""
+"""Groups of settings, each declared as a dataclass."""
 
-_UNKNOWN = re.compile(
+_UNKNOWN_OPTION = re.compile(
     r"Group '(\S+)' does not accept option '([^']+)'|Option '([^']+)' is not accepted"
     r"|unrecognized arguments: (?:-- )?(\S+)"
 )
-_UNFIT = re.compile(
+_INVALID_VALUE = re.compile(
     r"""key "([^"]+)": (?:Expected a |Does not validate .*?Subtypes: \[)"""
     r"""(?:<class '(\w+)'>|(.*)).*(?:Got|Given) value: (.*)"""
 )
-_NEGATIVE = re.compile(r"-[\d.]")
-_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
+_NEGATIVE_NUMBER = re.compile(r"-[\d.]")
+_TYPE_NAMES = {"int": "an integer", "float": "a number", "bool": "true or false"}
 
 
 class Parser(ArgumentParser):
-    """jsonargparse's parser, with errors of a line that say what is nearest to a typo.
+    """jsonargparse's parser with one-line errors that suggest the nearest option.
 
-    Options are never abbreviated, and positional arguments may stand anywhere among them.
+    Options cannot be abbreviated. Positional arguments may stand anywhere among the options.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, allow_abbrev=False, **kwargs)
 
     def parse_args(self, args: Sequence[str], **kwargs: Any) -> Namespace:  # type: ignore[override]
-        """Parse the arguments of a verb."""
-        return super().parse_args(self._words_last(args), **kwargs)
+        """Parse the arguments of a command."""
+        return super().parse_args(self._positional_last(args), **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print what is wrong on one line and leave with status 2."""
+        """Print the error on one line and exit with status 2."""
         text = " ".join(message.split())
-        if match := _UNKNOWN.search(text):
-            wrong = ".".join(filter(None, match.groups())).split("=")[0]
-            text = f"there is no option {wrong}{nearest(wrong, list(self._option_string_actions))}"
-        elif match := _UNFIT.search(text):
-            key, kind, value = match[1], match[2] or match[3], match[4]
-            choices = re.findall(r"'([^']*)'", kind) if "Literal" in kind else []
-            choices = [each for each in dict.fromkeys(choices) if each not in ("NoneType", "str")]
-            wanted = f"one of {', '.join(choices)}" if choices else _KINDS.get(kind, kind)
-            text = f"{key} takes {wanted}, got {value}{nearest(value, choices)}"
+        if match := _UNKNOWN_OPTION.search(text):
+            name = ".".join(filter(None, match.groups())).split("=")[0]
+            text = f"there is no option {name}{nearest(name, list(self._option_string_actions))}"
+        elif match := _INVALID_VALUE.search(text):
+            key, type_name, value = match[1], match[2] or match[3], match[4]
+            literals = re.findall(r"'([^']*)'", type_name) if "Literal" in type_name else []
+            choices = [item for item in dict.fromkeys(literals) if item not in ("NoneType", "str")]
+            expected = _TYPE_NAMES.get(type_name, type_name)
+            expected = f"one of {', '.join(choices)}" if choices else expected
+            text = f"{key} takes {expected}, got {value}{nearest(value, choices)}"
         elif text.startswith("Unexpected config:"):
-            text = "--config takes a file of settings by group, such as model: {attention: dot}"
+            text = "--config takes a file of settings by group, for example model: {attention: dot}"
         print(f"{self.prog}: {text}; see {self.prog} --help", file=sys.stderr)
         sys.exit(2)
 
-    def _words_last(self, arguments: Sequence[str]) -> list[str]:
-        """The same arguments, positional ones at the end.
+    def _positional_last(self, arguments: Sequence[str]) -> list[str]:
+        """Move positional arguments to the end.
 
-        Before Python 3.13 argparse does not find an optional one that stands behind an option.
+        Before Python 3.13 argparse does not find an optional positional argument after an option.
         """
         options: list[str] = []
-        words: list[str] = []
+        positional: list[str] = []
         remaining = iter(arguments)
         for argument in remaining:
             if argument == "--":
-                words += remaining
+                positional += remaining
             elif not argument.startswith("-") or argument == "-":
-                words.append(argument)
+                positional.append(argument)
             else:
                 options.append(argument)
                 action = self._option_string_actions.get(argument)
                 if action is not None and action.nargs != 0:
                     for value in itertools.islice(remaining, 1):
-                        # argparse takes `-1,2` for an option unless it is tied to its own
+                        # argparse takes `-1,2` for an option unless `=` joins it to its option
                         options[-1:] = (
-                            [f"{argument}={value}"] if _NEGATIVE.match(value) else [argument, value]
+                            [f"{argument}={value}"]
+                            if _NEGATIVE_NUMBER.match(value)
+                            else [argument, value]
                         )
-        return [*options, *(["--", *words] if words else [])]
+        return [*options, *(["--", *positional] if positional else [])]
 
 
-def nearest(wrong: str, known: Sequence[str]) -> str:
-    """A hint that names what was probably meant, or nothing."""
-    bare = {name.lstrip("-"): name for name in known}
-    found = difflib.get_close_matches(wrong.lstrip("-"), bare, n=1, cutoff=0.6)
-    return f"; did you mean {bare[found[0]]}?" if found else ""
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return a hint with the known name closest to a misspelt one, or an empty string."""
+    by_word = {option.lstrip("-"): option for option in known}
+    matches = difflib.get_close_matches(name.lstrip("-"), by_word, n=1, cutoff=0.6)
+    return f"; did you mean {by_word[matches[0]]}?" if matches else ""
 
 
 def add_settings(parser: Parser) -> None:
     """Add every setting as `--group.field_name`, and `--config` for a recipe or YAML file."""
     parser.add_argument(
-        "--config", action="config", help="name of a recipe, or a YAML file of settings"
+        "--config", action="config", help="name of a recipe, or YAML file of settings"
     )
     for name, cls in GROUPS.items():
         parser.add_class_arguments(cls, name)
 
 
 def recipe_first(arguments: Sequence[str]) -> list[str]:
-    """Put `--config` first, so that flags go over it, and a recipe's file for its name."""
+    """Move `--config` first, so that options override it, and replace a recipe's name by its file."""
     rest: list[str] = []
-    first: list[str] = []
+    config_arguments: list[str] = []
     remaining = iter(arguments)
     for argument in remaining:
         name, separator, value = argument.partition("=")
@@ -118,15 +121,15 @@ def recipe_first(arguments: Sequence[str]) -> list[str]:
             rest.append(argument)
             continue
         value = value if separator else next(remaining, "")
-        first += ["--config", str(find_recipe(value))]
-    return first + rest
+        config_arguments += ["--config", str(find_recipe(value))]
+    return config_arguments + rest
 
 
 def find_recipe(name: str) -> Path:
-    """The YAML file of a recipe's name, or the file itself.
+    """Return the YAML file of a recipe, or the named file itself.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: neither a recipe nor a file has this name.
     """
     if Path(name).is_file():
         return Path(name)
@@ -140,6 +143,6 @@ def find_recipe(name: str) -> Path:
 
 
 def settings(arguments: Namespace) -> dict[str, Any]:
-    """The groups of settings among parsed arguments, as `config.from_dict` takes them."""
+    """Return the groups of settings among parsed arguments, as `config.from_dict` takes them."""
     values = arguments.as_dict()
     return {name: values[name] for name in GROUPS}

@@ -1,7 +1,7 @@
-"""regard serve DIR: a page where attention moves and can be pushed, and a JSON interface.
+"""regard serve DIR: serve a web page to inspect and edit attention, and a JSON API.
 
-Everything stays on this machine: the page loads nothing from elsewhere, and only this machine can
-open it unless --host says otherwise.
+The page loads nothing from other hosts. The server listens to this machine only, unless --host is
+given.
 """
 
 import contextlib
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
 
+from regard.cli.options import add_model
 from regard.cli.parser import Parser
-from regard.config import Device
 from regard.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,95 +25,107 @@ if TYPE_CHECKING:
 
 def run(arguments: list[str]) -> None:
     """Serve until stopped."""
-    parser = Parser(prog="regard serve", description=__doc__)
-    parser.add_argument("folder", type=str, help="a model folder")
-    parser.add_argument("--compare-with", type=str, help="another model folder, shown side by side")
-    parser.add_argument("--example", type=str, help="the text that the page opens with")
-    parser.add_argument("--host", type=str, default="127.0.0.1", help="address to listen at")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen at; 0 for any")
-    parser.add_argument("--workers", type=int, default=1, help="processes that translate")
-    parser.add_argument("--max-tokens", type=int, default=500, help="longest text")
-    parser.add_argument("--max-beam", type=int, default=20, help="largest beam_size and n_best")
-    parser.add_argument("--queue", type=int, default=1024, help="texts that may wait; past it, 503")
-    parser.add_argument("--timeout", type=float, default=30.0, help="seconds until 504")
-    parser.add_argument("--device", type=Device, default="auto", help="where to compute")
-    given = parser.parse_args(arguments)
+    args = _parser().parse_args(arguments)
     try:
         import uvicorn
 
-        from regard.serving.app import Settings, create_app
-        from regard.serving.limits import Limits
+        from regard.serving.app import create_app
         from regard.translator import Translator
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"serving needs the package {error.name}: pip install 'regard[serve]'"
         ) from None
-    _check(given)
-    settings = Settings(
-        folder=given.folder,
-        compare_with=given.compare_with,
-        example=given.example,
-        host=given.host,
-        device=given.device,
-        limits=Limits(
-            symbols=given.max_tokens,
-            beam_size=given.max_beam,
-            queue=given.queue,
-            seconds=given.timeout,
-        ),
-    )
-    with _listen(given.host, given.port) as listening:
-        port = listening.getsockname()[1]
-        common: dict[str, Any] = {
-            "host": given.host,
+    _check(args)
+    settings = _settings(args)
+    with _bind(args.host, args.port) as listener:
+        port = listener.getsockname()[1]
+        options: dict[str, Any] = {
+            "host": args.host,
             "port": port,
             "log_level": "warning",
             "access_log": False,
-            "timeout_graceful_shutdown": int(given.timeout) + 1,
+            "timeout_graceful_shutdown": int(args.timeout) + 1,
         }
-        if given.workers == 1:
-            server = uvicorn.Server(uvicorn.Config(create_app(settings), **common))
-            listening.listen()
-            _announce(given.host, port)
-            server.run([listening])
+        if args.workers == 1:
+            server = uvicorn.Server(uvicorn.Config(create_app(settings), **options))
+            listener.listen()
+            _announce(args.host, port)
+            server.run([listener])
             return
-    for folder in filter(None, (given.folder, given.compare_with)):
-        Translator.load(folder, given.device)  # what is wrong with it is said here, once
-    with _workers(settings, given.workers):
-        _announce(given.host, port)
-        app = "regard.serving.app:from_environment"
+    for folder in filter(None, (args.folder, args.compare_with)):
+        Translator.load(folder, args.device)  # report an error once, not from every worker
+    with _worker_environment(settings, args.workers):
+        _announce(args.host, port)
         uvicorn.run(
-            app,
+            "regard.serving.app:from_environment",
             factory=True,
-            workers=given.workers,
-            timeout_worker_healthcheck=int(given.timeout) + 30,
-            **common,
+            workers=args.workers,
+            timeout_worker_healthcheck=int(args.timeout) + 30,
+            **options,
         )
 
 
-def _check(given: Namespace) -> None:
-    for name, low in (("workers", 1), ("max_tokens", 1), ("max_beam", 1), ("queue", 1)):
-        if given[name] < low:
-            raise ConfigError(f"--{name.replace('_', '-')} is at least {low}, got {given[name]}")
-    if not 0 < given.timeout <= 3600:
-        raise ConfigError(f"--timeout is from 0 to 3600 seconds, got {given.timeout:g}")
-    if not 0 <= given.port < 65536:
-        raise ConfigError(f"--port goes from 0 to 65535, got {given.port}")
+def _parser() -> Parser:
+    parser = Parser(prog="regard serve", description=__doc__)
+    add_model(parser)
+    parser.add_argument("--compare-with", type=str, help="second model folder, shown side by side")
+    parser.add_argument("--example", type=str, help="text translated when the page opens")
+    parser.add_argument("--host", type=str, default="127.0.0.1", help="address to listen on")
+    parser.add_argument(
+        "--port", type=int, default=8000, help="port to listen on; 0: any free port"
+    )
+    parser.add_argument("--workers", type=int, default=1, help="number of worker processes")
+    parser.add_argument("--max-tokens", type=int, default=500, help="maximum tokens of a text")
+    parser.add_argument("--max-beam", type=int, default=20, help="maximum beam_size and n_best")
+    parser.add_argument(
+        "--queue", type=int, default=1024, help="maximum texts waiting; above it, status 503"
+    )
+    parser.add_argument("--timeout", type=float, default=30.0, help="seconds until status 504")
+    return parser
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _check(args: Namespace) -> None:
+    for name in ("workers", "max_tokens", "max_beam", "queue"):
+        if args[name] < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {args[name]}")
+    if not 0 < args.timeout <= 3600:
+        raise ConfigError(f"--timeout must lie in (0, 3600] seconds, got {args.timeout:g}")
+    if not 0 <= args.port < 65536:
+        raise ConfigError(f"--port must lie in 0 to 65535, got {args.port}")
+
+
+def _settings(args: Namespace) -> "Settings":
+    from regard.serving.app import Settings
+    from regard.serving.limits import Limits
+
+    return Settings(
+        folder=args.folder,
+        compare_with=args.compare_with,
+        example=args.example,
+        host=args.host,
+        device=args.device,
+        limits=Limits(
+            tokens=args.max_tokens,
+            beam_size=args.max_beam,
+            queue=args.queue,
+            timeout=args.timeout,
+        ),
+    )
+
+
+def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((host, port))
+        listener.bind((host, port))
     except OSError as error:
-        listening.close()
+        listener.close()
         reason = error.strerror or error
         raise ConfigError(
-            f"cannot listen at {host}, port {port}: {reason}; choose another with --host or --port"
+            f"cannot listen on {host}, port {port}: {reason}; choose another --host or --port"
         ) from None
-    return listening
+    return listener
 
 
 def _announce(host: str, port: int) -> None:
@@ -122,11 +134,11 @@ def _announce(host: str, port: int) -> None:
 
 
 @contextlib.contextmanager
-def _workers(settings: "Settings", count: int) -> Generator[None]:
-    """What worker processes find in their environment."""
-    with tempfile.TemporaryDirectory() as figures:
-        threads = max(1, (os.cpu_count() or 1) // count)
+def _worker_environment(settings: "Settings", workers: int) -> Generator[None]:
+    """Set the environment variables that worker processes read."""
+    with tempfile.TemporaryDirectory() as metrics_folder:
+        threads = max(1, (os.cpu_count() or 1) // workers)
         values = {**dataclasses.asdict(settings), "threads": threads}
         os.environ["REGARD_SERVE"] = json.dumps(values)
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = figures
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics_folder
         yield

@@ -1,31 +1,31 @@
-"""regard train --data.train F --data.dev F --out DIR: learn from pairs and leave a model folder."""
+"""regard train --data.train F --data.dev F --out DIR: train a model and save a model folder."""
 
-import os
 import shlex
 
+from regard.cli.options import add_device, add_output_folder, enable_huge_pages
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
-from regard.config import Device
 
 
 def run(arguments: list[str]) -> None:
     """Train, with progress on standard error."""
     parser = Parser(prog="regard train", description=__doc__)
     add_settings(parser)
-    parser.add_argument("--out", type=str, required=True, help="folder to write the model to")
-    parser.add_argument("--device", type=Device, default="auto", help="where to compute")
-    parser.add_argument("--resume", action="store_true", help="go on where the folder stopped")
-    parser.add_argument("--init-from", type=str, help="a trained folder to start from")
-    given = parser.parse_args(recipe_first(arguments))
-    # large blocks of torch's CPU allocator in huge pages: fewer page faults while training
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    add_output_folder(parser)
+    add_device(parser)
+    parser.add_argument(
+        "--resume", action="store_true", help="continue from the folder's last checkpoint"
+    )
+    parser.add_argument("--init-from", type=str, help="model folder to take initial weights from")
+    args = parser.parse_args(recipe_first(arguments))
+    enable_huge_pages()
     from regard.config import from_dict
     from regard.training import train
 
-    config = from_dict({**settings(given), "out": given.out, "device": given.device})
+    config = from_dict({**settings(args), "out": args.out, "device": args.device})
     train(
         config,
-        resume=given.resume,
-        init_from=given.init_from,
+        resume=args.resume,
+        init_from=args.init_from,
         command=shlex.join(["regard", "train", *arguments]),
     )
-    print(f"{given.out} is trained; regard translate {given.out} uses it")
+    print(f"{args.out} is trained; regard translate {args.out} uses it")

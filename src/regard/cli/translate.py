@@ -1,4 +1,4 @@
-"""regard translate DIR [FILE]: a line in, a line out, in order; attention and alignments if asked."""
+"""regard translate DIR [FILE]: translate lines in order, optionally with attention and alignments."""
 
 import contextlib
 import json
@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from jsonargparse import Namespace
 
+from regard.cli.options import add_model, add_search
 from regard.cli.parser import Parser
-from regard.config import Device
 from regard.errors import ConfigError
 from regard.files import atomic_write, decode_lines, read_lines
 from regard.progress import Progress
@@ -26,101 +26,100 @@ _CHUNK = 1000
 
 def run(arguments: list[str]) -> None:
     """Translate a file or standard input to standard output."""
+    args = _parser().parse_args(arguments)
+    from regard.translator import Translator
+
+    translator = Translator.load(args.folder, args.device)
+    _require_attention(translator, args)
+    reads_features = translator.source.features is not None
+    truncated = without_features = 0
+    unknown = Counter[str]()
+    with _open_whole(args.attention, args.alignments) as (attention, alignments):
+        for number, outputs in _translate(translator, args):
+            best = outputs[0]
+            truncated += not best.complete
+            without_features += reads_features and bool(best.tokens) and "\t" not in best.source
+            unknown.update(best.unknown)
+            for rank, output in enumerate(outputs, start=1):
+                text = output.text.replace("\n", " ")
+                ranked = f"{number}\t{rank}\t{output.score:.6f}\t{text}"
+                print(ranked if args.n_best > 1 else text)
+                if attention:
+                    attention.write(json.dumps(output.to_dict(), ensure_ascii=False) + "\n")
+                if alignments:
+                    alignments.write(f"{output.alignment()}\n")
+                if args.heatmap:
+                    _print_heatmap(output)
+    for count, message in (
+        (truncated, f"{truncated:,} outputs truncated at their length limit"),
+        (without_features, f"{without_features:,} lines without features (TAB)"),
+        (unknown, f"source {unknown_tokens_message(unknown)}"),
+    ):
+        if count:
+            print(f"regard translate: {message}", file=sys.stderr)
+
+
+def _parser() -> Parser:
     parser = Parser(prog="regard translate", description=__doc__)
-    parser.add_argument("folder", type=str, help="a model folder")
+    add_model(parser)
     parser.add_argument(
-        "file", type=str, nargs="?", help="lines to translate; standard input by default"
+        "file", type=str, nargs="?", help="lines to translate; default: standard input"
     )
-    parser.add_argument(
-        "--beam-size", type=int, default=5, help="open hypotheses; 1 is greedy search"
-    )
+    add_search(parser)
     parser.add_argument(
         "--n-best", type=int, default=1, help="outputs per line: line TAB rank TAB score TAB text"
     )
     parser.add_argument(
-        "--length-penalty", type=float, default=1.0, help="exponent of ((5 + length) / 6)"
+        "--attention",
+        type=str,
+        help="write tokens and attention to this file, one JSON object per output",
     )
     parser.add_argument(
-        "--attention", type=str, help="write tokens and attention here, a JSON object per output"
-    )
-    parser.add_argument(
-        "--alignments", type=str, help="write alignments here, a Pharaoh line per output"
+        "--alignments", type=str, help="write alignments to this file, one Pharaoh line per output"
     )
     parser.add_argument("--heatmap", action="store_true", help="draw the attention on the terminal")
-    parser.add_argument("--device", type=Device, default="auto", help="where to compute")
-    given = parser.parse_args(arguments)
-    from regard.translator import Translator
-
-    translator = Translator.load(given.folder, given.device)
-    _require_attention(translator, given)
-    cut, bare, unknown = 0, 0, Counter[str]()
-    featured = translator.source.features is not None
-    with _sinks(given.attention, given.alignments) as (attention, alignments):
-        for first, outputs in _translate(translator, given):
-            for number, candidates in enumerate(outputs, start=first):
-                cut += not candidates[0].complete
-                bare += featured and bool(candidates[0].tokens) and "\t" not in candidates[0].source
-                unknown.update(candidates[0].unknown)
-                for rank, output in enumerate(candidates, start=1):
-                    text = output.text.replace("\n", " ")
-                    print(
-                        f"{number}\t{rank}\t{output.score:.6f}\t{text}"
-                        if given.n_best > 1
-                        else text
-                    )
-                    if attention:
-                        attention.write(json.dumps(output.to_dict(), ensure_ascii=False) + "\n")
-                    if alignments:
-                        alignments.write(f"{output.alignment()}\n")
-                    if given.heatmap:
-                        _draw(output)
-            sys.stdout.flush()
-    if cut:
-        print(f"regard translate: {cut:,} outputs cut at their length limit", file=sys.stderr)
-    if bare:
-        print(f"regard translate: {bare:,} lines without features (TAB)", file=sys.stderr)
-    if unknown:
-        print(f"regard translate: source {unknown_tokens_message(unknown)}", file=sys.stderr)
+    return parser
 
 
-def _require_attention(translator: "Translator", given: Namespace) -> None:
+def _require_attention(translator: "Translator", args: Namespace) -> None:
     if translator.trained.config.model.attention != "none":
         return
     for option in ("attention", "alignments", "heatmap"):
-        if getattr(given, option):
+        if args[option]:
             raise ConfigError(
-                f"{given.folder} has no attention (model.attention none), so --{option} has nothing "
-                "to show; leave it out"
+                f"{args.folder} has no attention (model.attention none) for --{option}; omit it"
             )
 
 
 def _translate(
-    translator: "Translator", given: Namespace
-) -> Iterator[tuple[int, list[list["Translation"]]]]:
-    """The number of a chunk's first line, and for each of its lines the outputs, best first."""
-    if given.file is None and sys.stdin.isatty():
+    translator: "Translator", args: Namespace
+) -> Iterator[tuple[int, list["Translation"]]]:
+    """Yield each line's number, from 1, and its outputs, best first; flush after each chunk."""
+    if args.file is None and sys.stdin.isatty():
         chunks: Iterator[list[str]] = ([line.rstrip("\r\n")] for line in sys.stdin)
         total = None
     else:
         lines = (
             decode_lines(sys.stdin.buffer.read(), "standard input")
-            if given.file is None
-            else read_lines(given.file)
+            if args.file is None
+            else read_lines(args.file)
         )
-        chunks = (lines[at : at + _CHUNK] for at in range(0, len(lines), _CHUNK))
+        chunks = (lines[start : start + _CHUNK] for start in range(0, len(lines), _CHUNK))
         total = len(lines)
     first = 1
     with Progress("translating", total, "lines") as progress:
         for chunk in chunks:
-            found = translator.translate(chunk, given.beam_size, given.n_best, given.length_penalty)
-            yield first, found if given.n_best > 1 else [[one] for one in found]
+            outputs = translator.translate(chunk, args.beam_size, args.n_best, args.length_penalty)
+            for number, output in enumerate(outputs, start=first):
+                yield number, output if args.n_best > 1 else [output]
+            sys.stdout.flush()
             first += len(chunk)
             progress.advance(len(chunk))
 
 
 @contextlib.contextmanager
-def _sinks(*paths: str | None) -> Generator[list[TextIO | None]]:
-    """Files that appear whole when the block ends; None for a path that was not given."""
+def _open_whole(*paths: str | None) -> Generator[list[TextIO | None]]:
+    """Open files that appear whole when the block ends; None for a path that is None."""
     with contextlib.ExitStack() as stack:
         files: list[TextIO | None] = []
         for path in paths:
@@ -132,7 +131,7 @@ def _sinks(*paths: str | None) -> Generator[list[TextIO | None]]:
         yield files
 
 
-def _draw(output: "Translation") -> None:
+def _print_heatmap(output: "Translation") -> None:
     from rich.console import Console
 
     from regard.charts import terminal_heatmap

@@ -128,7 +128,7 @@ def _add_routes(
             asked.tree,
         )
         found = await batcher.translate(asked.all_texts, search, asked.prefixes, asked.pins, work)
-        weights, most = numbers(asked, found), batcher.limits.numbers
+        weights, most = numbers(asked, found), batcher.limits.weights
         if weights > most:
             raise ConfigError(
                 f"the answer would hold {weights:,} weights (at most {most:,}); ask for fewer "
@@ -254,8 +254,8 @@ def _check(asked: TranslateRequest, translator: Translator, limits: Limits) -> i
 
 
 def _check_length(symbols: int, limits: Limits) -> None:
-    if symbols > limits.symbols:
-        raise ConfigError(f"a text has at most {limits.symbols} symbols here, got {symbols}")
+    if symbols > limits.tokens:
+        raise ConfigError(f"a text has at most {limits.tokens} symbols here, got {symbols}")
 
 
 def _numbers(walk: dict[str, Any]) -> dict[str, Any]:

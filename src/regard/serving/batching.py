@@ -89,7 +89,7 @@ class Batcher:
         self._arrived.set()
         self.metrics.queue.set(waiting + len(texts))
         # giving up cancels the answer, and a cancelled job is not computed any more
-        return await asyncio.wait_for(job.answer, self.limits.seconds)
+        return await asyncio.wait_for(job.answer, self.limits.timeout)
 
     async def compute(self, function: Callable[[], Any]) -> Any:
         """Call something else that needs a model, in its turn.
@@ -98,12 +98,12 @@ class Batcher:
             Busy: too many calls wait.
             TimeoutError: there was no answer in time.
         """
-        if self._calls >= self.limits.calls:
+        if self._calls >= self.limits.explain_queue:
             raise Busy
         self._calls += 1
         try:
             found = asyncio.get_running_loop().run_in_executor(self._thread, function)
-            return await asyncio.wait_for(found, self.limits.seconds)
+            return await asyncio.wait_for(found, self.limits.timeout)
         finally:
             self._calls -= 1
 

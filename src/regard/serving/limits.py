@@ -26,19 +26,19 @@ class Limits:
     """Of one request."""
     characters: int = 20_000
     """Of all texts of one request, and of what its outputs begin with."""
-    symbols: int = 500
+    tokens: int = 500
     """Of one text, its end symbol included."""
     beam_size: int = 20
     """Open hypotheses, and outputs, of one text."""
     work: int = 60_000
     """Symbols read and written at most, times open hypotheses: of one request, and of a batch."""
-    numbers: int = 1_000_000
+    weights: int = 1_000_000
     """Weights in one answer."""
-    calls: int = 16
-    """Walks that may wait."""
+    explain_queue: int = 16
+    """Explanations that may wait."""
     queue: int = 1024
     """Texts that may wait; past it requests are answered with 503."""
-    seconds: float = 30.0
+    timeout: float = 30.0
     """Until an answer; later ones are given up with 504."""
     wait: float = 0.003
     """Seconds in which the texts of other requests may join a batch."""
