@@ -17,8 +17,8 @@ def make_folder(out: Path, **model: object) -> Path:
         out=str(out),
         device="cpu",
         data=DataConfig(),
-        source=TextConfig(unit="symbol"),
-        target=TextConfig(unit="symbol"),
+        source=TextConfig(unit="whitespace"),
+        target=TextConfig(unit="whitespace"),
         model=ModelConfig(
             **{**widths, "heads": 2, "feed_forward_dim": 32, "dropout": 0.0, **model}
         ),

@@ -17,7 +17,7 @@ from regard.cli.main import COMMANDS, main
 TINY = [
     *("--model.embedding_dim", "16", "--model.encoder_dim", "16", "--model.decoder_dim", "32"),
     *("--model.attention_dim", "8", "--model.dropout", "0", "--source.unit", "char"),
-    *("--target.unit", "symbol", "--training.warmup", "10", "--training.learning_rate", "0.01"),
+    *("--target.unit", "whitespace", "--training.warmup", "10", "--training.learning_rate", "0.01"),
     *("--training.validate_every", "60", "--training.batch_tokens", "300", "--device", "cpu"),
 ]
 BRIEF = [*TINY, "--training.max_updates", "2"]
@@ -416,7 +416,7 @@ def test_parallel_and_gzipped_files_train(regard: Command, tmp_path: Path) -> No
     done = regard("train", "--data.train", both, "--data.dev", both, "--out", out, *BRIEF)
     assert done.status == 0
     assert "train: 3 pairs read" in done.err
-    assert json.loads((out / "source.json").read_text())["symbols"] == ["a", "b"]
+    assert json.loads((out / "source.json").read_text())["vocabulary"] == ["a", "b"]
 
 
 def test_bytes_that_are_not_utf8_stop_training(regard: Command, tmp_path: Path) -> None:

@@ -41,8 +41,8 @@ def _batch() -> tuple[torch.Tensor, ...]:
 
 
 def test_symbols_have_their_ids_on_the_target_side_and_others_follow() -> None:
-    source = Tokenizer.train(["a b c"], TextConfig(unit="symbol"))
-    target = Tokenizer.train(["b c d"], TextConfig(unit="symbol"))
+    source = Tokenizer.train(["a b c"], TextConfig(unit="whitespace"))
+    target = Tokenizer.train(["b c d"], TextConfig(unit="whitespace"))
     copies = copies_of(source.encode("b x a x"), target)
     b, size = target.encode("b").ids[0], len(target)
     assert copies.ids == [b, size, size + 1, size, EOS]
@@ -189,5 +189,7 @@ def test_both_sides_need_one_unit(tmp_path: Path) -> None:
     config = Config(
         out=str(tmp_path / "m"), source=TextConfig(unit="char"), model=ModelConfig(copy=True)
     )
-    with pytest.raises(ConfigError, match="one unit of text on both sides, found char and symbol"):
+    with pytest.raises(
+        ConfigError, match="one unit of text on both sides, found char and whitespace"
+    ):
         regard.train(config, [("ab", "a b"), ("ba", "b a")], [("ab", "a b")])

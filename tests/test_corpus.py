@@ -10,7 +10,7 @@ from regard.text import EOS, UNK, Tokenizer
 
 PAIRS = [("ab", "A B"), ("ba", "B A"), ("aab", "A A B"), ("ab", "A B B")]
 DEV = [("ab", "A B"), ("bb", "B B"), ("ab", "B")]
-UNITS: dict[str, Any] = {"source": TextConfig(unit="char"), "target": TextConfig(unit="symbol")}
+UNITS: dict[str, Any] = {"source": TextConfig(unit="char"), "target": TextConfig(unit="whitespace")}
 
 
 def corpus(

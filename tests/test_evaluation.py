@@ -15,7 +15,7 @@ from regard.text import BOS, EOS, UNK, Tokenizer
 def _translator(**model: object) -> regard.Translator:
     torch.manual_seed(2)
     config = Config(model=ModelConfig(encoder_dim=8, decoder_dim=8, embedding_dim=8, **model))
-    tokenizer = Tokenizer.train(["a b c d"], TextConfig(unit="symbol"))
+    tokenizer = Tokenizer.train(["a b c d"], TextConfig(unit="whitespace"))
     built = build(config.model, len(tokenizer), len(tokenizer)).eval()
     for parameter in built.parameters():
         parameter.data.mul_(3)

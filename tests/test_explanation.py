@@ -171,7 +171,7 @@ def test_variances_are_those_derived() -> None:
 
 def _translator(out: Path, **model: object) -> regard.Translator:
     torch.manual_seed(1)
-    side = TextConfig(unit="symbol")
+    side = TextConfig(unit="whitespace")
     widths = {
         "embedding_dim": 8,
         "encoder_dim": 8,

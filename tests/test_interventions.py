@@ -25,7 +25,7 @@ MODELS = [
 
 def _translator(**model: object) -> regard.Translator:
     torch.manual_seed(6)
-    side = TextConfig(unit="symbol")
+    side = TextConfig(unit="whitespace")
     widths = {
         "embedding_dim": 8,
         "encoder_dim": 8,

@@ -101,7 +101,7 @@ def test_text_that_spells_a_special_token_is_ordinary_text(unit: Unit) -> None:
     [
         ("char", "कि a", ["क", "ि", " ", "a"]),
         ("grapheme", "t͡ʃकि 👩‍👧", ["t͡", "ʃ", "कि", " ", "👩‍👧"]),
-        ("symbol", "AA  N t͡ʃ. K", ["AA", "N", "t͡ʃ.", "K"]),
+        ("whitespace", "AA  N t͡ʃ. K", ["AA", "N", "t͡ʃ.", "K"]),
         ("word", "¿Qué? Lo sé.", ["¿‿", "Qué", "‿?", "Lo", "sé", "‿."]),
         ("word", "lo sé .", ["lo", "sé", "."]),
         ("word", 'I don’t: "a--b" (x).', ["I", "don’t", "‿:", '"‿', "a", "‿-", "‿-‿", "b", "‿\"", "(‿", "x", "‿)", "‿."]),
@@ -141,7 +141,7 @@ def test_word_ids_merge_subwords_and_punctuation() -> None:
     assert TOKENIZERS["bpe"].detokenize(tokens) == "¿Lo sé? "
     assert TOKENIZERS["bpe"].word_ids(tokens) == [0, 0, 0, 1, 1, 1, None]
     assert TOKENIZERS["word"].word_ids(["¿‿", "Lo", "sé", "‿?", "."]) == [0, 0, 1, 1, 2]
-    for unit in ("char", "grapheme", "symbol"):
+    for unit in ("char", "grapheme", "whitespace"):
         assert TOKENIZERS[unit].word_ids(["a", " ", "b"]) == [0, 1, 2]
 
 
@@ -150,7 +150,7 @@ def test_copied_source_tokens_join_by_the_rules_of_the_unit() -> None:
         TOKENIZERS["word"].detokenize(["Ana", "‿,", "<unk>", "¿‿", "Zoë", "‿?"])
         == "Ana, <unk> ¿Zoë?"
     )
-    assert TOKENIZERS["symbol"].detokenize(["AA", "N"]) == "AA N"
+    assert TOKENIZERS["whitespace"].detokenize(["AA", "N"]) == "AA N"
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -182,8 +182,8 @@ def test_training_is_deterministic_and_respects_the_size(unit: Unit, size: int) 
 
 def test_the_rarest_tokens_are_dropped_ties_in_order() -> None:
     texts = ["c c c", "b a", "b a", "e d"]
-    assert train(texts, unit="symbol").vocabulary == ("c", "a", "b", "d", "e")
-    assert train(texts, unit="symbol", vocabulary_size=6).vocabulary == ("c", "a")
+    assert train(texts, unit="whitespace").vocabulary == ("c", "a", "b", "d", "e")
+    assert train(texts, unit="whitespace", vocabulary_size=6).vocabulary == ("c", "a")
     assert train(texts, unit="word", min_frequency=2).vocabulary == ("c", "a", "b")
 
 
@@ -238,22 +238,22 @@ def test_json_and_pickle_give_the_same_tokenizer(unit: Unit) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 2},
+        {"format": 3},
         {"unit": "auto"},
         {"unit": ["bpe"]},
         {"unit": "unigram"},
         {"normal_form": "NFX"},
         {"lowercase": "no"},
-        {"symbols": None},
-        {"symbols": ["a", 1]},
-        {"symbols": ["a", "a"]},
-        {"symbols": ["a", ""]},
-        {"symbols": ["<unk>"]},
+        {"vocabulary": None},
+        {"vocabulary": ["a", 1]},
+        {"vocabulary": ["a", "a"]},
+        {"vocabulary": ["a", ""]},
+        {"vocabulary": ["<unk>"]},
         {"merges": [["a"]]},
         {"merges": [["q", "q"]]},
-        {"scores": [1.0]},
-        {"unit": "unigram", "symbols": ["a"], "merges": [], "scores": [float("nan")]},
-        {"unit": "unigram", "symbols": ["a"], "merges": [], "scores": [10**400]},
+        {"log_probs": [1.0]},
+        {"unit": "unigram", "vocabulary": ["a"], "merges": [], "log_probs": [float("nan")]},
+        {"unit": "unigram", "vocabulary": ["a"], "merges": [], "log_probs": [10**400]},
         {"more": 1},
     ],
 )
@@ -270,7 +270,7 @@ def test_malformed_json_is_refused(text: str) -> None:
 
 
 def test_a_later_format_is_named() -> None:
-    with pytest.raises(FolderError, match="format 9, this version of regard reads 1"):
+    with pytest.raises(FolderError, match="format 9, this version of regard reads up to 2"):
         Tokenizer.from_json('{"format": 9, "novelty": true}')
 
 
@@ -282,10 +282,10 @@ MONTHS = ["January", "March", "May", "September", "December"]
 @pytest.mark.parametrize(
     ("texts", "unit"),
     [
-        (["AA N K AO R", "AH B EH R", "AE1 B IY0", "K"], "symbol"),
-        (["a b ɔ̃ t͡ʃ", "a b i d ʒ ɑ̃", "k͈ a"], "symbol"),
-        (["3 1 4 1 5", "2 7 1 8"], "symbol"),
-        (["12 60 7", "64 9 127"], "symbol"),
+        (["AA N K AO R", "AH B EH R", "AE1 B IY0", "K"], "whitespace"),
+        (["a b ɔ̃ t͡ʃ", "a b i d ʒ ɑ̃", "k͈ a"], "whitespace"),
+        (["3 1 4 1 5", "2 7 1 8"], "whitespace"),
+        (["12 60 7", "64 9 127"], "whitespace"),
         (["abandon", "abbey", "AARON'S", "naïve"], "char"),
         (["我知道。", "跳进来。", "我很害羞。", "Tom 来了。"], "char"),
         (["각하", "학교"], "char"),
@@ -311,7 +311,7 @@ def test_the_unit_is_chosen_from_the_data(texts: list[str], unit: Unit) -> None:
 
 
 def test_the_sample_covers_all_texts() -> None:
-    assert choose_unit(["AA"] * 6000 + ["AA N K"] * 24000) == "symbol"
+    assert choose_unit(["AA"] * 6000 + ["AA N K"] * 24000) == "whitespace"
 
 
 @pytest.mark.parametrize("unit", ["char", "word", "bpe"])

@@ -57,7 +57,7 @@ def test_a_folder_holds_all_that_is_promised(tmp_path: Path) -> None:
         "metrics.jsonl", "README.md", "last",
     }  # fmt: skip
     config = json.loads((out / "config.json").read_text())
-    assert config["source"]["unit"] == "symbol"
+    assert config["source"]["unit"] == "whitespace"
     assert config["training"]["seed"] == 1
     assert config["metadata"]["max_target_length"] == 4
     assert "regard train …" in (out / "README.md").read_text()
@@ -224,7 +224,7 @@ def test_what_is_said_before_and_while_training(
     regard.train(_config(tmp_path / "model"), PAIRS, DEV)
     said = capsys.readouterr().err
     assert "train: 14 pairs read" in said
-    assert "source: unit symbol (found from the data), vocabulary of 8" in said
+    assert "source: unit whitespace (found from the data), vocabulary of 8" in said
     assert "parameters on cpu" in said
     assert "loss at chance ln V = 2.08" in said
     assert "update 5, " in said

@@ -17,7 +17,7 @@ SOURCES = ["a b c", "c", "b a", "", "a a a b", "  ", "c b"]
 
 
 def _translator(
-    source: str = "symbol", target: str = "symbol", **model: object
+    source: str = "whitespace", target: str = "whitespace", **model: object
 ) -> regard.Translator:
     torch.manual_seed(1)
     sides = [TextConfig(unit=unit) for unit in (source, target)]  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_text_that_spells_a_special_token_stays_text() -> None:
 
 
 def test_alignments_count_whitespace_words() -> None:
-    one = _translator(source="char", target="symbol").align(["ab"], ["c a"])[0]
+    one = _translator(source="char", target="whitespace").align(["ab"], ["c a"])[0]
     assert one.source_words == [0, 1, None]
     assert {target for _, target in one.alignment()} <= {0, 1}
     subwords = _translator(source="bpe", target="bpe").align(["abc xyz"], ["cab bac"])[0]

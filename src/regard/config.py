@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 from regard.errors import ConfigError
 from regard.score_registry import ALL_NAMES, SCORES, check_rotary, find_score
 
-Unit = Literal["auto", "char", "grapheme", "word", "symbol", "bpe", "unigram"]
+Unit = Literal["auto", "char", "grapheme", "word", "whitespace", "bpe", "unigram"]
 NormalForm = Literal["none", "NFC", "NFD", "NFKC", "NFKD"]
 if TYPE_CHECKING:
     AttentionName = str
@@ -49,7 +49,7 @@ class TextConfig:
     """How the strings of one side are cut into symbols."""
 
     unit: Unit = "auto"
-    """Unit of text: char, grapheme, word (words and punctuation), symbol (cut at spaces), bpe, unigram; auto looks at the data."""
+    """Unit of text: char, grapheme, word (words and punctuation), whitespace (split at whitespace only), bpe, unigram; auto chooses one from the data."""
     vocabulary_size: int = 8000
     """Most entries in the vocabulary (the rarest are dropped; the size that bpe and unigram learn)."""
     min_frequency: int = 1

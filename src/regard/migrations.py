@@ -33,6 +33,7 @@ _METADATA = {
     "longest_target": "max_target_length",
     "training_pairs": "training_fingerprint",
 }
+_TOKENIZER = {"symbols": "vocabulary", "scores": "log_probs"}
 _SCHEDULE = {
     "stale": "validations_since_best",
     "factor": "plateau_factor",
@@ -46,7 +47,17 @@ def convert_config(document: dict[str, Any]) -> dict[str, Any]:
     if document["format"] >= 2:
         return document
     document = _rename({"facts": {}, **document}, {"facts": "metadata"})
-    return {**document, "metadata": _rename(document["metadata"], _METADATA)}
+    sides = {
+        name: _convert_unit(document[name]) for name in ("source", "target") if name in document
+    }
+    return {**document, **sides, "metadata": _rename(document["metadata"], _METADATA)}
+
+
+def convert_tokenizer(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of `source.json` or `target.json` in the current format."""
+    if document["format"] >= 2:
+        return document
+    return _convert_unit(_rename(document, _TOKENIZER))
 
 
 def convert_training_state(document: dict[str, Any]) -> dict[str, Any]:
@@ -66,6 +77,11 @@ def convert_training_state(document: dict[str, Any]) -> dict[str, Any]:
 def convert_tensors(tensors: dict[str, _T]) -> dict[str, _T]:
     """Return the tensors of a model under their current names."""
     return {_tensor_name(name): tensor for name, tensor in tensors.items()}
+
+
+def _convert_unit(values: Any) -> Any:
+    is_renamed = isinstance(values, dict) and values.get("unit") == "symbol"
+    return {**values, "unit": "whitespace"} if is_renamed else values
 
 
 def _tensor_name(name: str) -> str:

@@ -4,7 +4,7 @@
     char         a code point                           ¿ Q u é (space) e s ?
     grapheme     a grapheme cluster: t͡, कि               ¿ Q u é (space) e s ?
     word         a word or a punctuation mark           ¿‿ Qué es ‿?
-    symbol       a string between whitespace            ¿Qué es?
+    whitespace   a string between whitespace            ¿Qué es?
     bpe          a subword of byte-pair encoding        ▁¿ Qu é ▁es ?
     unigram      a subword of a unigram model           ▁¿ Qu é ▁es ?
 
@@ -29,6 +29,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from regard import migrations
 from regard.config import NormalForm, TextConfig, Unit
 from regard.errors import ConfigError, FolderError
 from regard.text import subwords
@@ -39,8 +40,6 @@ from regard.text.units import UNITS, choose_unit
 if TYPE_CHECKING:
     import tokenizers
 
-_FORMAT = 1
-_STORED_NAMES = {"vocabulary": "symbols", "log_probs": "scores"}
 _FEATURE_SEPARATORS = re.compile("[;|,]")
 
 
@@ -191,7 +190,7 @@ class Tokenizer:
 
         For word, bpe and unigram these are the words of `detokenize(tokens).split()`: subwords and
         attached punctuation share an index; a space alone has the index of the word after it, or
-        None at the end. For char, grapheme and symbol every token, spaces included, has its own
+        None at the end. For char, grapheme and whitespace every token, spaces included, has its own
         index. So has each of the last `num_features` tokens, which are features.
         """
         if num_features:
@@ -211,9 +210,8 @@ class Tokenizer:
 
     def to_json(self) -> str:
         """Return a JSON document that holds the whole tokenizer."""
-        fields = dataclasses.asdict(self).items()
-        document = {_STORED_NAMES.get(name, name): value for name, value in fields}
-        return json.dumps({"format": _FORMAT, **document}, ensure_ascii=False)
+        document = {"format": migrations.FORMAT, **dataclasses.asdict(self)}
+        return json.dumps(document, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Tokenizer":
@@ -223,12 +221,12 @@ class Tokenizer:
             FolderError: the document is malformed, or of a later format.
         """
         try:
-            document = json.loads(text)
+            document = migrations.convert_tokenizer(json.loads(text))
             version = document.pop("format")
-            if version != _FORMAT:
-                raise ValueError(f"format {version!r}, this version of regard reads {_FORMAT}")
-            for name, stored in _STORED_NAMES.items():
-                document[name] = document.pop(stored)
+            if version > migrations.FORMAT:
+                raise ValueError(
+                    f"format {version}, this version of regard reads up to {migrations.FORMAT}"
+                )
             for name in ("vocabulary", "log_probs", "features"):
                 if document.get(name) is not None:
                     document[name] = tuple(document[name])

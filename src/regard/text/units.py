@@ -33,7 +33,7 @@ UNITS: dict[Unit, UnitDefinition] = {
     "char": UnitDefinition(list, list, has_words=False),
     "grapheme": UnitDefinition(split_graphemes, list, has_words=False),
     "word": UnitDefinition(split_words, join_words, has_words=True),
-    "symbol": UnitDefinition(str.split, _join_whitespace, has_words=False),
+    "whitespace": UnitDefinition(str.split, _join_whitespace, has_words=False),
     "bpe": UnitDefinition(None, join_subwords, has_words=True),
     "unigram": UnitDefinition(None, join_subwords, has_words=True),
 }
@@ -42,7 +42,7 @@ UNITS: dict[Unit, UnitDefinition] = {
 def choose_unit(texts: Sequence[str]) -> Unit:
     """Return the unit that suits one side of the pairs, from a sample of about 5,000 texts.
 
-    - symbol: spaced short pieces, at most 200 different ones (phones: `AA N K AO R`);
+    - whitespace: spaced short pieces, at most 200 different ones (phones: `AA N K AO R`);
     - word: sentences of few words (at most 2,000) that recur, ten times on average;
     - bpe: other sentences;
     - char: texts without spaces (spellings, Chinese) and texts of which a fifth is digits (dates),
@@ -53,7 +53,7 @@ def choose_unit(texts: Sequence[str]) -> Unit:
     spaced = [text for text in sample if len(text.split()) > 1]
     if len(spaced) > len(sample) / 2:
         if _are_phones(Counter(chain.from_iterable(map(str.split, sample)))):
-            return "symbol"
+            return "whitespace"
         if not _are_mostly_digits(sample):
             words = Counter(chain.from_iterable(map(split_words, sample)))
             return "word" if len(words) <= 2000 and words.total() >= 10 * len(words) else "bpe"
