@@ -1,6 +1,8 @@
 """Attention with heads: PyTorch's own where that is right, one head by one where it is not there."""
 
+import dataclasses
 import math
+from typing import get_args
 
 import pytest
 import torch
@@ -10,9 +12,11 @@ from torch.nn import functional
 import regard
 from oracle import bound, close, finish, gradients
 from regard.attention import NORMALIZERS, Attention, MultiHeadAttention, SelfAttention
+from regard.config import ModelConfig
+from regard.encoders import TransformerEncoder
 from regard.errors import ConfigError, ShapeError
 from regard.kernels import reference
-from regard.layers import RotaryPositions
+from regard.positions import EMBEDDING_POSITIONS, HEAD_POSITIONS, HeadPositions, RotaryPositions
 from regard.score_registry import SCORES
 from regard.scores import Dot
 
@@ -277,6 +281,34 @@ def test_rotary_scores_depend_on_the_distance_alone() -> None:
     close(whole[:, :, 2:3], rotary(query, 2), 1e-13)
 
 
+def test_settings_name_every_positional_encoding() -> None:
+    (field,) = (each for each in dataclasses.fields(ModelConfig) if each.name == "positions")
+    assert set(get_args(field.type)) == {*EMBEDDING_POSITIONS, *HEAD_POSITIONS}
+
+
+def test_a_new_positional_encoding_needs_a_row_of_its_table(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Ramp(HeadPositions):
+        """Add the position times a direction."""
+
+        def forward(self, rows: Tensor, first: int = 0) -> Tensor:
+            positions = torch.arange(first, first + rows.shape[-2])
+            return rows + positions[:, None] * torch.linspace(-1, 1, rows.shape[-1])
+
+    monkeypatch.setitem(EMBEDDING_POSITIONS, "ramp", lambda dim: Ramp())
+    monkeypatch.setitem(HEAD_POSITIONS, "head_ramp", Ramp)
+    source, lengths = torch.tensor([[4, 5, 6], [6, 5, 4]]), torch.tensor([3, 3])
+    for positions in ("ramp", "head_ramp"):
+        encoder = TransformerEncoder(
+            7, 8, 1, positions, pre_norm=True, dropout=0.0, feed_forward_dim=8, activation="relu",
+            num_heads=2,
+        )  # fmt: skip
+        states = encoder(source, lengths).states
+        difference = states[0] - states[1].flip(0)  # 0 without positions
+        assert difference.abs().max() > 1e-3
+
+
 def test_keys_of_another_width() -> None:
     ours = MultiHeadAttention(D, H, key_dim=5)
     found = ours(torch.randn(B, L, D), torch.randn(B, T, 5), need_weights=True)
@@ -299,13 +331,18 @@ def test_dropout_acts_in_training_alone() -> None:
         (lambda: MultiHeadAttention(12, 0), "multiple of num_heads, got 12 and 0"),
         (lambda: MultiHeadAttention(12, 3, "sum"), "no score is named 'sum'"),
         (
-            lambda: MultiHeadAttention(12, 3, "bahdanau", rotary=True),
+            lambda: MultiHeadAttention(12, 3, "bahdanau", position_encoding=RotaryPositions()),
             "inner product, which additive",
         ),
-        (lambda: MultiHeadAttention(9, 3, rotary=True), "even width, got 3"),
+        (
+            lambda: MultiHeadAttention(9, 3, position_encoding=RotaryPositions()),
+            "even width, got 3",
+        ),
         (lambda: MultiHeadAttention(0, 1), "multiple of num_heads, got 0 and 1"),
         (
-            lambda: MultiHeadAttention(8, 2, regard.Additive(4, 4, 3), rotary=True),
+            lambda: MultiHeadAttention(
+                8, 2, regard.Additive(4, 4, 3), position_encoding=RotaryPositions()
+            ),
             "inner product, which Additive",
         ),
     ],

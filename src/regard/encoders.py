@@ -11,6 +11,7 @@ from regard.attention import MultiHeadAttention, padding_from_lengths
 from regard.cells import CELLS
 from regard.kernels.dropout import dropout
 from regard.layers import Embedding, FeedForward, Residual
+from regard.positions import head_positions
 
 
 class EncoderOutput(NamedTuple):
@@ -144,7 +145,7 @@ class TransformerEncoder(nn.Module):
         vocabulary: size V of the source vocabulary.
         dim: width D.
         layers: number of layers.
-        positions: `sinusoidal`, `learned` or `rotary`.
+        positions: name of a positional encoding.
         pre_norm: norm before each part (with one more after the last layer), else after its sum.
         dropout: share of activations dropped.
         output_dim: project the states once to this width; None leaves them as they are.
@@ -166,7 +167,11 @@ class TransformerEncoder(nn.Module):
         self.embedding = Embedding(vocabulary, dim, positions, dropout)
         self.layers = nn.ModuleList(
             EncoderLayer(
-                dim, pre_norm=pre_norm, dropout=dropout, rotary=positions == "rotary", **parts
+                dim,
+                pre_norm=pre_norm,
+                dropout=dropout,
+                position_encoding=head_positions(positions),
+                **parts,
             )
             for _ in range(layers)
         )

@@ -16,8 +16,8 @@ from regard import scores
 from regard.attention.attention import Attention, AttentionOutput, check_rows
 from regard.attention.masks import check_mask, read_masks, without
 from regard.errors import ConfigError, ShapeError
-from regard.layers import RotaryPositions
-from regard.score_registry import check_rotary, find_score
+from regard.positions import HeadPositions
+from regard.score_registry import find_score
 from regard.scores import PairwiseScore, Score, make_score, shape
 
 
@@ -44,8 +44,8 @@ class MultiHeadAttention(nn.Module):
         bias: add a bias to all four projections (default True).
         normalizer: as `Attention` takes it.
         key_dim: width of keys and values as they come, where it is not D.
-        rotary: turn queries and keys by their positions (Su et al. 2021, arXiv:2104.09864); not
-            for `additive` and `concat`, which are no inner products.
+        position_encoding: applied to the projected queries and keys of every head, such as
+            `regard.positions.RotaryPositions()`.
 
     With `scaled_dot` and the same parameters the output equals that of
     `torch.nn.MultiheadAttention`. A query that may attend to nothing has weights 0 here, and the
@@ -66,7 +66,7 @@ class MultiHeadAttention(nn.Module):
         *,
         normalizer: str = "softmax",
         key_dim: int | None = None,
-        rotary: bool = False,
+        position_encoding: HeadPositions | None = None,
     ) -> None:
         super().__init__()
         if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
@@ -77,10 +77,10 @@ class MultiHeadAttention(nn.Module):
         self.embed_dim, self.num_heads = embed_dim, num_heads
         self.key_dim = embed_dim if key_dim is None else key_dim
         self.attention = Attention(_head_score(score, num_heads, width), normalizer, dropout)
-        if rotary:
+        if position_encoding is not None:
             name = find_score(score).name if isinstance(score, str) else type(score).__name__
-            check_rotary(name, isinstance(self.attention.score, PairwiseScore), width)
-        self.rotary = RotaryPositions() if rotary else None
+            position_encoding.check(name, isinstance(self.attention.score, PairwiseScore), width)
+        self.position_encoding = position_encoding
         self.query_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
         self.key_proj = nn.Linear(self.key_dim, embed_dim, bias=bias)
         self.value_proj = nn.Linear(self.key_dim, embed_dim, bias=bias)
@@ -160,7 +160,7 @@ class MultiHeadAttention(nn.Module):
         return rows.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def _turn(self, rows: Tensor, first: int) -> Tensor:
-        return rows if self.rotary is None else self.rotary(rows, first)
+        return rows if self.position_encoding is None else self.position_encoding(rows, first)
 
     def _check_widths(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         found = query.shape[-1], key.shape[-1], value.shape[-1]

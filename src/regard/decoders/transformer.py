@@ -17,6 +17,7 @@ from regard.decoders.protocol import Step, Unrolled
 from regard.encoders import EncoderOutput
 from regard.kernels.additive import AdditiveKeys
 from regard.layers import Embedding, FeedForward, Residual
+from regard.positions import head_positions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +61,7 @@ class DecoderLayer(nn.Module):
         activation: of the feed-forward part.
         pre_norm: norm before each part, else after its sum.
         dropout: share of activations dropped.
-        **heads: as `MultiHeadAttention` takes them; `rotary` is for self-attention alone.
+        **heads: as `MultiHeadAttention` takes them; `position_encoding` applies to self-attention only.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.self_attention = MultiHeadAttention(dim, **heads)
-        across: dict[str, Any] = {**heads, "rotary": False, "key_dim": source_dim}
+        across: dict[str, Any] = {**heads, "position_encoding": None, "key_dim": source_dim}
         self.cross_attention = MultiHeadAttention(dim, **across)
         self.feed_forward = FeedForward(dim, feed_forward_dim, activation, dropout)
         self.residuals = nn.ModuleList(Residual(dim, pre_norm, dropout) for _ in range(3))
@@ -129,7 +130,7 @@ class TransformerDecoder(nn.Module):
         vocabulary: size V of the target vocabulary.
         dim: width D.
         layers: number of layers.
-        positions: `sinusoidal`, `learned` or `rotary`.
+        positions: name of a positional encoding.
         pre_norm: norm before each part (with one more after the last layer), else after its sum.
         dropout: share of activations dropped.
         tie_embeddings: one matrix for embeddings and output layer.
@@ -154,7 +155,11 @@ class TransformerDecoder(nn.Module):
         self.embedding = Embedding(vocabulary, dim, positions, dropout)
         self.layers = nn.ModuleList(
             DecoderLayer(
-                dim, pre_norm=pre_norm, dropout=dropout, rotary=positions == "rotary", **parts
+                dim,
+                pre_norm=pre_norm,
+                dropout=dropout,
+                position_encoding=head_positions(positions),
+                **parts,
             )
             for _ in range(layers)
         )
