@@ -12,7 +12,10 @@ import pytest
 import torch
 
 UNCHECKED = (
-    "regard.kernels.additive.",  # read by the compilers of PyTorch, numba and Triton
+    # read by the compilers of PyTorch, numba and Triton
+    "regard.kernels.additive.",
+    "regard.kernels.normalizers",
+    "regard.kernels.weighted_sum",
 )
 """Prefixes of the modules whose annotations are not checked at run time."""
 

@@ -3,11 +3,12 @@
 import copy
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regard.attention import AttentionOutput
 from regard.kernels import reference
 
 EPS = {torch.float64: 1e-13, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7}
@@ -44,25 +45,20 @@ def double(tensor: Tensor) -> Tensor:
     return twin.requires_grad_(tensor.requires_grad)
 
 
-class AdditiveOutput(NamedTuple):
-    context: Tensor
-    weights: Tensor
-
-
 def finish(
     scores: Tensor,
     values: Tensor,
     masked: Tensor | None = None,
     bias: Tensor | None = None,
     normalizer: str = "softmax",
-) -> AdditiveOutput:
-    """The second and third move of the reference."""
+) -> AttentionOutput:
+    """Return the context and the weights of the reference."""
     if bias is not None:
         scores = scores + bias
     if masked is None:
         masked = torch.zeros(scores.shape, dtype=torch.bool)
     weights = reference.normalize(scores, masked.expand_as(scores), normalizer)
-    return AdditiveOutput(reference.average(weights, values), weights)
+    return AttentionOutput(reference.weighted_sum(weights, values), weights)
 
 
 def _inner(query: Tensor, key: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import regard
-from oracle import FORMULAS, AdditiveOutput, bound, close, double, doubled, finish, gradients
+from oracle import FORMULAS, bound, close, double, doubled, finish, gradients
 from regard.attention import NORMALIZERS, Attention, AttentionOutput, Memory
 from regard.errors import ConfigError, ShapeError
 from regard.score_registry import SCORES
@@ -90,7 +90,7 @@ class Given(nn.Module):
 
 def _expected(
     attention: Attention, formula: Any, rows: list[Tensor], padding: Tensor, mask: Tensor
-) -> AdditiveOutput:
+) -> AttentionOutput:
     query, key, value = rows
     hidden = mask == -torch.inf
     scores = formula(attention.score, query, key)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from oracle import double, gradients
-from regard.kernels import eager, reference
+from regard.kernels import reference
+from regard.kernels.additive import pytorch
 
 cuda = pytest.importorskip("regard.kernels.additive.cuda")
 pytestmark = [
@@ -51,7 +52,7 @@ def test_scores_and_gradients_at_any_magnitude(sizes: tuple[int, ...], scale: fl
     inputs = _inputs(sizes, scale)
     exact = [double(tensor).requires_grad_() for tensor in inputs]
     expected = reference.additive_scores(*exact[:2], exact[2][0])
-    plain = eager.additive_scores(*inputs)
+    plain = pytorch.scores(*inputs)
     weights = torch.linspace(-1, 2, expected.numel(), dtype=torch.float64).view_as(expected)
     weights = weights.bfloat16().float()
     found, *shares = _compute(inputs, weights)
@@ -82,7 +83,7 @@ def test_infinities_as_plain_pytorch_and_nan_in_its_row(content: float, place: i
     inputs = _inputs((2, 3, 70, 5))
     inputs[place][0, 0, 1] = content
     (found,) = _compute(inputs)
-    torch.testing.assert_close(found, eager.additive_scores(*inputs), equal_nan=True)
+    torch.testing.assert_close(found, pytorch.scores(*inputs), equal_nan=True)
 
 
 @pytest.mark.parametrize("content", [torch.inf, torch.nan])

@@ -23,8 +23,9 @@ from torch.utils.checkpoint import checkpoint
 import oracle
 from oracle import bound, close, double, gradients
 from regard.errors import ConfigError
-from regard.kernels import additive, eager, reference
-from regard.kernels.additive import autograd, dispatch
+from regard.kernels import additive, reference
+from regard.kernels.additive import autograd, dispatch, pytorch
+from regard.kernels.normalizers import normalize
 
 SIZES = [(1, 1, 1, 1, 1), (2, 3, 5, 7, 4), (3, 1, 9, 2, 1), (1, 7, 2, 5, 3)]
 """B, L, T, D and the width of the values."""
@@ -32,16 +33,16 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 NORMALIZERS = ["softmax", "none"]
 PAIRS = [None, 1, 4, 11]
 """How many pairs a block may hold; None for the usual workspace. 1 cuts keys, rows and items."""
-ROOMS = [eager.WORKSPACE, 100]
+ROOMS = [additive.WORKSPACE, 100]
 """Workspaces with which all queries are looked at together, and one block after the other."""
-BACKENDS = ["cpu", "eager"]
+BACKENDS = ["cpu", "pytorch"]
 
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Who computes behind the operator."""
-    if request.param == "eager":
-        monkeypatch.setattr(dispatch, "module", lambda name: None)
+    """Run a test on the backend of this device and on plain PyTorch."""
+    if request.param == "pytorch":
+        monkeypatch.setattr(dispatch, "load_backend", lambda device_type: None)
     return request.param
 
 
@@ -51,7 +52,7 @@ def _tolerance(dtype: torch.dtype) -> float:
 
 def _workspace(pairs: int | None, width: int, dtype: torch.dtype = torch.float64) -> int:
     if pairs is None:
-        return eager.WORKSPACE
+        return additive.WORKSPACE
     return pairs * 3 * width * (8 if dtype == torch.float64 else 4)
 
 
@@ -339,7 +340,7 @@ def test_masked_scores_never_matter(normalizer: str) -> None:
     for given_scores in (scores, spoilt):
         leaf = given_scores.clone().requires_grad_()
         with torch.autograd.set_detect_anomaly(True):
-            weights = eager.normalize(leaf, masked, normalizer)
+            weights = normalize(leaf, masked, normalizer)
             (gradient,) = gradients(weights, [leaf])
         close(weights, reference.normalize(scores, masked, normalizer), 1e-13)
         assert not weights[masked].any()
@@ -443,19 +444,19 @@ def _operators() -> list[tuple[Any, tuple[Any, ...]]]:
     others = leaf(2, 1, 4, 5), leaf(1, 5), leaf(2, 1, 4, 3)
     room = 1 << 20
     return [
-        (autograd.traced_scores, (a, b, v, None, room)),
-        (autograd.traced_scores, (turned(3, 2, 5), b, v, dispatch.prepare_keys(b), room)),
-        (autograd.traced_scores_gradients, (*of_scores, room)),
+        (autograd.scores_operator, (a, b, v, None, room)),
+        (autograd.scores_operator, (turned(3, 2, 5), b, v, dispatch.prepare_keys(b), room)),
+        (autograd.scores_backward_operator, (*of_scores, room)),
         (
-            autograd.traced_attention,
+            autograd.attention_operator,
             (leaf(2, 1, 3, 5), *others, masked, bias, None, seed, "softmax", 0.3, 200),
         ),
         (
-            autograd.traced_attention,
+            autograd.attention_operator,
             (turned(1, 2, 3, 5), *others, None, None, None, None, "none", 0.0, 200),
         ),
         (
-            autograd.traced_attention_gradients,
+            autograd.attention_backward_operator,
             (
                 torch.randn(2, 1, 3, 3),
                 None,
@@ -519,7 +520,7 @@ def test_called_directly_and_as_an_operator_it_is_the_same(
         return [looked.context, total, *first, *gradients(again[0].sin(), leaves)]
 
     direct = found()
-    monkeypatch.setattr(autograd, "_traced", lambda inputs: True)
+    monkeypatch.setattr(autograd, "_needs_dispatcher", lambda inputs: True)
     for one, other in zip(direct, found(), strict=True):
         assert torch.equal(one, other)
 
@@ -667,8 +668,8 @@ def test_no_tensor_is_larger_than_its_share_of_the_workspace(sizes: tuple[int, .
 
     def largest(workspace: int) -> int:
         with _Largest() as seen:
-            eager.additive_scores(a, b, v[None], workspace)
-            eager.additive_gradients(gradient, a, b, v[None], workspace)
+            pytorch.scores(a, b, v[None], workspace)
+            pytorch.gradients(gradient, a, b, v[None], workspace)
         return seen.size
 
     assert largest(3 * share) <= share
@@ -703,7 +704,7 @@ print((peak() - before) / 1024)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc/self/status")
-@pytest.mark.parametrize("without", ["", "dispatch.module = lambda name: None"])
+@pytest.mark.parametrize("without", ["", "dispatch.load_backend = lambda device_type: None"])
 @pytest.mark.parametrize("call", CALLS)
 def test_memory_stays_near_the_workspace(call: str, without: str) -> None:
     """16 MiB are asked for where all pairs at once take more than 1 GiB, three times over."""

@@ -12,8 +12,10 @@ from torch.nn import functional
 
 from regard.attention.masks import Masks, read_masks, without
 from regard.errors import ConfigError, ShapeError
-from regard.kernels import additive, eager
-from regard.kernels.eager import NORMALIZERS
+from regard.kernels import additive
+from regard.kernels.normalizers import NORMALIZERS
+from regard.kernels.precision import to_compute_dtype
+from regard.kernels.weighted_sum import weighted_sum
 from regard.scores import InnerProductScore, PairwiseScore, Score, check_pair, shape
 
 
@@ -144,7 +146,7 @@ class Attention(nn.Module):
                 _dot_attention(queries, keys, values, masked, bias, dropout), None
             )
         scores = self._scores(query, keys)
-        context, weights = eager.average(scores, values, masked, bias, self.normalizer, dropout)
+        context, weights = weighted_sum(scores, values, masked, bias, self.normalizer, dropout)
         return AttentionOutput(context, weights if need_weights else None)
 
     def nonfinite_keys(
@@ -174,7 +176,7 @@ class Attention(nn.Module):
             raw = self._scores(query, keys[0])
         scores = torch.where(broken, raw, self._scores(query, keys[1]))
         dropout = self.dropout if self.training else 0.0
-        context, weights = eager.average(
+        context, weights = weighted_sum(
             scores, values[1], masks.masked, masks.bias, self.normalizer, dropout
         )
         seen = broken if masks.masked is None else broken & ~masks.masked
@@ -234,7 +236,7 @@ def _dot_attention(
     dtype = values.dtype
     rows = [queries, keys, values.to(keys.dtype)]
     if queries.device.type == "cpu":  # half precisions are four times slower on short rows
-        rows = [eager.to_compute_dtype(each) for each in rows]
+        rows = [to_compute_dtype(each) for each in rows]
     if mask is not None and mask.is_floating_point():
         mask = mask.to(rows[0].dtype)
     if queries.dim() == 3:  # one head

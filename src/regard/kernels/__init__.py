@@ -1,1 +1,1 @@
-"""Arithmetic on tensors, no parameters: the oracle, the bounded PyTorch path, the operator."""
+"""Tensor arithmetic without parameters: reference, normalisers, weighted sum, additive operator."""

@@ -1,8 +1,8 @@
-"""Dropout at a fraction of the cost: one draw of 64 random bits decides on four numbers.
+"""Fast dropout on the CPU: 64 random bits serve four elements.
 
-On CPUs PyTorch draws a whole random number for each element, which took a sixth of the time of
-training a Transformer. The share is rounded to a multiple of 2^-16, and what is kept is scaled by
-the rounded share, so that expectations are exact.
+PyTorch draws a random number for every element on CPUs, which took a sixth of the time of training
+a Transformer. The dropout probability is rounded to a multiple of 2^-16, and the other elements are
+scaled by the rounded probability, so that expectations are exact.
 """
 
 import torch
@@ -14,7 +14,7 @@ _LEVELS = 1 << 16
 
 
 def dropout(rows: Float[Tensor, "*n"], share: float, training: bool) -> Float[Tensor, "*n"]:
-    """Zero a share of the elements in training, and scale up the others by 1 / (1 - share)."""
+    """Zero a share of the elements in training, and scale the others by 1 / (1 - share)."""
     if not training or share == 0:
         return rows
     if rows.device.type != "cpu":
@@ -25,7 +25,7 @@ def dropout(rows: Float[Tensor, "*n"], share: float, training: bool) -> Float[Te
 def dropout_mask(
     like: Float[Tensor, "*n"], share: float, generator: torch.Generator | None = None
 ) -> Float[Tensor, "*n"]:
-    """What dropout multiplies with: 0 for a share of the elements, 1 / (1 - share) for the rest."""
+    """Return the factors of dropout: 0 for a share of the elements, 1 / (1 - share) for the rest."""
     dropped = min(_LEVELS - 1, round(share * _LEVELS))
     draws = torch.empty((like.numel() + 3) // 4, dtype=torch.int64, device=like.device)
     draws.random_(-(2**63), None, generator=generator)

@@ -1,7 +1,7 @@
-"""The oracle: the three moves of attention, obvious and slow, in any dtype.
+"""Slow reference implementation of score, normalise and weighted sum, in any dtype.
 
-Every other path is held to these functions, gradients included. Masks are boolean, True = may not
-be attended to.
+Tests compare every other implementation with these functions, gradients included. Masks are
+boolean, True = may not be attended to.
 """
 
 import itertools
@@ -14,14 +14,14 @@ from torch import Tensor
 def inner_scores(
     query: Float[Tensor, "B L D"], key: Float[Tensor, "B T D"]
 ) -> Float[Tensor, "B L T"]:
-    """Compare every query with every key: e_ti = q_t . k_i."""
+    """Return e_ti = q_t . k_i for every query and key."""
     return torch.einsum("bld,btd->blt", query, key)
 
 
 def additive_scores(
     a: Float[Tensor, "B L D"], b: Float[Tensor, "B T D"], v: Float[Tensor, " D"]
 ) -> Float[Tensor, "B L T"]:
-    """Compare every query with every key: e_ti = v . tanh(a_t + b_i).
+    """Return e_ti = v . tanh(a_t + b_i) for every query and key.
 
     Bahdanau et al. 2015 (arXiv:1409.0473), A.1.2; `a` is their W_a s_{t-1}, `b` their U_a h_i.
     """
@@ -31,14 +31,14 @@ def additive_scores(
 def normalize(
     scores: Float[Tensor, "B L T"], masked: Bool[Tensor, "B L T"], normalizer: str
 ) -> Float[Tensor, "B L T"]:
-    """Turn scores into weights; a masked key, and a row with every key masked, weighs 0."""
+    """Return the weights of scores: 0 for masked keys, and in rows with every key masked."""
     if normalizer == "none":
         return scores.masked_fill(masked, 0)
     weights = torch.zeros_like(scores)
     for item, step in itertools.product(*map(range, scores.shape[:2])):
-        seen = ~masked[item, step]
-        if seen.any():
-            weights[item, step, seen] = _ROWS[normalizer](scores[item, step, seen])
+        visible = ~masked[item, step]
+        if visible.any():
+            weights[item, step, visible] = _ROWS[normalizer](scores[item, step, visible])
     return weights
 
 
@@ -48,7 +48,7 @@ def _softmax(scores: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
 
 
 def _sparsemax(scores: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """max(z - tau, 0), with the one tau that makes it sum to 1: try every number of keys above it."""
+    """Return max(z - tau, 0) that sums to 1: try every size of the support."""
     ordered = scores.sort(descending=True).values
     for count in range(1, len(scores) + 1):
         tau = (ordered[:count].sum() - 1) / count
@@ -58,7 +58,7 @@ def _sparsemax(scores: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
 
 
 def _entmax15(scores: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """max(z / 2 - tau, 0)^2, with the one tau that makes it sum to 1: try every number of keys."""
+    """Return max(z / 2 - tau, 0)^2 that sums to 1: try every size of the support."""
     halves = (scores - scores.max()) / 2
     ordered = halves.sort(descending=True).values
     for count in range(1, len(scores) + 1):
@@ -72,8 +72,8 @@ def _entmax15(scores: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
 _ROWS = {"softmax": _softmax, "sparsemax": _sparsemax, "entmax15": _entmax15}
 
 
-def average(
+def weighted_sum(
     weights: Float[Tensor, "B L T"], values: Float[Tensor, "B T Dv"]
 ) -> Float[Tensor, "B L Dv"]:
-    """The context c_t = sum_i alpha_ti h_i."""
+    """Return the context c_t = sum_i alpha_ti h_i."""
     return torch.einsum("blt,btd->bld", weights, values)

@@ -1,7 +1,6 @@
-"""Attention with additive scores, a block of queries at a time: all weights are never held at once.
+"""Additive attention in blocks of queries: the weights of one block are held at a time.
 
-a (B, H, L, D), b (B, H, T, D), v (H, D), values (B, H, T, Dv). The backward pass makes the weights
-of every block again.
+The backward pass recomputes the weights of every block.
 """
 
 from collections.abc import Iterator
@@ -10,154 +9,145 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.kernels import eager
 from regard.kernels.additive import dispatch
+from regard.kernels.additive.pytorch import partition
 from regard.kernels.dropout import dropout_mask
+from regard.kernels.normalizers import apply_normalizer, normalizer_backward
 
 
-def rows_at_once(b: Tensor, normalizer: str, dropout: float, workspace: int) -> int:
-    """Queries whose scores, and what is made of them, fit into the workspace."""
-    # the scores, the weights and the gradients of both; with dropout what it keeps, twice
+class Arguments(NamedTuple):
+    """Arguments of additive attention."""
+
+    a: Tensor
+    """(B, H, L, D): projected queries."""
+    b: Tensor
+    """(B, H, T, D): projected keys."""
+    v: Tensor
+    """(H, D)."""
+    values: Tensor
+    """(B, H, T, Dv)."""
+    masked: Tensor | None
+    """bool; as `bias`, broadcast to (B, H, L, T)."""
+    bias: Tensor | None
+    prepared: Tensor | None
+    """Result of `dispatch.prepare_keys`."""
+    seed: Tensor | None
+    """Seed of dropout; None without dropout."""
+    normalizer: str
+    dropout: float
+    workspace: int
+    """Bound in bytes."""
+
+    def partition(self) -> list[tuple[slice, ...]]:
+        """Return the blocks, as slices of (B, H, L)."""
+        capacity = queries_per_block(self.b, self.normalizer, self.dropout, self.workspace)
+        return partition(self.a.shape[:-1], capacity)
+
+
+def queries_per_block(b: Tensor, normalizer: str, dropout: float, workspace: int) -> int:
+    """Return the number of queries whose scores and temporary tensors fit into the workspace."""
+    # the scores, the weights and the gradients of both; with dropout its mask, twice
     copies = 6 if dropout > 0 else 4
-    # the scores in order, where they were (integers of 8 bytes), and what is summed up of them
+    # the sorted scores, their indices (integers of 8 bytes) and cumulative sums
     copies += 0 if normalizer in ("softmax", "none") else 8
     return workspace // (copies * b.element_size() * max(1, b.shape[-2]))
 
 
-def places(
-    a: Tensor, b: Tensor, normalizer: str, dropout: float, workspace: int
-) -> list[tuple[slice, ...]]:
-    """Blocks of so many queries."""
-    return eager.blocks(a.shape[:-1], rows_at_once(b, normalizer, dropout, workspace))
-
-
 class _Block(NamedTuple):
-    """What both passes need of a block of queries."""
+    """A block of queries."""
 
-    place: tuple[slice, ...]
-    items: tuple[slice, ...]
-    """The place without its last axis: batch and heads."""
+    queries: tuple[slice, ...]
+    """Index of the queries, (B, H, L)."""
+    keys: tuple[slice, ...]
+    """Index of their keys, (B, H)."""
     scores: Tensor
     """With the bias, -inf where masked."""
     masked: Tensor | None
-    kept: Tensor | None
-    """What dropout multiplies the weights with."""
+    dropout_mask: Tensor | None
 
 
-def _blocks(
-    a: Tensor,
-    b: Tensor,
-    v: Tensor,
-    masked: Tensor | None,
-    bias: Tensor | None,
-    exponentials: Tensor | None,
-    seed: Tensor | None,
-    normalizer: str,
-    dropout: float,
-    workspace: int,
-) -> Iterator[_Block]:
-    """The blocks one after the other, the same in both passes, with the same draws of dropout."""
-    if exponentials is None:
-        exponentials = dispatch.prepare_keys(b)
+def _blocks(arguments: Arguments) -> Iterator[_Block]:
+    """Yield the blocks, equal in both passes, dropout included."""
+    a, b, v, _, masked, bias, prepared, seed, _, dropout, workspace = arguments
+    if prepared is None:
+        prepared = dispatch.prepare_keys(b)
     generator = None if seed is None else torch.Generator(a.device).manual_seed(int(seed))
-    for place in places(a, b, normalizer, dropout, workspace):
-        items = place[:-1]
-        powers = None if exponentials is None else flat(exponentials[items])
-        rows = flat(a[place]), flat(b[items]), v[place[1]]
-        scores = dispatch.scores(*rows, powers, workspace).view(*a[place].shape[:-1], b.shape[-2])
-        hidden = None if masked is None else _part(masked, place)
+    for queries in arguments.partition():
+        keys = queries[:-1]
+        scores = dispatch.scores(
+            flatten(a[queries]), flatten(b[keys]), v[queries[1]],
+            None if prepared is None else flatten(prepared[keys]), workspace,
+        ).view(*a[queries].shape[:-1], b.shape[-2])  # fmt: skip
+        masked_block = None if masked is None else _slice(masked, queries)
         if bias is not None:
-            scores += _part(bias, place)
-        if hidden is not None:
-            scores.masked_fill_(hidden, -torch.inf)
-        kept = dropout_mask(scores, dropout, generator) if dropout > 0 else None
-        yield _Block(place, items, scores, hidden, kept)
+            scores += _slice(bias, queries)
+        if masked_block is not None:
+            scores.masked_fill_(masked_block, -torch.inf)
+        mask = dropout_mask(scores, dropout, generator) if dropout > 0 else None
+        yield _Block(queries, keys, scores, masked_block, mask)
 
 
-def _part(tensor: Tensor, place: tuple[slice, ...]) -> Tensor:
-    """The block of a tensor whose axes have the full size, or 1 and serve every block."""
-    cuts = zip(place, tensor.shape, strict=False)
-    return tensor[tuple(slice(None) if size == 1 else cut for cut, size in cuts)]
+def _slice(tensor: Tensor, queries: tuple[slice, ...]) -> Tensor:
+    """Return the block of a tensor whose axes have full size, or size 1 to be broadcast."""
+    axes = zip(queries, tensor.shape, strict=False)
+    return tensor[tuple(slice(None) if size == 1 else axis for axis, size in axes)]
 
 
-def _weigh(block: _Block, normalizer: str) -> Tensor:
-    """The weights of a block; its scores are spent."""
-    weights = eager.apply_normalizer(block.scores, normalizer)
+def _weights(block: _Block, normalizer: str) -> Tensor:
+    weights = apply_normalizer(block.scores, normalizer)
     return weights if block.masked is None else weights.masked_fill_(block.masked, 0)
 
 
-def attend(
-    a: Tensor,
-    b: Tensor,
-    v: Tensor,
-    values: Tensor,
-    masked: Tensor | None,
-    bias: Tensor | None,
-    exponentials: Tensor | None,
-    seed: Tensor | None,
-    normalizer: str,
-    dropout: float,
-    workspace: int,
-) -> tuple[Tensor, Tensor]:
-    """The context (B, H, L, Dv) and the log-sum-exp (B, H, L), never more than a block of weights."""
+def attend(arguments: Arguments) -> tuple[Tensor, Tensor]:
+    """Return the context (B, H, L, Dv) and, for softmax, the log-sum-exp (B, H, L)."""
+    a, values, normalizer = arguments.a, arguments.values, arguments.normalizer
     context = values.new_empty(*a.shape[:-1], values.shape[-1])
-    total = a.new_zeros(a.shape[:-1])
-    shared = a, b, v, masked, bias, exponentials, seed, normalizer, dropout, workspace
-    for block in _blocks(*shared):
-        highest = block.scores.amax(-1)
-        weights = _weigh(block, normalizer)
+    log_sum_exp = a.new_zeros(a.shape[:-1])
+    for block in _blocks(arguments):
+        maximum = block.scores.amax(-1)
+        weights = _weights(block, normalizer)
         if normalizer == "softmax":
-            # the largest weight is e^(highest - total); with every key masked, highest is -inf
-            share = weights.amax(-1).log()
-            total[block.place] = highest - share.masked_fill_(highest == -torch.inf, 0)
-        weights = weights if block.kept is None else weights.mul_(block.kept)
-        context[block.place] = weights @ values[block.items]
-    return context, total
+            # the largest weight is e^(maximum - log_sum_exp); the maximum of no keys is -inf
+            log_weight = weights.amax(-1).log()
+            log_sum_exp[block.queries] = maximum - log_weight.masked_fill_(maximum == -torch.inf, 0)
+        weights = weights if block.dropout_mask is None else weights.mul_(block.dropout_mask)
+        context[block.queries] = weights @ values[block.keys]
+    return context, log_sum_exp
 
 
 def gradients(
-    of_context: Tensor,
-    of_total: Tensor | None,
-    a: Tensor,
-    b: Tensor,
-    v: Tensor,
-    values: Tensor,
-    masked: Tensor | None,
-    bias: Tensor | None,
-    exponentials: Tensor | None,
-    seed: Tensor | None,
-    normalizer: str,
-    dropout: float,
-    workspace: int,
+    grad_context: Tensor, grad_log_sum_exp: Tensor | None, arguments: Arguments
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of a, b, v, values and bias; every block's weights are made again."""
-    of_a, of_b, of_v, of_values = (each.new_zeros(each.shape) for each in (a, b, v, values))
-    of_bias = a.new_zeros(0 if bias is None else bias.shape)
-    shared = a, b, v, masked, bias, exponentials, seed, normalizer, dropout, workspace
-    for block in _blocks(*shared):
-        place, items = block.place, block.items
-        weights = _weigh(block, normalizer)
-        dropped = weights if block.kept is None else weights * block.kept
-        of_values[items] += dropped.mT @ of_context[place]
-        gradient = of_context[place] @ values[items].mT
-        if block.kept is not None:
-            gradient *= block.kept
+    """Return the gradients of a, b, v, values and bias; without a bias the last is empty."""
+    a, b, v, values, _, bias, *_ = arguments
+    grad_a, grad_b, grad_v, grad_values = (x.new_zeros(x.shape) for x in (a, b, v, values))
+    grad_bias = a.new_zeros(0 if bias is None else bias.shape)
+    for block in _blocks(arguments):
+        queries, keys = block.queries, block.keys
+        weights = _weights(block, arguments.normalizer)
+        dropped = weights if block.dropout_mask is None else weights * block.dropout_mask
+        grad_values[keys] += dropped.mT @ grad_context[queries]
+        gradient = grad_context[queries] @ values[keys].mT
+        if block.dropout_mask is not None:
+            gradient *= block.dropout_mask
         if block.masked is not None:
             gradient.masked_fill_(block.masked, 0)
-        gradient = eager.normalizer_backward(gradient, weights, normalizer)
-        if of_total is not None:
-            gradient += weights * of_total[place][..., None]
+        gradient = normalizer_backward(gradient, weights, arguments.normalizer)
+        if grad_log_sum_exp is not None:
+            gradient += weights * grad_log_sum_exp[queries][..., None]
         if bias is not None:
-            part = _part(of_bias, place)
-            part += gradient.sum_to_size(part.shape)
-        rows = flat(a[place]), flat(b[items]), v[place[1]]
-        shares = dispatch.gradients(flat(gradient), *rows, workspace)
-        of_a[place] += shares[0].view_as(of_a[place])
-        of_b[items] += shares[1].view_as(of_b[items])
-        of_v[place[1]] += shares[2]
-    return of_a, of_b, of_v, of_values, of_bias
+            grad_slice = _slice(grad_bias, queries)
+            grad_slice += gradient.sum_to_size(grad_slice.shape)
+        rows = flatten(a[queries]), flatten(b[keys]), v[queries[1]]
+        block_a, block_b, block_v = dispatch.gradients(
+            flatten(gradient), *rows, arguments.workspace
+        )
+        grad_a[queries] += block_a.view_as(grad_a[queries])
+        grad_b[keys] += block_b.view_as(grad_b[keys])
+        grad_v[queries[1]] += block_v
+    return grad_a, grad_b, grad_v, grad_values, grad_bias
 
 
-def flat(rows: Tensor) -> Tensor:
-    """Rows with batch and heads as one axis."""
+def flatten(rows: Tensor) -> Tensor:
+    """Return rows with batch and heads as one axis."""
     return rows.flatten(0, -3)

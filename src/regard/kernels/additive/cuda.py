@@ -38,7 +38,14 @@ OWN, FEATURES = 32, 64
 _COMPILED = not knobs.runtime.interpret
 
 
-def scores(queries: Tensor, sources: Tensor, vectors: Tensor) -> Tensor | None:
+def prepare_keys(b: Tensor) -> Tensor | None:
+    """Return None: the kernels take the exponentials of the keys in every call."""
+    return None
+
+
+def scores(
+    queries: Tensor, sources: Tensor, vectors: Tensor, prepared: Tensor | None = None
+) -> Tensor | None:
     """The scores of a (N, L, D), b (N, T, D) and v (H, D), item n with row n mod H of v.
 
     None for float64, which Triton's reciprocal does not serve.

@@ -1,9 +1,9 @@
-"""Who computes the additive scores and their gradients.
+"""Backend selection by device type.
 
-numba on the CPU (`cpu.py`), Triton on CUDA (`gpu.py`), plain PyTorch (`eager.py`) everywhere else,
-and wherever an exponential would leave the range of the dtype.
+A backend is a module with `prepare_keys`, `scores` and `gradients`, which return None for input that
+it does not support. Plain PyTorch (`pytorch.py`) serves all other devices and unsupported input.
 
-Shapes: a (N, L, D), b (N, T, D), v (H, D), item n with row n mod H of v.
+Shapes: a (N, L, D), b (N, T, D), v (H, D); item n uses row n mod H of v.
 """
 
 import functools
@@ -13,40 +13,40 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.kernels import eager
+from regard.kernels.additive import pytorch
 
-
-def scores(a: Tensor, b: Tensor, v: Tensor, exponentials: Tensor | None, workspace: int) -> Tensor:
-    """e_ti = v . tanh(a_t + b_i), (N, L, T); `exponentials` are those of b, where they are at hand."""
-    found = None
-    if a.device.type == "cuda" and (gpu := module("cuda")):
-        found = gpu.scores(a, b, v)
-    elif a.device.type == "cpu" and (cpu := module("cpu.launch")):
-        found = cpu.scores(a, b, v, exponentials)
-    return eager.additive_scores(a, b, v, workspace) if found is None else found
+BACKENDS = {"cpu": "cpu.launch", "cuda": "cuda"}
+"""Module of the backend of each device type."""
 
 
 def prepare_keys(b: Tensor) -> Tensor | None:
-    """Precompute what repeated calls need of the same keys; None where there is nothing."""
-    cpu = module("cpu.launch") if b.device.type == "cpu" else None
-    return cpu.exponentials(b) if cpu else None
+    """Return what the backend precomputes from keys for repeated use, in the shape of b, or None."""
+    backend = load_backend(b.device.type)
+    return backend.prepare_keys(b) if backend else None
+
+
+def scores(a: Tensor, b: Tensor, v: Tensor, prepared: Tensor | None, workspace: int) -> Tensor:
+    """Return e_ti = v . tanh(a_t + b_i), (N, L, T); `prepared` is the result of `prepare_keys`."""
+    backend = load_backend(a.device.type)
+    result = backend.scores(a, b, v, prepared) if backend else None
+    return pytorch.scores(a, b, v, workspace) if result is None else result
 
 
 def gradients(
-    gradient: Tensor, a: Tensor, b: Tensor, v: Tensor, workspace: int
+    grad_scores: Tensor, a: Tensor, b: Tensor, v: Tensor, workspace: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of a, b and v, given that of the scores."""
-    found = None
-    if a.device.type == "cuda" and (gpu := module("cuda")):
-        found = gpu.gradients(gradient, a, b, v)
-    elif a.device.type == "cpu" and (cpu := module("cpu.launch")):
-        found = cpu.gradients(gradient, a, b, v)
-    return eager.additive_gradients(gradient, a, b, v, workspace) if found is None else found
+    """Return the gradients of a, b and v."""
+    backend = load_backend(a.device.type)
+    result = backend.gradients(grad_scores, a, b, v) if backend else None
+    return pytorch.gradients(grad_scores, a, b, v, workspace) if result is None else result
 
 
 @functools.cache
-def module(name: str) -> Any:
-    """The backend, or None where what it needs is not installed, said once."""
+def load_backend(device_type: str) -> Any:
+    """Return the backend module, or None where there is none; warn where a dependency is missing."""
+    name = BACKENDS.get(device_type)
+    if name is None:
+        return None
     try:
         return importlib.import_module(f"regard.kernels.additive.{name}")
     except ImportError as error:

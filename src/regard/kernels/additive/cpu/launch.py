@@ -20,13 +20,13 @@ FEW = 8
 """Queries, or looks at all keys, for which it does not pay to prepare the keys first."""
 
 
-def exponentials(rows: Tensor) -> Tensor | None:
-    """e^{2x} of rows (..., D)."""
-    rows = rows.contiguous()
-    out = torch.empty_like(rows)
-    units = -(-rows.numel() // common.NUMBERS_PER_UNIT)
-    sizes, spare = (1, 1, rows.numel(), 1, 0, 0), simd.BYTES // rows.element_size()
-    right = threads.run(common.exponentials, units, sizes, [rows, out], rows.numel(), spare)
+def prepare_keys(b: Tensor) -> Tensor | None:
+    """Return e^{2b}."""
+    b = b.contiguous()
+    out = torch.empty_like(b)
+    units = -(-b.numel() // common.NUMBERS_PER_UNIT)
+    sizes, spare = (1, 1, b.numel(), 1, 0, 0), simd.BYTES // b.element_size()
+    right = threads.run(common.exponentials, units, sizes, [b, out], b.numel(), spare)
     return out if right else None
 
 
@@ -44,7 +44,7 @@ def scores(
     together = max(4, min(together, rows + 3) // 4 * 4)
     blocks = -(-rows // together)
     if powers is None and blocks > FEW:
-        powers = exponentials(sources)
+        powers = prepare_keys(sources)
         if powers is None:
             return None
     keys = sources.shape[1]

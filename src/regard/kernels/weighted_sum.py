@@ -1,0 +1,36 @@
+"""Context and weights from scores, on any device and in any dtype."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from regard.kernels.dropout import dropout_mask
+from regard.kernels.normalizers import normalize
+from regard.kernels.precision import to_compute_dtype, without_autocast
+
+
+def weighted_sum(
+    scores: Float[Tensor, "*n L T"],
+    values: Float[Tensor, "*n T Dv"],
+    masked: Bool[Tensor, "*#m #L T"] | None = None,
+    bias: Float[Tensor, "*#m #L T"] | None = None,
+    normalizer: str = "softmax",
+    dropout: float = 0.0,
+) -> tuple[Float[Tensor, "*n L Dv"], Float[Tensor, "*n L T"]]:
+    """Return the context and the weights before dropout: c_t = sum_i alpha_ti h_i."""
+    dtype = values.dtype
+    with without_autocast(scores.device):
+        scores = to_compute_dtype(scores)
+        if bias is not None:
+            scores = scores + bias
+        weights = normalize(scores, masked, normalizer)
+        dropped = weights * dropout_mask(weights, dropout) if dropout > 0 else weights
+        context = torch.matmul(dropped, to_compute_dtype(values).to(dropped.dtype))
+        if context.requires_grad and not torch.compiler.is_compiling():
+            context.register_hook(_contiguous)
+        return context.to(dtype), weights.to(dtype)
+
+
+def _contiguous(gradient: Tensor | None) -> Tensor | None:
+    """Materialise an expanded gradient (of a sum or mean), which is slow in batched products."""
+    return None if gradient is None else gradient.contiguous()
