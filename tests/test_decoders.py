@@ -298,7 +298,7 @@ def test_coverage_is_the_sum_of_earlier_weights(decoder: str) -> None:
     memory = model.encode(*_sources())
     state, sums = model.decoder.start(memory), torch.zeros(3, 6)
     for tokens in _targets().unbind(1):
-        torch.testing.assert_close(state.covered, sums)
+        torch.testing.assert_close(state.coverage, sums)
         step = model.decoder.step(tokens, state)
         state, sums = step.state, sums + step.weights[:, 0, 0]
     without = model.decoder.unroll(memory, _targets(), need_weights=True).weights

@@ -3,6 +3,7 @@
 Section numbers refer to Vaswani et al. 2017, "Attention Is All You Need" (arXiv:1706.03762).
 """
 
+import dataclasses
 import math
 
 from jaxtyping import Float, Int
@@ -11,6 +12,32 @@ from torch.nn import functional
 
 from regard.kernels.dropout import dropout
 from regard.positions import embedding_positions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TransformerConfig:
+    """Sizes and options that a Transformer's encoder and decoder share."""
+
+    dim: int
+    """Width D of the states."""
+    layers: int
+    """Number of layers."""
+    num_heads: int
+    """Attention heads per layer."""
+    feed_forward_dim: int
+    """Width inside the feed-forward network."""
+    activation: str = "relu"
+    """Nonlinearity of the feed-forward network, as `FeedForward` takes it."""
+    positions: str = "sinusoidal"
+    """Name of a positional encoding."""
+    pre_norm: bool = True
+    """Normalise before each sublayer (and once after the last layer), else after its sum."""
+    dropout: float = 0.0
+    """Share of activations dropped."""
+    score: str = "scaled_dot"
+    """Score of every attention, as `MultiHeadAttention` takes it."""
+    normalizer: str = "softmax"
+    """Normaliser of every attention, as `Attention` takes it."""
 
 
 class Embedding(nn.Module):

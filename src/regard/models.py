@@ -1,7 +1,7 @@
-"""Encoder and decoder put together, built from the settings."""
+"""Sequence-to-sequence models, built from the settings."""
 
 import dataclasses
-from typing import Any, cast
+from typing import cast
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -18,17 +18,19 @@ from regard.decoders import (
     Decoder,
     FixedContextDecoder,
     LuongDecoder,
+    RecurrentDecoderConfig,
     TransformerDecoder,
 )
 from regard.encoders import RecurrentEncoder, TransformerEncoder
+from regard.layers import TransformerConfig
 from regard.score_registry import SCORES
 
 _LOWEST = -30.0
-"""Bound on the log-probability of what a copying decoder cannot give, which smoothing weighs too."""
+"""Lower bound on log-probabilities of a copying decoder: label smoothing includes impossible tokens."""
 
 
 class Seq2Seq(nn.Module):
-    """An encoder, and a decoder that may look back at all of the encoder's states."""
+    """An encoder, and a decoder that may attend to all of the encoder's states."""
 
     def __init__(
         self,
@@ -47,9 +49,9 @@ class Seq2Seq(nn.Module):
         lengths: Int[Tensor, " B"],
         copies: Int[Tensor, "B T"] | None = None,
     ) -> Memory:
-        """All that a decoder needs of a batch of sources, computed once.
+        """Compute what a decoder needs of a batch of sources, once.
 
-        `copies` are the ids of the source's symbols on the target side, for a copying decoder.
+        `copies` are the target-side ids of the source's tokens, for a copying decoder.
         """
         memory = self.decoder.prepare_memory(self.encoder(source, lengths))
         return dataclasses.replace(memory, copies=copies)
@@ -59,8 +61,8 @@ class Seq2Seq(nn.Module):
     ) -> Tensor:
         """Compute the cross-entropy, in nats per target token, of the batch's targets.
 
-        Padding (`padding_id`) in `targets` does not count. `coverage_loss` times the attention that
-        goes where it went before is added (See et al. 2017, arXiv:1704.04368, eq. 13).
+        Padding (`padding_id`) in `targets` does not count. The coverage loss of See et al. 2017
+        (arXiv:1704.04368, eq. 13), times `coverage_loss`, is added.
         """
         targets, copies = batch.targets, batch.copies
         memory = self.encode(batch.source, batch.lengths, copies)
@@ -74,43 +76,38 @@ class Seq2Seq(nn.Module):
         else:
             assert unrolled.weights is not None
             rows = copies[real.nonzero()[:, 0]]
-            found = self.decoder.predict(unrolled.states[real], unrolled.weights[real], rows)
-            loss = self._copying_loss(found, targets[real], label_smoothing)
+            log_probs = self.decoder.predict(unrolled.states[real], unrolled.weights[real], rows)
+            loss = self._copying_loss(log_probs, targets[real], label_smoothing)
         if coverage_loss > 0 and unrolled.weights is not None:
-            again = coverage_cost(unrolled.weights[:, :, -1].mean(2))[real]
-            loss = loss + coverage_loss * again.mean()
+            costs = coverage_cost(unrolled.weights[:, :, -1].mean(2))[real]
+            loss = loss + coverage_loss * costs.mean()
         return loss
 
     def _copying_loss(
         self, log_probs: Float[Tensor, "n VK"], targets: Int[Tensor, " n"], label_smoothing: float
     ) -> Tensor:
-        """Cross-entropy; smoothing spreads its share over the vocabulary, whatever can be copied."""
+        """Return the cross-entropy; label smoothing covers the vocabulary, not the copied tokens."""
         log_probs = log_probs.clamp(min=_LOWEST)
-        right = log_probs.gather(1, targets[:, None]).mean()
-        others = log_probs[:, : self.decoder.vocabulary].mean()
-        return -(1 - label_smoothing) * right - label_smoothing * others
+        correct = log_probs.gather(1, targets[:, None]).mean()
+        uniform = log_probs[:, : self.decoder.vocabulary].mean()
+        return -(1 - label_smoothing) * correct - label_smoothing * uniform
 
 
 def build(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
-    """Build the model that the settings describe, with fresh weights."""
+    """Return the model that the settings describe, with new weights."""
     config = config.resolved()
     encoder = _encoder(config, source_vocabulary)
-    decoder = _transformer_decoder if config.kind == "transformer" else _recurrent_decoder
-    return Seq2Seq(encoder, decoder(config, target_vocabulary, encoder))
+    return Seq2Seq(encoder, _decoder(config, target_vocabulary, encoder))
 
 
 def _encoder(config: ModelConfig, vocabulary: int) -> RecurrentEncoder | TransformerEncoder:
     entry = SCORES.get(cast("str", config.attention))
-    equal = config.kind == "rnn" and entry is not None and entry.equal_widths
-    output_dim = config.decoder_dim if equal else None
+    equal_widths = config.kind == "rnn" and entry is not None and entry.equal_widths
+    output_dim = config.decoder_dim if equal_widths else None
     layers = cast("int", config.encoder_layers)
     if config.encoder == "transformer":
-        parts = _transformer_parts(config)
-        if config.attention == "none":
-            parts["score"] = "scaled_dot"  # none says what the decoder sees, not the encoder
-        return TransformerEncoder(
-            vocabulary, config.encoder_dim, layers, output_dim=output_dim, **parts
-        )
+        sizes = _transformer_config(config, config.encoder_dim, layers)
+        return TransformerEncoder(sizes, vocabulary, output_dim)
     return RecurrentEncoder(
         vocabulary,
         config.embedding_dim,
@@ -123,50 +120,48 @@ def _encoder(config: ModelConfig, vocabulary: int) -> RecurrentEncoder | Transfo
     )
 
 
-def _transformer_parts(config: ModelConfig) -> dict[str, Any]:
-    return {
-        "positions": config.positions,
-        "pre_norm": config.pre_norm,
-        "dropout": config.dropout,
-        "feed_forward_dim": config.feed_forward_dim,
-        "activation": config.activation,
-        "num_heads": config.heads,
-        "score": config.attention,
-        "normalizer": config.normalizer,
-    }
-
-
-def _transformer_decoder(
-    config: ModelConfig, vocabulary: int, encoder: RecurrentEncoder | TransformerEncoder
-) -> Decoder:
-    return TransformerDecoder(
-        vocabulary,
-        config.decoder_dim,
-        cast("int", config.decoder_layers),
-        source_dim=encoder.output_dim,
-        tie_embeddings=config.tie_embeddings,
-        copying=config.copy,
-        **_transformer_parts(config),
+def _transformer_config(config: ModelConfig, dim: int, layers: int) -> TransformerConfig:
+    return TransformerConfig(
+        dim=dim,
+        layers=layers,
+        num_heads=config.heads,
+        feed_forward_dim=config.feed_forward_dim,
+        activation=config.activation,
+        positions=config.positions,
+        pre_norm=config.pre_norm,
+        dropout=config.dropout,
+        # none means a decoder without attention; the encoder attends all the same
+        score="scaled_dot" if config.attention == "none" else cast("str", config.attention),
+        normalizer=config.normalizer,
     )
 
 
-def _recurrent_decoder(
+def _decoder(
     config: ModelConfig, vocabulary: int, encoder: RecurrentEncoder | TransformerEncoder
 ) -> Decoder:
-    widths: dict[str, Any] = {
-        "vocabulary": vocabulary,
-        "embedding_dim": config.embedding_dim,
-        "hidden_dim": config.decoder_dim,
-        "final_dim": encoder.final_dim,
-        "layers": config.decoder_layers,
-        "cell": config.cell,
-        "dropout": config.dropout,
-        "tie_embeddings": config.tie_embeddings,
-        "copying": config.copy,
-    }
+    layers = cast("int", config.decoder_layers)
+    if config.kind == "transformer":
+        return TransformerDecoder(
+            _transformer_config(config, config.decoder_dim, layers),
+            vocabulary,
+            encoder.output_dim,
+            tie_embeddings=config.tie_embeddings,
+            copying=config.copy,
+        )
+    sizes = RecurrentDecoderConfig(
+        vocabulary=vocabulary,
+        embedding_dim=config.embedding_dim,
+        hidden_dim=config.decoder_dim,
+        context_dim=encoder.final_dim if config.attention == "none" else encoder.output_dim,
+        final_dim=encoder.final_dim,
+        layers=layers,
+        cell=config.cell,
+        dropout=config.dropout,
+        tie_embeddings=config.tie_embeddings,
+        copying=config.copy,
+    )
     if config.attention == "none":
-        context = encoder.final_dim
-        return FixedContextDecoder(**widths, context_dim=context, extra_dim=context)
+        return FixedContextDecoder(sizes)
     entry = SCORES[cast("str", config.attention)]
     score = scores.make_score(
         entry.name,
@@ -176,16 +171,15 @@ def _recurrent_decoder(
         **entry.model_options,
     )
     attention = Attention(score, config.normalizer)
-    widths["context_dim"] = encoder.output_dim
+    window = None
     if config.window != "none":
-        widths["window"] = LocalWindow(config.window, config.window_radius, config.decoder_dim)
-    if config.coverage:
-        widths["coverage"] = Coverage(config.attention_dim)
+        window = LocalWindow(config.window, config.window_radius, config.decoder_dim)
+    coverage = Coverage(config.attention_dim) if config.coverage else None
     if config.decoder == "bahdanau":
-        return BahdanauDecoder(attention, **widths)
-    return LuongDecoder(attention, config.input_feeding, **widths)
+        return BahdanauDecoder(sizes, attention, window, coverage)
+    return LuongDecoder(sizes, attention, window, coverage, input_feeding=config.input_feeding)
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Number of trainable numbers, shared ones once."""
+    """Return the number of trainable parameters, shared ones counted once."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

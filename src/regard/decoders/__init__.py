@@ -1,25 +1,27 @@
-"""Decoders: one protocol for every way of writing a target while looking back at the source.
+"""Decoders, and the protocol that search and training know of them.
 
-    start(memory) -> State                      before the first symbol
-    step(token, state) -> Step                  one symbol further: log-probabilities, state, weights
-    unroll(memory, tokens) -> Unrolled          all steps at once for given targets (the same numbers)
+    start(memory) -> State                      before the first token
+    step(token, state) -> Step                  one token: log-probabilities, state, weights
+    unroll(memory, tokens) -> Unrolled          all steps of given targets at once (the same numbers)
 
-Search knows only this protocol. A state holds N rows, the same number for every source of its
-memory and grouped by source, so that N = B x beams; the queries of one source share its memory.
-
-protocol.py the protocol · recurrent.py fixed context, Luong, Bahdanau · transformer.py self-attention ·
-output.py the next symbol, written or copied
+A state holds N rows, the same number for every source of its memory and grouped by source, so that
+N = B x beams; the queries of one source share its memory.
 """
 
-from regard.decoders.protocol import Decoder, State, Step, Unrolled
-from regard.decoders.recurrent import BahdanauDecoder, FixedContextDecoder, LuongDecoder
+from regard.decoders.bahdanau import BahdanauDecoder
+from regard.decoders.fixed_context import FixedContextDecoder
+from regard.decoders.luong import LuongDecoder
+from regard.decoders.protocol import AttentionInputs, Decoder, State, Step, Unrolled
+from regard.decoders.recurrent import RecurrentDecoderConfig
 from regard.decoders.transformer import TransformerDecoder
 
 __all__ = [
+    "AttentionInputs",
     "BahdanauDecoder",
     "Decoder",
     "FixedContextDecoder",
     "LuongDecoder",
+    "RecurrentDecoderConfig",
     "State",
     "Step",
     "TransformerDecoder",

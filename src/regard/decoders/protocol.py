@@ -1,71 +1,87 @@
-"""The protocol that search, training and alignment know of a decoder, and nothing else."""
+"""The decoder protocol: all that search, training, alignment and explanation know of a decoder."""
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.attention import Intervention, Memory
+from regard.attention import Attention, Intervention, Memory
 from regard.encoders import EncoderOutput
 
 
 @runtime_checkable
 class State(Protocol):
-    """What a decoder remembers between steps; only its decoder looks inside."""
+    """What a decoder carries from step to step; only its decoder reads it."""
 
     def select(self, rows: Tensor, items: Tensor | None = None) -> "State":
-        """These rows (N',), in this order; `items` (B',) are the sources that stay, None for all."""
+        """Return these rows (N',), in this order; `items` (B',) are the sources that stay, None: all."""
         ...
 
 
 class Step(NamedTuple):
-    """What one step gives for each of N rows."""
+    """The result of one step for each of N rows."""
 
     log_probs: Tensor
-    """(N, V): log-probability of every symbol."""
+    """(N, V): log-probability of every token."""
     state: Any
-    """A `State`: what the next step takes."""
+    """The `State` that the next step takes."""
     weights: Tensor | None
-    """(N, layers, heads, T): where the step looked; None for a decoder without attention."""
+    """(N, layers, heads, T): the attention weights; None for a decoder without attention."""
 
 
 class Unrolled(NamedTuple):
-    """What a decoder gives for whole targets."""
+    """The result of a decoder for whole targets."""
 
     states: Tensor
-    """(B, L, R): the readout states, from which `predict` makes logits."""
+    """(B, L, R): the readout states, from which `predict` computes logits."""
     weights: Tensor | None
-    """(B, L, layers, heads, T): where each step looked; None unless asked for."""
+    """(B, L, layers, heads, T): the attention weights; None unless asked for."""
+
+
+class AttentionInputs(NamedTuple):
+    """Arguments of one attention over the source, for all steps of a target."""
+
+    attention: Attention
+    query: Tensor
+    """(B, L, Dq)."""
+    key: Tensor
+    """(B, T, Dk)."""
+    value: Tensor
+    """(B, T, Dv)."""
 
 
 @runtime_checkable
 class Decoder(Protocol):
-    """What search, training and alignment need of a decoder."""
+    """What search, training, alignment and explanation need of a decoder."""
 
     vocabulary: int
     """Size V of the target vocabulary."""
+    attention_layers: int
+    """Number of layers that attend to the source; 0 without attention."""
+    attention_heads: int
+    """Attention heads of each of these layers; 0 without attention."""
 
     def prepare_memory(self, encoded: EncoderOutput) -> Memory:
-        """Compute once what every step needs of the source."""
+        """Compute what every step needs of the source, once."""
         ...
 
     def start(self, memory: Memory) -> Any:
-        """The `State` before the first symbol, one row per source."""
+        """Return the `State` before the first token, one row per source."""
         ...
 
     def step(
         self, token: Int[Tensor, " N"], state: Any, intervention: Intervention | None = None
     ) -> Step:
-        """Read the symbol written last and give the next one's log-probabilities.
+        """Read the last token and return the log-probabilities of the next.
 
-        An intervention pushes the look at the source.
+        An intervention changes the attention weights.
         """
         ...
 
     def unroll(
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
     ) -> Unrolled:
-        """All steps at once, reading `tokens` (a start symbol, then the target)."""
+        """Compute all steps at once, reading `tokens` (BOS, then the target)."""
         ...
 
     def predict(
@@ -74,9 +90,19 @@ class Decoder(Protocol):
         weights: Float[Tensor, "*n layers heads T"] | None = None,
         copies: Int[Tensor, "*m T"] | None = None,
     ) -> Float[Tensor, "*n V"]:
-        """Logits over the vocabulary from readout states.
+        """Return the logits over the vocabulary for readout states.
 
-        A copying decoder needs to know where they looked, and the ids of the source's symbols,
-        (B, T) or one row per state; it gives log-probabilities over V + K symbols.
+        A copying decoder needs their attention weights and the target-side ids of the source's
+        tokens, (B, T) or one row per state; it returns log-probabilities of V + K tokens.
+        """
+        ...
+
+    def attention_inputs(
+        self, memory: Memory, tokens: Int[Tensor, "B L"], layer: int = 0, head: int = 0
+    ) -> AttentionInputs:
+        """Return what one head attends with, for all steps of `unroll`.
+
+        Raises:
+            ConfigError: the decoder has no attention.
         """
         ...

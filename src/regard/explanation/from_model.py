@@ -3,12 +3,11 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from regard.attention import Attention
 from regard.copy_mechanism import copies_of, widened
 from regard.data import Example, collate
-from regard.decoders import BahdanauDecoder, LuongDecoder, TransformerDecoder
+from regard.decoders import AttentionInputs
 from regard.errors import ConfigError
 from regard.explanation.worked_example import Explanation, explain
 from regard.score_registry import SCORES
@@ -57,68 +56,17 @@ def explain_step(
     output = translator.align([text], [target])[0] if target else translator.translate([text])[0]
     if not 1 <= step <= len(output.tokens):
         raise ConfigError(f"--step goes from 1 to {len(output.tokens)} for this output, got {step}")
-    labels = _labels(output.source_tokens)
-    if isinstance(decoder, TransformerDecoder):
-        found = _of_heads(translator, decoder, output, step, layer, head, labels)
-    else:
-        found = _of_states(translator, decoder, output, step, labels)
-    return found, output
-
-
-def _of_states(
-    translator: Translator, decoder: Any, output: Translation, step: int, labels: list[str]
-) -> Explanation:
-    """A recurrent decoder: its state is the query, the encoder's states are keys and values."""
-    assert isinstance(decoder, LuongDecoder | BahdanauDecoder)
-    query: Tensor | None = None
-    with torch.inference_mode():
-        memory, tokens = _encoded(translator, output)
-        state = decoder.start(memory)
-        for token in tokens[:step]:
-            before, state = state, decoder.step(token[None], state).state
-            query = decoder.query(before, state)
-    assert query is not None
-    states = memory.states[0].double().cpu().numpy()
-    return _explained(decoder.attention, query[0], states, states, labels)
-
-
-def _of_heads(
-    translator: Translator,
-    decoder: TransformerDecoder,
-    output: Translation,
-    step: int,
-    layer: int | None,
-    head: int,
-    labels: list[str],
-) -> Explanation:
-    """A Transformer: a head's projected query, keys and values."""
-    count = len(decoder.layers)
-    number = translator.attention_layer(count) if layer is None else layer
-    across = decoder.attentions[number] if 0 <= number < count else None
-    if across is None or not 0 <= head < across.num_heads:
+    layers, heads = decoder.attention_layers, decoder.attention_heads
+    number = translator.attention_layer(layers) if layer is None else layer
+    if not (0 <= number < layers and 0 <= head < heads):
         raise ConfigError(
-            f"there is no layer {number}, head {head}: the model has {count} layers of "
-            f"{decoder.attentions[0].num_heads} heads, both counted from 0"
+            f"there is no layer {number}, head {head}: the model has {layers} layers of {heads} "
+            "heads, both counted from 0"
         )
-    rows: list[Tensor] = []
-
-    def keep(module: nn.Module, given: Any, found: Any) -> None:
-        rows.append(found[0])
-
-    # keys and values first, when the source is encoded, then the queries
-    projections = across.key_proj, across.value_proj, across.query_proj
-    hooks = [projection.register_forward_hook(keep) for projection in projections]
     with torch.inference_mode():
         memory, tokens = _encoded(translator, output)
-        decoder.unroll(memory, tokens[None])
-    for hook in hooks:
-        hook.remove()
-    width = across.embed_dim // across.num_heads
-    keys, values, queries = (
-        each[:, head * width : (head + 1) * width].double().cpu() for each in rows
-    )
-    query = queries[step - 1]
-    return _explained(across.attention, query, keys.numpy(), values.numpy(), labels, head)
+        inputs = decoder.attention_inputs(memory, tokens[None, :step], number, head)
+    return _explained(inputs, head, _labels(output.source_tokens)), output
 
 
 def _encoded(translator: Translator, output: Translation) -> tuple[Any, Tensor]:
@@ -137,23 +85,25 @@ def _encoded(translator: Translator, output: Translation) -> tuple[Any, Tensor]:
     return memory, batch.inputs[0].to(device)
 
 
-def _explained(
-    attention: Attention, query: Tensor, keys: Any, values: Any, labels: list[str], head: int = 0
-) -> Explanation:
-    score = attention.score
+def _explained(inputs: AttentionInputs, head: int, labels: list[str]) -> Explanation:
+    """Explain the attention of the last query."""
+    score = inputs.attention.score
     kind = type(score).__name__
     entry = next((row for row in SCORES.values() if kind in (row.class_name, row.head_class)), None)
     if entry is None or not isinstance(score, Score):
         raise ConfigError(f"no formula is registered for scores of the class {kind}")
+    query, keys, values = (
+        rows[0].double().cpu().numpy() for rows in (inputs.query[:, -1], inputs.key, inputs.value)
+    )
     with torch.inference_mode():
         parameters = {
             letter: parameter.double().cpu().numpy()
             for letter, parameter in score.formula_parameters(head).items()
         }
     return explain(
-        query.double().cpu().numpy(),
+        query,
         keys,
-        None if values is keys else values,
+        None if inputs.value is inputs.key else values,
         entry.name,
         parameters=parameters,
         labels=labels,

@@ -1,0 +1,82 @@
+"""Decoder that attends after its recurrent step (Luong et al. 2015, arXiv:1508.04025)."""
+
+import dataclasses
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.attention import Attention, Intervention, Memory
+from regard.attention.coverage import Coverage
+from regard.attention.window import LocalWindow
+from regard.decoders.protocol import Unrolled
+from regard.decoders.recurrent import AttendingDecoder, RecurrentDecoderConfig, RecurrentState
+
+
+class LuongDecoder(AttendingDecoder):
+    """Attend with the state after the step (Luong et al. 2015, arXiv:1508.04025, section 3).
+
+        s_t = cell(s_{t-1}, [y_{t-1}; feed])    c_t = attention(s_t, h)    s~_t = tanh(W_c [c_t; s_t])
+
+    With input feeding (section 3.3) the attentional state s~_{t-1} is read beside the embedding.
+    Without it and without coverage no step depends on an attention, so whole targets run at once.
+
+    Args:
+        config: sizes and options.
+        attention: with queries of width `hidden_dim`.
+        window: attend to a part of the source only; None: to all of it.
+        coverage: feed accumulated attention to the score; for additive scores.
+        input_feeding: read the previous attentional state (default False).
+    """
+
+    def __init__(
+        self,
+        config: RecurrentDecoderConfig,
+        attention: Attention,
+        window: LocalWindow | None = None,
+        coverage: Coverage | None = None,
+        *,
+        input_feeding: bool = False,
+    ) -> None:
+        extra_dim = config.readout_dim if input_feeding else 0
+        super().__init__(config, attention, window, coverage, extra_dim=extra_dim)
+        self.input_feeding = input_feeding
+
+    def start(self, memory: Memory) -> RecurrentState:
+        """Return the first state; its feed is zero."""
+        state = super().start(memory)
+        if not self.input_feeding:
+            return state
+        feed = state.hidden[0].new_zeros(len(state.hidden[0]), self.readout.out_features)
+        return dataclasses.replace(state, feed=feed)
+
+    def unroll(
+        self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
+    ) -> Unrolled:
+        """Compute all steps: at once, or one by one with input feeding or coverage."""
+        if self.input_feeding or self.coverage is not None:
+            return super().unroll(memory, tokens, need_weights)
+        top = self._run_cells(self._embed(tokens), self.start(memory).hidden)
+        steps = torch.arange(tokens.shape[1], device=tokens.device)
+        context, weights = self._attend(top, memory, steps, None, need_weights)
+        weights = None if weights is None else weights[:, :, None, None]
+        return Unrolled(self._read_out(context, top), weights)
+
+    def query(self, before: RecurrentState, after: RecurrentState) -> Float[Tensor, "N D"]:
+        """s_t."""
+        return after.hidden[-self.state_tensors]
+
+    def advance(
+        self,
+        inputs: Float[Tensor, "N G"],
+        state: RecurrentState,
+        need_weights: bool,
+        intervention: Intervention | None = None,
+    ) -> tuple[Tensor, Tensor | None, RecurrentState]:
+        """Return the readout, the weights and the state after one step."""
+        hidden = self._step_cells(inputs, state.feed, state.hidden)
+        top = hidden[-self.state_tensors]
+        context, weights, state = self._attend_step(top, state, need_weights, intervention)
+        readout = self._read_out(context, top)
+        feed = readout if self.input_feeding else None
+        return readout, weights, dataclasses.replace(state, hidden=hidden, feed=feed)
