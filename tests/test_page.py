@@ -241,7 +241,7 @@ def test_any_text_is_text(page: Page, text: str) -> None:
 def test_refusals_are_shown(page: Page) -> None:
     page.fill("#text", "a " * 600)
     page.click("button[type=submit]")
-    expect(page.locator("#status")).to_contain_text("at most 500 symbols")
+    expect(page.locator("#status")).to_contain_text("at most 500 tokens")
 
 
 @pytest.mark.parametrize("width", [360, 1200])

@@ -1,4 +1,4 @@
-"""The server: answers are what Python gives, whoever else asks, and refusals are one clear sentence."""
+"""The server: responses equal those of Python under concurrency, and errors are one sentence."""
 
 import asyncio
 import dataclasses
@@ -10,13 +10,13 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import httpx2
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
@@ -24,7 +24,7 @@ from fastapi.testclient import TestClient
 import regard
 from regard.cli.main import main
 from regard.serving.app import Settings, create_app
-from regard.serving.batching import Batcher, Busy, Search
+from regard.serving.batching import Batcher, QueueFull, Search
 from regard.serving.limits import BodyLimit, Limits
 from regard.serving.metrics import Metrics
 from serving_models import make_folder
@@ -50,17 +50,17 @@ def client(folder: Path, transformer: Path) -> Iterator[TestClient]:
 
 
 def _translate(client: TestClient, **body: Any) -> list[dict[str, Any]]:
-    answer = client.post("/api/translate", json=body)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["translations"]
+    response = client.post("/api/translate", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()["translations"]
 
 
-def _alike(found: Any, expected: np.ndarray) -> bool:
-    # no tokens are an empty list in JSON, whatever the other sizes
+def _close(found: Any, expected: np.ndarray) -> bool:
+    # an output without tokens is an empty list in JSON, of any other dimensions
     return np.allclose(np.reshape(found, expected.shape), expected, atol=1e-5)
 
 
-def test_answers_are_those_of_the_translator(client: TestClient, folder: Path) -> None:
+def test_responses_equal_those_of_the_translator(client: TestClient, folder: Path) -> None:
     translator = regard.Translator.load(folder, "cpu")
     texts = ["a b c", "", "d q", "b"]
     found = _translate(client, texts=texts, n_best=3, beam_size=4)
@@ -71,42 +71,48 @@ def test_answers_are_those_of_the_translator(client: TestClient, folder: Path) -
         assert [one["tokens"] for one in answer["n_best"]] == [one.tokens for one in expected]
         for one, other in zip(answer["n_best"], expected, strict=True):
             assert one["score"] == pytest.approx(other.score, abs=1e-5)
-            assert _alike(one["attention"], other.attention)
+            assert _close(one["attention"], other.attention)
     alone = _translate(client, text="a b c", attention=False)
     assert alone[0]["text"] == translator.translate(["a b c"])[0].text
     assert "attention" not in alone[0]
     assert "n_best" not in alone[0]
 
 
-def test_probabilities_are_those_of_the_whole_output(client: TestClient) -> None:
+def test_log_prob_is_that_of_the_full_output(client: TestClient) -> None:
     best = _translate(client, text="a b", n_best=8, beam_size=8, length_penalty=0)[0]["n_best"]
     for one in best:
-        assert one["log_probability"] == pytest.approx(one["score"], abs=1e-6)
+        assert one["log_prob"] == pytest.approx(one["score"], abs=1e-6)
     other = _translate(client, text="a b", n_best=8, beam_size=8)[0]["n_best"]
-    known = {tuple(one["tokens"]): one["log_probability"] for one in best}
+    known = {tuple(one["tokens"]): one["log_prob"] for one in best}
     shared = [one for one in other if tuple(one["tokens"]) in known]
     assert shared
     for one in shared:
-        assert one["log_probability"] == pytest.approx(known[tuple(one["tokens"])], abs=1e-4)
+        assert one["log_prob"] == pytest.approx(known[tuple(one["tokens"])], abs=1e-4)
 
 
 @pytest.mark.parametrize("model", [0, 1])
-def test_pushes_are_those_of_the_translator(
+def test_interventions_equal_those_of_the_translator(
     client: TestClient, folder: Path, transformer: Path, model: int
 ) -> None:
     translator = regard.Translator.load([folder, transformer][model], "cpu")
-    pushes: dict[str, Any] = {"pin": {1: {0: 0.9}, 0: {2: 0.5}}}
-    dropped = [(0, 1)] if model else []
-    expected = translator.translate(["a b c"], prefix="b", ablate_heads=dropped, **pushes)[0]
-    for begin in ({"prefix": "b"}, {"prefix_tokens": ["b"]}):
+    interventions: dict[str, Any] = {"pin": {1: {0: 0.9}, 0: {2: 0.5}}}
+    ablated = [(0, 1)] if model else []
+    expected = translator.translate(["a b c"], prefix="b", ablate_heads=ablated, **interventions)[0]
+    for prefix in ({"prefix": "b"}, {"prefix_tokens": ["b"]}):
         found = _translate(
-            client, text="a b c", model=model, heads=True, ablate_heads=dropped, **begin, **pushes
+            client,
+            text="a b c",
+            model=model,
+            heads=True,
+            ablate_heads=ablated,
+            **prefix,
+            **interventions,
         )
         assert found[0]["tokens"] == expected.tokens
-        assert _alike(found[0]["attention_heads"], expected.attention_heads)
+        assert _close(found[0]["attention_heads"], expected.attention_heads)
 
 
-def test_each_text_has_its_own_pushes(client: TestClient) -> None:
+def test_interventions_apply_to_each_text_separately(client: TestClient) -> None:
     pins = [{0: {0: 1.0}}, {}, {0: {1: 1.0}}]
     found = _translate(client, texts=["a b"] * 3, prefix=["c", "", "d"], pin=pins)
     assert found[0]["attention"][0] == pytest.approx([1, 0, 0], abs=1e-6)
@@ -115,13 +121,13 @@ def test_each_text_has_its_own_pushes(client: TestClient) -> None:
     assert found[1]["tokens"] == _translate(client, text="a b")[0]["tokens"]
 
 
-def test_the_tree_holds_every_output(client: TestClient) -> None:
+def test_the_search_tree_holds_every_output(client: TestClient) -> None:
     found = _translate(client, text="a b c", tree=True, n_best=3)[0]
     tree = found["tree"]
     assert all(branch["parent"] < place for place, branch in enumerate(tree))
     for branch in tree:
-        before = 0.0 if branch["parent"] < 0 else tree[branch["parent"]]["log_probability"]
-        assert branch["log_probability"] <= before + 1e-5
+        before = 0.0 if branch["parent"] < 0 else tree[branch["parent"]]["log_prob"]
+        assert branch["log_prob"] <= before + 1e-5
     ended: dict[tuple[str, ...], float] = {}
     for branch in tree:
         if branch["token"] is None:
@@ -129,9 +135,9 @@ def test_the_tree_holds_every_output(client: TestClient) -> None:
             while parent >= 0:
                 tokens.append(tree[parent]["token"])
                 parent = tree[parent]["parent"]
-            ended[tuple(tokens[::-1])] = branch["log_probability"]
+            ended[tuple(tokens[::-1])] = branch["log_prob"]
     for one in found["n_best"]:
-        assert ended[tuple(one["tokens"])] == pytest.approx(one["log_probability"], abs=1e-4)
+        assert ended[tuple(one["tokens"])] == pytest.approx(one["log_prob"], abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +150,7 @@ def test_the_tree_holds_every_output(client: TestClient) -> None:
         ({"text": "a", "beam_size": 21}, "at most 20"),
         ({"text": "a", "n_best": 1000}, "at most 20"),
         ({"text": 3}, "text"),
-        ({"text": "a " * 600}, "at most 500 symbols"),
+        ({"text": "a " * 600}, "at most 500 tokens"),
         ({"texts": ["a"] * 257}, "at most 256 texts"),
         ({"texts": ["a " * 40] * 200}, "fewer texts"),
         ({"texts": []}, "at least 1"),
@@ -167,11 +173,11 @@ def test_the_tree_holds_every_output(client: TestClient) -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_refusals_say_what_is_wrong(client: TestClient, body: Any, reason: str) -> None:
-    answer = client.post("/api/translate", json=body)
-    assert answer.status_code == 422
-    assert reason in answer.json()["error"]
-    assert "\n" not in answer.json()["error"]
+def test_errors_name_the_cause(client: TestClient, body: Any, reason: str) -> None:
+    response = client.post("/api/translate", json=body)
+    assert response.status_code == 422
+    assert reason in response.json()["error"]
+    assert "\n" not in response.json()["error"]
     assert client.get("/health").json() == {"status": "ok"}
 
 
@@ -200,58 +206,60 @@ def test_refusals_say_what_is_wrong(client: TestClient, body: Any, reason: str) 
         "empty",
     ],
 )
-def test_broken_bodies_are_refused(client: TestClient, body: bytes, status: int) -> None:
-    answer = client.post(
+def test_invalid_bodies_are_rejected(client: TestClient, body: bytes, status: int) -> None:
+    response = client.post(
         "/api/translate", content=body, headers={"Content-Type": "application/json"}
     )
-    assert answer.status_code == status
-    assert answer.json()["error"]
+    assert response.status_code == status
+    assert response.json()["error"]
     assert client.get("/health").status_code == 200
 
 
-def test_other_places_and_hosts_are_refused(client: TestClient) -> None:
+def test_unknown_paths_and_hosts_are_rejected(client: TestClient) -> None:
     assert client.get("/api/nothing").status_code == 404
     assert client.get("/api/translate").json() == {"error": "Method Not Allowed"}
     assert client.get("/page/../app.py").status_code == 404
     assert client.get("/", headers={"Host": "elsewhere.example"}).status_code == 400
 
 
-def test_the_walk_of_a_step(client: TestClient, folder: Path) -> None:
+def test_explain_returns_the_values_of_a_step(client: TestClient, folder: Path) -> None:
     asked = {"text": "a b c", "target": "b a", "step": 2}
     walk = client.post("/api/explain", json=asked).json()
     forced = regard.Translator.load(folder, "cpu").align(["a b c"], ["b a"])[0]
     assert np.allclose(walk["weights"], forced.attention[1], atol=1e-4)
     assert walk["partition"] == pytest.approx(sum(walk["exponentials"]))
     assert walk["formula"].startswith("v")
-    answer = client.post("/api/explain", json={**asked, "step": 99})
-    assert answer.status_code == 422
-    assert "--step goes from 1" in answer.json()["error"]
+    response = client.post("/api/explain", json={**asked, "step": 99})
+    assert response.status_code == 422
+    assert "--step goes from 1" in response.json()["error"]
 
 
-def test_a_walk_has_its_limits_too(client: TestClient) -> None:
+def test_explain_limits_the_tokens_of_a_text(client: TestClient) -> None:
     for asked in (
         {"text": "a " * 600, "target": "a"},
         {"text": "a", "target": "a " * 600},
         {"text": "a", "target": ["a"] * 600},
     ):
-        answer = client.post("/api/explain", json={**asked, "step": 1})
-        assert answer.status_code == 422
-        assert "at most 500 symbols" in answer.json()["error"]
+        response = client.post("/api/explain", json={**asked, "step": 1})
+        assert response.status_code == 422
+        assert "at most 500 tokens" in response.json()["error"]
 
 
-def test_an_answer_has_an_end(folder: Path) -> None:
+def test_the_weights_of_a_response_are_limited(folder: Path) -> None:
     limits = Limits(weights=50)
     app = create_app(Settings(folder=str(folder), limits=limits))
     with TestClient(app, base_url="http://127.0.0.1") as client:
         body = {"texts": ["a b c d"] * 4}
-        answer = client.post("/api/translate", json=body)
-        assert answer.status_code == 422
-        assert "fewer outputs" in answer.json()["error"]
+        response = client.post("/api/translate", json=body)
+        assert response.status_code == 422
+        assert "fewer outputs" in response.json()["error"]
         assert client.post("/api/translate", json={**body, "attention": False}).status_code == 200
 
 
 @pytest.mark.parametrize("model", [{"attention": "none"}, {"copy": True}], ids=str)
-def test_other_models_are_served(tmp_path: Path, model: dict[str, object]) -> None:
+def test_models_without_attention_or_with_copying_are_served(
+    tmp_path: Path, model: dict[str, object]
+) -> None:
     folder = make_folder(tmp_path / "model", **model)
     with TestClient(
         create_app(Settings(folder=str(folder))), base_url="http://localhost"
@@ -269,11 +277,13 @@ def test_other_models_are_served(tmp_path: Path, model: dict[str, object]) -> No
         else:
             assert found[0]["attention"] is None
             assert walk.status_code == 422
-            answer = client.post("/api/translate", json={"text": "a", "pin": {"0": {"0": 1}}})
-            assert "no attention" in answer.json()["error"]
+            response = client.post("/api/translate", json={"text": "a", "pin": {"0": {"0": 1}}})
+            assert "no attention" in response.json()["error"]
 
 
-def test_the_page_holds_its_example_and_loads_nothing_from_elsewhere(client: TestClient) -> None:
+def test_the_page_contains_its_example_and_loads_nothing_from_other_hosts(
+    client: TestClient,
+) -> None:
     page = client.get("/")
     assert "default-src 'self'" in page.headers["content-security-policy"]
     assert page.text.count("<script") == 2
@@ -288,7 +298,7 @@ def test_the_page_holds_its_example_and_loads_nothing_from_elsewhere(client: Tes
         assert not re.findall(r'(?:src|href|from|import|url)\W{1,3}https?://[^"\']+', text)
 
 
-def test_what_the_model_is(client: TestClient) -> None:
+def test_model_info(client: TestClient) -> None:
     about = client.get("/api/model").json()
     assert about["name"].endswith("/recurrent")
     assert (about["attention"], about["layers"]) == ("additive", 1)
@@ -296,7 +306,7 @@ def test_what_the_model_is(client: TestClient) -> None:
     assert client.get("/api/model?model=5").status_code == 422
 
 
-def test_metrics_count_by_route_alone(client: TestClient) -> None:
+def test_metrics_are_labelled_by_route(client: TestClient) -> None:
     client.get("/made/up")
     _translate(client, texts=["a", "b"])
     text = client.get("/metrics").text
@@ -307,196 +317,237 @@ def test_metrics_count_by_route_alone(client: TestClient) -> None:
     assert re.search(r"regard_batch_texts_count [1-9]", text)
 
 
-def test_a_slow_body_is_given_up() -> None:
+def test_a_slow_body_times_out() -> None:
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
-        await asyncio.sleep(0.02)
+        loop.now += 1
+        await asyncio.sleep(0)
         return {"type": "http.request", "body": b" ", "more_body": True}
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    limit = BodyLimit(None, Limits(body_seconds=0.1))  # type: ignore[arg-type]
-    asyncio.run(limit({"type": "http"}, receive, send))  # type: ignore[arg-type]
+    with asyncio.Runner(loop_factory=_ManualClockLoop) as runner:
+        loop = cast("_ManualClockLoop", runner.get_loop())
+        limit = BodyLimit(None, Limits(body_seconds=10.0))  # type: ignore[arg-type]
+        runner.run(limit({"type": "http"}, receive, send))  # type: ignore[arg-type]
     assert sent[0]["status"] == 408
+    assert loop.now >= 10
+
+
+class _ManualClockLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock only advances when a test sets `now`."""
+
+    now = 0.0
+
+    def time(self) -> float:
+        return self.now
 
 
 @dataclasses.dataclass(frozen=True)
-class _Slow(regard.Translator):
-    """A translator that takes `seconds` per call and records the size of each batch."""
+class _RecordingTranslator(regard.Translator):
+    """A translator that records the size of each batch, and waits until `resume` is set."""
 
-    seconds: float = 0.0
     sizes: list[int] = dataclasses.field(default_factory=list)
+    started: threading.Event = dataclasses.field(default_factory=threading.Event)
+    resume: threading.Event = dataclasses.field(default_factory=threading.Event)
 
-    def translate(self, texts: list[str], *rest: Any, **named: Any) -> Any:
+    def translate(self, texts: list[str], *args: Any, **kwargs: Any) -> Any:
         self.sizes.append(len(texts))
-        time.sleep(self.seconds)
-        return super().translate(texts, *rest, **named)
+        self.started.set()
+        self.resume.wait()
+        return super().translate(texts, *args, **kwargs)
 
 
-def _slow(translator: regard.Translator, seconds: float) -> _Slow:
-    return _Slow(translator.trained, translator.device, seconds)
+def _recording(folder: Path, *, paused: bool = False) -> _RecordingTranslator:
+    translator = regard.Translator.load(folder, "cpu")
+    recording = _RecordingTranslator(translator.trained, translator.device)
+    if not paused:
+        recording.resume.set()
+    return recording
 
 
-def _with_batcher(slow: _Slow, limits: Limits, work: Any) -> Any:
+def _with_batcher(translator: regard.Translator, limits: Limits, work: Any) -> Any:
     async def run() -> Any:
-        batcher = Batcher([slow], limits, Metrics())
+        batcher = Batcher([translator], limits, Metrics())
         running = asyncio.create_task(batcher.run())
         try:
             return await work(batcher)
         finally:
             running.cancel()
 
-    return asyncio.run(run())
+    with asyncio.Runner(loop_factory=_ManualClockLoop) as runner:
+        return runner.run(run())
 
 
-def test_requests_are_computed_together_and_nobody_can_tell(folder: Path) -> None:
-    translator = regard.Translator.load(folder, "cpu")
+def test_batched_requests_equal_single_ones(folder: Path) -> None:
+    translator = _recording(folder)
     rng = np.random.default_rng(1)
-    asked = [
+    requests = [
         (" ".join(rng.choice(list("abcd"), rng.integers(1, 9))), Search(beam_size=int(beam)))
         for beam in rng.choice([1, 4], 60)
     ]
-    slow = _slow(translator, 0.05)
 
     async def work(batcher: Batcher) -> Any:
         return await asyncio.gather(
-            *(batcher.translate([text], search, [""], [{}]) for text, search in asked)
+            *(batcher.translate([text], search, [""], [{}]) for text, search in requests)
         )
 
-    found = _with_batcher(slow, Limits(), work)
-    assert len(slow.sizes) < 8
-    for (text, search), answer in zip(asked, found, strict=True):
-        alone = translator.translate([text], search.beam_size)[0]
-        assert answer[0][0].source == text
-        assert answer[0][0].tokens == alone.tokens
-        assert _alike(answer[0][0].attention, alone.attention)
+    results = _with_batcher(translator, Limits(batch_delay=0.0), work)
+    assert len(translator.sizes) < 8
+    for (text, search), ((output,),) in zip(requests, results, strict=True):
+        single = translator.translate([text], search.beam_size)[0]
+        assert output.source == text
+        assert output.tokens == single.tokens
+        assert _close(output.attention, single.attention)
 
 
-def test_a_wrong_request_leaves_its_batch_alone(folder: Path) -> None:
-    slow = _slow(regard.Translator.load(folder, "cpu"), 0.0)
-
+def test_an_invalid_request_does_not_affect_its_batch(folder: Path) -> None:
     async def work(batcher: Batcher) -> Any:
         pins = [{}, {0: {50: 1.0}}, {}]
         return await asyncio.gather(
-            *(batcher.translate(["a b"], Search(), [""], [each]) for each in pins),
+            *(batcher.translate(["a b"], Search(), [""], [pin]) for pin in pins),
             return_exceptions=True,
         )
 
-    good, wrong, other = _with_batcher(slow, Limits(wait=0.05), work)
-    assert isinstance(wrong, regard.errors.RegardError)
-    assert good[0][0].tokens == other[0][0].tokens
+    first, error, last = _with_batcher(_recording(folder), Limits(batch_delay=0.0), work)
+    assert isinstance(error, regard.errors.RegardError)
+    assert first[0][0].tokens == last[0][0].tokens
 
 
-def test_a_full_queue_and_a_late_answer(folder: Path) -> None:
-    slow = _slow(regard.Translator.load(folder, "cpu"), 0.4)
-
-    async def work(batcher: Batcher) -> Any:
-        calls = [batcher.translate(["a"] * 3, Search(), [""] * 3, [{}] * 3) for _ in range(4)]
-        return await asyncio.gather(*calls, return_exceptions=True)
-
-    found = _with_batcher(slow, Limits(queue=7, timeout=0.1), work)
-    assert [type(each) for each in found] == [TimeoutError, TimeoutError, Busy, Busy]
-    assert slow.sizes == [6]
-
-
-def test_a_batch_is_bounded_in_work(folder: Path) -> None:
-    slow = _slow(regard.Translator.load(folder, "cpu"), 0.0)
+def test_a_full_queue_and_a_timeout(folder: Path) -> None:
+    translator = _recording(folder, paused=True)
+    limits = Limits(queue=7, batch_delay=0.0)
 
     async def work(batcher: Batcher) -> Any:
-        calls = [batcher.translate(["a"], Search(), [""], [{}], work=40) for _ in range(6)]
-        return await asyncio.gather(*calls)
+        requests = [
+            asyncio.create_task(batcher.translate(["a"] * 3, Search(), [""] * 3, [{}] * 3))
+            for _ in range(4)
+        ]
+        await asyncio.to_thread(translator.started.wait)
+        cast("_ManualClockLoop", asyncio.get_running_loop()).now += limits.timeout
+        results = await asyncio.gather(*requests, return_exceptions=True)
+        translator.resume.set()
+        return results
 
-    assert len(_with_batcher(slow, Limits(work=100), work)) == 6
-    assert slow.sizes == [2, 2, 2]
+    results = _with_batcher(translator, limits, work)
+    assert [type(result) for result in results] == [
+        TimeoutError,
+        TimeoutError,
+        QueueFull,
+        QueueFull,
+    ]
+    assert translator.sizes == [6]
 
 
-def test_walks_queue_up_to_a_bound(folder: Path) -> None:
-    slow = _slow(regard.Translator.load(folder, "cpu"), 0.0)
+def test_the_work_of_a_batch_is_limited(folder: Path) -> None:
+    translator = _recording(folder)
 
     async def work(batcher: Batcher) -> Any:
-        calls = [batcher.compute(lambda: time.sleep(0.05)) for _ in range(5)]
-        return await asyncio.gather(*calls, return_exceptions=True)
+        requests = [batcher.translate(["a"], Search(), [""], [{}], work=40) for _ in range(6)]
+        return await asyncio.gather(*requests)
 
-    found = _with_batcher(slow, Limits(explain_queue=3), work)
-    assert [type(each) for each in found] == [type(None)] * 3 + [Busy] * 2
+    assert len(_with_batcher(translator, Limits(work=100, batch_delay=0.0), work)) == 6
+    assert translator.sizes == [2, 2, 2]
 
 
-def test_busy_and_late_are_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with TestClient(
-        create_app(Settings(folder=str(folder))), base_url="http://localhost"
-    ) as client:
-        for error, status in ((Busy(), 503), (TimeoutError(), 504)):
+def test_the_queue_of_calls_is_limited(folder: Path) -> None:
+    resume = threading.Event()
 
-            async def fail(*_: Any, error: Exception = error) -> Any:
-                raise error
+    def call() -> None:
+        resume.wait()
 
-            monkeypatch.setattr(Batcher, "translate", fail)
-            answer = client.post("/api/translate", json={"text": "a"})
-            assert answer.status_code == status
-            assert answer.json()["error"]
-            assert ("retry-after" in answer.headers) == (status == 503)
+    async def work(batcher: Batcher) -> Any:
+        calls = [asyncio.create_task(batcher.call(call)) for _ in range(5)]
+        rejected = await asyncio.gather(*calls[3:], return_exceptions=True)
+        resume.set()
+        return [*await asyncio.gather(*calls[:3]), *rejected]
+
+    results = _with_batcher(_recording(folder), Limits(explain_queue=3), work)
+    assert [type(result) for result in results] == [type(None)] * 3 + [QueueFull] * 2
+
+
+@pytest.mark.parametrize(
+    ("limits", "status"), [(Limits(queue=0), 503), (Limits(timeout=0.0), 504)], ids=["503", "504"]
+)
+def test_a_full_queue_gives_503_and_a_timeout_504(
+    folder: Path, limits: Limits, status: int
+) -> None:
+    app = create_app(Settings(folder=str(folder), limits=limits))
+    with TestClient(app, base_url="http://localhost") as client:
+        response = client.post("/api/translate", json={"text": "a"})
+    assert response.status_code == status
+    assert response.json()["error"]
+    assert ("retry-after" in response.headers) == (status == 503)
 
 
 def _serve(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     command = [sys.executable, "-m", "regard.cli.main", "serve", *arguments, "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    said = process.stdout.readline()
-    found = re.search(r"http://127\.0\.0\.1:\d+", said)
-    assert found, (said, process.communicate(timeout=30))
-    return process, found[0]
+    line = process.stdout.readline()
+    address = re.search(r"http://127\.0\.0\.1:\d+", line)
+    assert address, (line, process.communicate())
+    return process, address[0]
 
 
 def _post(address: str, **body: Any) -> Any:
     request = urllib.request.Request(
         f"{address}/api/translate", json.dumps(body).encode(), {"Content-Type": "application/json"}
     )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return json.load(answer)
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)
 
 
-def test_the_command_serves_and_finishes_what_is_in_flight(folder: Path) -> None:
+def test_requests_in_flight_finish_after_sigterm(folder: Path) -> None:
     process, address = _serve(str(folder))
     with ThreadPoolExecutor(4) as pool:
         _post(address, text="a")
         texts = ["a b c d " * 20] * 20
-        answers = [pool.submit(_post, address, texts=texts, beam_size=8) for _ in range(4)]
-        time.sleep(0.3)
+        requests = [pool.submit(_post, address, texts=texts, beam_size=8) for _ in range(4)]
+        while _accepted_texts(address) < 81:
+            assert not any(request.done() and request.exception() for request in requests)
         process.send_signal(signal.SIGTERM)
-        found = [len(answer.result()["translations"]) for answer in answers]
-    assert found == [20] * 4
-    _, errors = process.communicate(timeout=60)
+        counts = [len(request.result()["translations"]) for request in requests]
+    assert counts == [20] * 4
+    _, errors = process.communicate()
     assert errors == ""
     assert process.returncode in (0, -signal.SIGTERM)
 
 
-def _outputs(answers: list[Any]) -> list[list[str]]:
-    return [[one["text"] for one in answer["translations"]] for answer in answers]
+def _metrics(address: str) -> str:
+    with urllib.request.urlopen(f"{address}/metrics") as response:
+        return response.read().decode()
 
 
-def test_several_workers_answer_alike(folder: Path) -> None:
+def _accepted_texts(address: str) -> float:
+    """Return the number of texts that are queued, in computation or done."""
+    counts = re.findall(r"^regard_(?:batch_texts_sum|queue_texts) (.*)$", _metrics(address), re.M)
+    return sum(map(float, counts))
+
+
+def _outputs(responses: list[Any]) -> list[list[str]]:
+    return [[output["text"] for output in response["translations"]] for response in responses]
+
+
+def test_several_workers_respond_equally(folder: Path) -> None:
     process, address = _serve(str(folder), "--workers", "2")
     try:
-        for _ in range(100):
-            try:
-                expected = _post(address, text="a b c")
-                break
-            except OSError:
-                time.sleep(0.3)
+        with httpx2.Client(transport=httpx2.HTTPTransport(retries=20)) as client:
+            client.get(f"{address}/health")  # refused until the first worker listens
+        expected = _post(address, text="a b c")
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda _: _post(address, text="a b c"), range(24)))
-        assert _outputs(found) == _outputs([expected] * 24)
-        with urllib.request.urlopen(f"{address}/metrics", timeout=30) as answer:
-            text = answer.read().decode()
-        assert re.search(r'requests_total\{path="/api/translate",status="200"\} 25', text)
+            responses = list(pool.map(lambda _: _post(address, text="a b c"), range(24)))
+        assert _outputs(responses) == _outputs([expected] * 24)
+        pattern = r'requests_total\{path="/api/translate",status="200"\} 25'
+        assert re.search(pattern, _metrics(address))
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate()
 
 
-def test_clients_that_vanish_or_dawdle_leave_the_server_alive(folder: Path) -> None:
+def test_the_server_survives_disconnecting_clients(folder: Path) -> None:
     process, address = _serve(str(folder))
     host, port = address.removeprefix("http://").split(":")
     try:
@@ -513,7 +564,7 @@ def test_clients_that_vanish_or_dawdle_leave_the_server_alive(folder: Path) -> N
         assert _post(address, text="a")["translations"][0]["tokens"] is not None
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate()
 
 
 @pytest.mark.parametrize(
@@ -528,7 +579,7 @@ def test_clients_that_vanish_or_dawdle_leave_the_server_alive(folder: Path) -> N
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_calls_are_one_sentence(
+def test_invalid_options_print_one_line(
     folder: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["serve", str(folder), *options]) == 1
@@ -537,7 +588,7 @@ def test_wrong_calls_are_one_sentence(
     assert errors.count("\n") == 1
 
 
-def test_a_taken_port_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_in_use_is_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -545,6 +596,6 @@ def test_a_taken_port_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) 
     assert "choose another --host or --port" in capsys.readouterr().err
 
 
-def test_threads_and_environment_are_left_as_they_were() -> None:
+def test_threads_and_environment_are_restored() -> None:
     assert "REGARD_SERVE" not in os.environ
     assert threading.active_count() < 50

@@ -1,4 +1,4 @@
-"""The page and the JSON interface: a translator behind HTTP, for this machine first.
+"""Web page and JSON API of a translator, run by `regard serve DIR`.
 
-`regard serve DIR` runs it; needs the packages of the extra `serve`.
+Needs the packages of the extra `serve`.
 """

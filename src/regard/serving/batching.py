@@ -1,7 +1,7 @@
-"""Requests of many clients, computed together.
+"""Dynamic batching: requests of many clients are translated together.
 
-One thread computes; while it does, requests queue up, and those that ask for the same kind of search
-go into the next batch together. A batch gives what its texts give one by one, so nobody can tell.
+One thread computes. Meanwhile requests queue up, and those with equal search settings form the next
+batch. Each text gets the result that it would get alone.
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from regard.serving.metrics import Metrics
 from regard.translation import Translation
 from regard.translator import Pins, TextOrTokens, Translator
 
-_ROWS = 20_480
-"""Symbols times open hypotheses that are computed at once."""
+_BATCH_TOKENS = 20_480
+"""Source tokens times beam size that are computed at once."""
 
 
-class Busy(Exception):
-    """The queue is full; the client should come again later."""
+class QueueFull(Exception):
+    """Too many texts or calls are waiting; the client should try again later."""
 
 
 class Search(NamedTuple):
-    """What must be equal for texts to be computed together."""
+    """Search settings; only texts with equal ones share a batch."""
 
     model: int = 0
     beam_size: int = 5
@@ -37,17 +37,26 @@ class Search(NamedTuple):
 
 @dataclass(eq=False)
 class _Job:
+    """The texts of one request, and the future of their translations."""
+
     texts: Sequence[str]
     prefixes: Sequence[TextOrTokens]
     pins: Sequence[Pins]
     search: Search
     work: int
-    """Symbols times open hypotheses."""
-    answer: "asyncio.Future[list[list[Translation]]]" = field(repr=False)
+    result: "asyncio.Future[list[list[Translation]]]" = field(repr=False)
+
+    def finish(self, result: list[list[Translation]] | BaseException) -> None:
+        if self.result.done():  # the client has disconnected or the request timed out
+            return
+        if isinstance(result, BaseException):
+            self.result.set_exception(result)
+        else:
+            self.result.set_result(result)
 
 
 class Batcher:
-    """The queue in front of the models, and the one thread that computes."""
+    """The queue of requests and the thread that computes."""
 
     def __init__(self, translators: Sequence[Translator], limits: Limits, metrics: Metrics) -> None:
         self.translators = translators
@@ -55,7 +64,7 @@ class Batcher:
         self.metrics = metrics
         self._jobs: deque[_Job] = deque()
         self._calls = 0
-        self._arrived = asyncio.Event()
+        self._has_jobs = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "regard")
 
     async def translate(
@@ -66,44 +75,43 @@ class Batcher:
         pins: Sequence[Pins],
         work: int = 0,
     ) -> list[list[Translation]]:
-        """The outputs of each text, best first.
+        """Return the outputs of each text, best first.
 
         Args:
             texts: sources.
-            search: how.
-            prefixes: what each output begins with.
-            pins: weights of each text.
-            work: about how much it is, in symbols times open hypotheses.
+            search: search settings.
+            prefixes: a forced prefix per text.
+            pins: pinned weights per text.
+            work: estimated cost, in tokens times beam size.
 
         Raises:
-            Busy: the queue is full.
-            TimeoutError: there was no answer in time.
-            RegardError: the model cannot do what is asked.
+            QueueFull: too many texts are waiting.
+            TimeoutError: there was no result in time.
+            RegardError: the model cannot do this.
         """
-        waiting = sum(len(job.texts) for job in self._jobs if not job.answer.done())
+        waiting = sum(len(job.texts) for job in self._jobs if not job.result.done())
         if waiting + len(texts) > self.limits.queue:
-            raise Busy
-        answer = asyncio.get_running_loop().create_future()
-        job = _Job(texts, prefixes, pins, search, work, answer)
-        self._jobs.append(job)
-        self._arrived.set()
+            raise QueueFull
+        result = asyncio.get_running_loop().create_future()
+        self._jobs.append(_Job(texts, prefixes, pins, search, work, result))
+        self._has_jobs.set()
         self.metrics.queue.set(waiting + len(texts))
-        # giving up cancels the answer, and a cancelled job is not computed any more
-        return await asyncio.wait_for(job.answer, self.limits.timeout)
+        # a timeout cancels the future, and a cancelled job is not computed
+        return await asyncio.wait_for(result, self.limits.timeout)
 
-    async def compute(self, function: Callable[[], Any]) -> Any:
-        """Call something else that needs a model, in its turn.
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Return the result of a function, run by the thread that computes.
 
         Raises:
-            Busy: too many calls wait.
-            TimeoutError: there was no answer in time.
+            QueueFull: too many calls are waiting.
+            TimeoutError: there was no result in time.
         """
         if self._calls >= self.limits.explain_queue:
-            raise Busy
+            raise QueueFull
         self._calls += 1
         try:
-            found = asyncio.get_running_loop().run_in_executor(self._thread, function)
-            return await asyncio.wait_for(found, self.limits.timeout)
+            result = asyncio.get_running_loop().run_in_executor(self._thread, function)
+            return await asyncio.wait_for(result, self.limits.timeout)
         finally:
             self._calls -= 1
 
@@ -112,75 +120,66 @@ class Batcher:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                await self._arrived.wait()
-                await asyncio.sleep(self.limits.wait)
-                batch = self._next()
-                if batch:
-                    await loop.run_in_executor(self._thread, self._answer, loop, batch)
+                await self._has_jobs.wait()
+                await asyncio.sleep(self.limits.batch_delay)
+                if batch := self._next_batch():
+                    await loop.run_in_executor(self._thread, self._run_batch, loop, batch)
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _next(self) -> list[_Job]:
-        """The jobs that can be computed with the one that waits longest."""
-        waiting = [job for job in self._jobs if not job.answer.done()]
-        chosen: list[_Job] = []
+    def _next_batch(self) -> list[_Job]:
+        """Remove from the queue the oldest job and those that can share its batch."""
+        waiting = [job for job in self._jobs if not job.result.done()]
+        batch: list[_Job] = []
+        self._jobs.clear()
         texts = work = 0
         for job in waiting:
-            small = texts + len(job.texts) <= self.limits.batch
-            fits = not chosen or (small and work + job.work <= self.limits.work)
-            if fits and job.search == waiting[0].search:
-                chosen.append(job)
+            fits = texts + len(job.texts) <= self.limits.batch_texts
+            fits = fits and work + job.work <= self.limits.work
+            if not batch or (fits and job.search == batch[0].search):
+                batch.append(job)
                 texts += len(job.texts)
                 work += job.work
-        taken = set(map(id, chosen))
-        self._jobs = deque(job for job in waiting if id(job) not in taken)
+            else:
+                self._jobs.append(job)
         if not self._jobs:
-            self._arrived.clear()
+            self._has_jobs.clear()
         self.metrics.queue.set(sum(len(job.texts) for job in self._jobs))
-        if chosen:
+        if batch:
             self.metrics.batch.observe(texts)
-        return chosen
+        return batch
 
-    def _answer(self, loop: asyncio.AbstractEventLoop, batch: list[_Job]) -> None:
-        """Compute a batch; if something in it is wrong, each of its jobs by itself."""
-        batch = [job for job in batch if not job.answer.done()]
+    def _run_batch(self, loop: asyncio.AbstractEventLoop, batch: list[_Job]) -> None:
+        """Translate a batch; after an error, translate each of its jobs separately."""
+        batch = [job for job in batch if not job.result.done()]
         if not batch:
             return
         try:
-            found = self._compute(batch)
+            outputs = self._translate(batch)
         except BaseException as error:  # a panic of compiled code is no Exception
             if len(batch) > 1:
                 for job in batch:
-                    self._answer(loop, [job])
+                    self._run_batch(loop, [job])
                 return
-            wrong = error if isinstance(error, Exception) else RuntimeError(repr(error))
-            loop.call_soon_threadsafe(_settle, batch[0], wrong)
+            reason = error if isinstance(error, Exception) else RuntimeError(repr(error))
+            loop.call_soon_threadsafe(batch[0].finish, reason)
             return
         start = 0
         for job in batch:
-            loop.call_soon_threadsafe(_settle, job, found[start : start + len(job.texts)])
+            loop.call_soon_threadsafe(job.finish, outputs[start : start + len(job.texts)])
             start += len(job.texts)
 
-    def _compute(self, batch: list[_Job]) -> list[list[Translation]]:
+    def _translate(self, batch: list[_Job]) -> list[list[Translation]]:
         search = batch[0].search
-        found = self.translators[search.model].translate(
+        outputs = self.translators[search.model].translate(
             [text for job in batch for text in job.texts],
             search.beam_size,
             search.n_best,
             search.length_penalty,
-            _ROWS // max(search.beam_size, search.n_best),
+            _BATCH_TOKENS // max(search.beam_size, search.n_best),
             prefix=[prefix for job in batch for prefix in job.prefixes],
             pin=[pins for job in batch for pins in job.pins],
             ablate_heads=search.ablate_heads,
             return_tree=search.return_tree,
         )
-        return found if search.n_best > 1 else [[one] for one in found]
-
-
-def _settle(job: _Job, found: list[list[Translation]] | BaseException) -> None:
-    if job.answer.done():  # the client has given up
-        return
-    if isinstance(found, BaseException):
-        job.answer.set_exception(found)
-    else:
-        job.answer.set_result(found)
+        return outputs if search.n_best > 1 else [[output] for output in outputs]

@@ -1,4 +1,4 @@
-"""What the server takes, and how it refuses the rest."""
+"""Limits on requests, and the middleware that enforces those on the body."""
 
 import asyncio
 import itertools
@@ -13,111 +13,118 @@ from regard.errors import ConfigError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_COMBINING_MARKS = 30  # as in Unicode's stream-safe text format, UAX 15
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Caps on what clients may ask for."""
+    """Upper limits on requests, batches and queues."""
 
     body_bytes: int = 1_000_000
-    """Of a request's body; more is answered with 413."""
+    """Bytes of a request body; status 413 above it."""
     body_seconds: float = 10.0
-    """For a body to arrive; a slower one is answered with 408."""
+    """Seconds for a request body to arrive; status 408 after it."""
     texts: int = 256
-    """Of one request."""
+    """Texts of one request."""
     characters: int = 20_000
-    """Of all texts of one request, and of what its outputs begin with."""
+    """Characters of all texts and prefixes of one request."""
     tokens: int = 500
-    """Of one text, its end symbol included."""
+    """Tokens of one text, `</s>` included."""
     beam_size: int = 20
-    """Open hypotheses, and outputs, of one text."""
+    """`beam_size` and `n_best` of one request."""
     work: int = 60_000
-    """Symbols read and written at most, times open hypotheses: of one request, and of a batch."""
+    """Source and maximum target tokens times beam size, of one request and of one batch."""
     weights: int = 1_000_000
-    """Weights in one answer."""
-    explain_queue: int = 16
-    """Explanations that may wait."""
+    """Attention weights in one response."""
     queue: int = 1024
-    """Texts that may wait; past it requests are answered with 503."""
+    """Texts waiting; status 503 above it."""
+    explain_queue: int = 16
+    """Explanations waiting; status 503 above it."""
     timeout: float = 30.0
-    """Until an answer; later ones are given up with 504."""
-    wait: float = 0.003
-    """Seconds in which the texts of other requests may join a batch."""
-    batch: int = 256
+    """Seconds until a request is abandoned with status 504."""
+    batch_delay: float = 0.003
+    """Seconds to wait for other requests to join a batch."""
+    batch_texts: int = 256
     """Texts of one batch."""
 
     def check_text(self, texts: Sequence[str]) -> None:
-        """Refuse what would take long to cut into symbols.
+        """Reject texts that take long to tokenise.
 
         Raises:
-            ConfigError: there are too many characters, or too many accents on one of them.
+            ConfigError: too many characters, or too many combining marks on one of them.
         """
         characters = sum(map(len, texts))
         if characters > self.characters:
-            raise ConfigError(f"at most {self.characters:,} characters at once, got {characters:,}")
+            raise ConfigError(
+                f"at most {self.characters:,} characters per request, got {characters:,}"
+            )
         run = 0
         for character in itertools.chain.from_iterable(texts):
             run = run + 1 if unicodedata.combining(character) else 0
-            if run > _ACCENTS:  # putting a run in order takes the square of its length
-                raise ConfigError(f"at most {_ACCENTS} accents on one character")
+            if run > _COMBINING_MARKS:  # normalising a run takes time quadratic in its length
+                raise ConfigError(f"at most {_COMBINING_MARKS} accents on one character")
 
+    def check_length(self, tokens: int) -> None:
+        """Reject a text of too many tokens.
 
-_ACCENTS = 30  # as in Unicode's stream-safe text format, UAX 15
+        Raises:
+            ConfigError: there are more than `tokens`.
+        """
+        if tokens > self.tokens:
+            raise ConfigError(f"a text has at most {self.tokens} tokens, got {tokens}")
 
 
 class BodyLimit:
-    """Reads whole bodies before anybody else does: at most so many bytes, in so many seconds."""
+    """ASGI middleware that reads each body completely, within its limits of size and time."""
 
     def __init__(self, app: "ASGIApp", limits: Limits) -> None:
         self.app = app
         self.limits = limits
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        limits = self.limits
         try:
-            async with asyncio.timeout(self.limits.body_seconds):
+            async with asyncio.timeout(limits.body_seconds):
                 body = await self._read(receive)
         except TimeoutError:
-            seconds = self.limits.body_seconds
-            await _refuse(send, 408, f"the body did not arrive within {seconds:g} seconds")
+            message = f"the body did not arrive within {limits.body_seconds:g} seconds"
+            await _send_error(send, 408, message)
             return
         if body is None:
             return
-        if len(body) > self.limits.body_bytes:
-            most = self.limits.body_bytes
-            await _refuse(send, 413, f"the body is larger than {most:,} bytes; send fewer texts")
+        if len(body) > limits.body_bytes:
+            message = f"the body is larger than {limits.body_bytes:,} bytes; send fewer texts"
+            await _send_error(send, 413, message)
             return
-        given = False
+        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-        async def again() -> "Message":
-            nonlocal given
-            if given:
-                return await receive()
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
+        async def replay() -> "Message":
+            return messages.pop() if messages else await receive()
 
-        await self.app(scope, again, send)
+        await self.app(scope, replay, send)
 
     async def _read(self, receive: "Receive") -> bytes | None:
-        """The body, cut a little past the limit; None if the client has gone."""
+        """Return the body, truncated shortly after the limit; None if the client disconnected."""
         body = bytearray()
         more = True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
-            # the rest of a body that is too large is read and dropped: a client that is still
-            # sending does not read the answer
+            # the rest of an oversized body is read and dropped: a client that is still sending
+            # does not read the response
             if len(body) <= self.limits.body_bytes:
                 body += message.get("body", b"")
             more = message.get("more_body", False)
         return bytes(body)
 
 
-async def _refuse(send: "Send", status: int, reason: str) -> None:
-    content = json.dumps({"error": reason}).encode()
+async def _send_error(send: "Send", status: int, message: str) -> None:
+    content = json.dumps({"error": message}).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(content)).encode()),

@@ -1,4 +1,4 @@
-"""What the server counts, in the text format of Prometheus."""
+"""Prometheus metrics of the server."""
 
 import os
 import time
@@ -15,64 +15,64 @@ _TEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Requests, their latency, the queue and the batches."""
+    """Counts and durations of requests, queue length and batch sizes."""
 
     def __init__(self) -> None:
-        own = CollectorRegistry()
+        registry = CollectorRegistry()
         self.requests = Counter(
-            "regard_requests", "Requests answered.", ["path", "status"], registry=own
+            "regard_requests", "Responses sent.", ["path", "status"], registry=registry
         )
         self.latency = Histogram(
             "regard_request_seconds",
-            "From a request to its answer.",
+            "Seconds from request to response.",
             ["path"],
-            registry=own,
+            registry=registry,
             buckets=_SECONDS,
         )
         self.queue = Gauge(
-            "regard_queue_texts", "Texts waiting.", registry=own, multiprocess_mode="livesum"
+            "regard_queue_texts", "Texts waiting.", registry=registry, multiprocess_mode="livesum"
         )
         self.batch = Histogram(
-            "regard_batch_texts", "Texts computed together.", registry=own, buckets=_TEXTS
+            "regard_batch_texts", "Texts per batch.", registry=registry, buckets=_TEXTS
         )
-        self._registry = own
+        self._registry = registry
 
     def text(self) -> bytes:
-        """All figures; of all worker processes where there are several."""
+        """Return all metrics in the Prometheus text format, of all worker processes together."""
         if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
             return generate_latest(self._registry)
-        together = CollectorRegistry()
-        MultiProcessCollector(together)
-        return generate_latest(together)
+        merged = CollectorRegistry()
+        MultiProcessCollector(merged)
+        return generate_latest(merged)
 
 
 class RequestMetrics:
-    """Counts and times every request."""
+    """ASGI middleware that counts and times every request."""
 
     def __init__(self, app: "ASGIApp", metrics: Metrics) -> None:
         self.app = app
         self.metrics = metrics
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """One request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         started, status = time.perf_counter(), 499
 
-        async def counted(message: "Message") -> None:
+        async def record_status(message: "Message") -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self.app(scope, receive, counted)
+            await self.app(scope, receive, record_status)
         except Exception:
             status = 500
             raise
         finally:
-            # the route's own path: what clients make up must not make new counters
+            # the path of the route: arbitrary URLs must not create new counters
             path = getattr(scope.get("route"), "path", "other")
             self.metrics.requests.labels(path, str(status)).inc()
             self.metrics.latency.labels(path).observe(time.perf_counter() - started)

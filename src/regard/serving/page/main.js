@@ -1,15 +1,15 @@
 // The page: a text in, a view of every model out.
 import { View } from "./view.js";
 
-const { models, examples, most } = JSON.parse(document.getElementById("content").textContent);
+const { models, examples, max_beam_size: maxBeamSize } = JSON.parse(document.getElementById("content").textContent);
 const at = (id) => document.getElementById(id);
 const status = at("status");
 const say = (text) => { status.textContent = text; };
 const options = () => ({ beam: Number(at("beam").value) || 5, best: Number(at("best").value) || 1 });
 
 for (const id of ["beam", "best"]) {
-  at(id).max = most;
-  at(id).value = Math.min(5, most);
+  at(id).max = maxBeamSize;
+  at(id).value = Math.min(5, maxBeamSize);
 }
 
 const { kind, decoder, attention, parameters } = models[0];

@@ -18,5 +18,5 @@ export async function moves(view) {
         row("score", walk.scores.map((score) => score.toFixed(3))),
         row(`exp${shift}`, walk.exponentials.map((power) => power.toPrecision(4))),
         row(`÷ Z = ${walk.partition.toPrecision(5)}`, walk.weights.map(share))))),
-    element("p", { class: "hint" }, `context, ${walk.width} numbers: ${walk.context.map((number) => number.toFixed(3)).join(", ")}${walk.width > walk.context.length ? ", …" : ""}`));
+    element("p", { class: "hint" }, `context, ${walk.context_dim} numbers: ${walk.context.map((number) => number.toFixed(3)).join(", ")}${walk.context_dim > walk.context.length ? ", …" : ""}`));
 }

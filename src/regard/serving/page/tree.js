@@ -10,7 +10,7 @@ export function tree(view) {
   const children = branches.map(() => []);
   const roots = [];
   branches.forEach((branch, n) => (branch.parent < 0 ? roots : children[branch.parent]).push(n));
-  const order = (a, b) => branches[b].log_probability - branches[a].log_probability;
+  const order = (a, b) => branches[b].log_prob - branches[a].log_prob;
   const best = bestPath(view, branches, children, roots);
   const depths = [];
   branches.forEach((branch, n) => (depths[n] = branch.parent < 0 ? 0 : depths[branch.parent] + 1));
@@ -30,7 +30,7 @@ export function tree(view) {
 
 function node(view, branch, [x, y], best, path) {
   const text = branch.token === null ? "■" : spelled(branch.token);
-  const probability = (100 * Math.exp(branch.log_probability)).toPrecision(2);
+  const probability = (100 * Math.exp(branch.log_prob)).toPrecision(2);
   const follow = () => branch.token !== null && view.begin(path());
   return drawn("g", {
     transform: `translate(${x + 4},${y + 18})`, class: `${best ? "best" : ""} ${branch.token === null ? "end" : ""}`,

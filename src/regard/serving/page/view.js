@@ -202,7 +202,7 @@ export class View {
     this.best.replaceChildren(...all.map((output, rank) => element("li", {},
       element("button", { type: "button", "data-focus": `best ${rank}`, "aria-pressed": rank === this.rank, class: rank === this.rank ? "chosen" : "", onclick: () => this.show(this.answer, rank) },
         element("bdi", {}, output.text || "(nothing)"),
-        element("span", { class: "probability" }, `${(100 * Math.exp(output.log_probability)).toPrecision(3)} %`)))));
+        element("span", { class: "probability" }, `${(100 * Math.exp(output.log_prob)).toPrecision(3)} %`)))));
   }
 
   // Asked for when the slider rests.
