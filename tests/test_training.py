@@ -1,16 +1,18 @@
-"""Training: exact continuation, best and last, fine-tuning, interruption, what is said and kept."""
+"""Training: exact resume, best and last weights, fine-tuning, interruption, messages."""
 
+import contextlib
 import dataclasses
 import json
 import signal
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import regard
-from regard import checkpoints, training
 from regard.config import Config, ModelConfig, TrainingConfig
 from regard.errors import ConfigError
 from regard.progress import Progress
@@ -48,7 +50,7 @@ def _metrics(out: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_folder_holds_all_that_is_promised(tmp_path: Path) -> None:
+def test_a_folder_holds_every_documented_file(tmp_path: Path) -> None:
     out = tmp_path / "model"
     translator = regard.train(_config(out), PAIRS, DEV, command="regard train …")
     names = {path.name for path in out.iterdir()}
@@ -71,46 +73,61 @@ def test_a_folder_holds_all_that_is_promised(tmp_path: Path) -> None:
     assert not list(out.rglob("*.pt")) + list(out.rglob("*.pkl"))
 
 
+class Stop(Exception):
+    pass
+
+
+def stop() -> None:
+    raise Stop
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@contextlib.contextmanager
+def at_update(number: int, action: Callable[[], None]) -> Generator[None]:
+    """Run `action` when training reports that update `number` is done."""
+    advance = Progress.advance
+
+    def act(self: Progress, *arguments: Any) -> None:
+        advance(self, *arguments)
+        if self.done == number:
+            action()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Progress, "advance", act)
+        yield
+
+
 @pytest.mark.parametrize(
     "model", [{}, {"decoder": "bahdanau", "cell": "gru", "tie_embeddings": True}]
 )
 def test_resuming_continues_exactly(tmp_path: Path, model: dict[str, object]) -> None:
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
-    regard.train(_config(whole, model), PAIRS, DEV)
+    complete, halves = tmp_path / "complete", tmp_path / "halves"
+    regard.train(_config(complete, model), PAIRS, DEV)
     settings = _config(halves, model)
-
-    class Stop(Exception):
-        pass
-
-    def stop_after_10(self: training.Trainer, progress: Progress) -> None:
-        validate(self, progress)
-        if self.schedule.update == 10:
-            raise Stop
-
-    validate = training.Trainer._validate
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.Trainer, "_validate", stop_after_10)
-        with pytest.raises(Stop):
-            regard.train(settings, PAIRS, DEV)
+    with at_update(11, stop), pytest.raises(Stop):
+        regard.train(settings, PAIRS, DEV)
     torch.manual_seed(99)
     regard.train(settings, PAIRS, DEV, resume=True)
-    left = load_file(whole / "last" / "state.safetensors")
+    left = load_file(complete / "last" / "state.safetensors")
     right = load_file(halves / "last" / "state.safetensors")
     assert left.keys() == right.keys()
     assert any(name.startswith("optimizer.") for name in left)
     for name, value in left.items():
         assert torch.equal(value, right[name]), name
     timeless = ("update", "epoch", "train_loss", "dev_loss", "exact_match", "learning_rate", "best")
-    assert [[entry[key] for key in timeless] for entry in _metrics(whole)] == [
+    assert [[entry[key] for key in timeless] for entry in _metrics(complete)] == [
         [entry[key] for key in timeless] for entry in _metrics(halves)
     ]
 
 
-def test_resume_without_a_checkpoint_starts_anew_and_says_so(
+def test_resume_without_a_checkpoint_starts_from_scratch_and_reports_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     regard.train(_config(tmp_path / "new"), PAIRS, DEV, resume=True)
-    assert "no checkpoint yet: starting anew" in capsys.readouterr().err
+    assert "no checkpoint yet: training starts from scratch" in capsys.readouterr().err
 
 
 def test_resume_with_other_pairs_or_another_model_is_refused(tmp_path: Path) -> None:
@@ -124,7 +141,7 @@ def test_resume_with_other_pairs_or_another_model_is_refused(tmp_path: Path) -> 
         regard.train(_config(out, {"decoder": "bahdanau"}), PAIRS, DEV, resume=True)
 
 
-def test_a_finished_run_can_be_given_more_updates(tmp_path: Path) -> None:
+def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
     out = tmp_path / "model"
     regard.train(_config(out), PAIRS, DEV)
     before = load_file(out / "last" / "state.safetensors")["model.encoder.embedding.weight"]
@@ -136,13 +153,13 @@ def test_a_finished_run_can_be_given_more_updates(tmp_path: Path) -> None:
     assert not torch.equal(before, after)
 
 
-def test_a_filled_folder_is_refused(tmp_path: Path) -> None:
+def test_a_non_empty_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("mine")
     with pytest.raises(regard.ConfigError, match=r"not empty; choose another --out.*--resume"):
         regard.train(_config(tmp_path), PAIRS, DEV)
 
 
-def test_fine_tuning_starts_from_the_weights_and_texts_of_a_folder(tmp_path: Path) -> None:
+def test_fine_tuning_starts_from_the_weights_and_tokenizers_of_a_folder(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     regard.train(_config(first), PAIRS, DEV)
     config = _config(second, max_updates=1, learning_rate=1e-9, validate_every=1)
@@ -169,37 +186,21 @@ def test_the_best_weights_are_kept_not_the_last(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_a_usable_folder_that_resumes_exactly(tmp_path: Path) -> None:
-    whole, out = tmp_path / "whole", tmp_path / "model"
-    regard.train(_config(whole), PAIRS, DEV)
-    update = training.Trainer._update
-
-    def interrupt_at_8(self: training.Trainer, batch: object) -> object:
-        if self.schedule.update == 7:
-            signal.raise_signal(signal.SIGINT)
-        return update(self, batch)  # type: ignore[arg-type]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.Trainer, "_update", interrupt_at_8)
-        with pytest.raises(KeyboardInterrupt):
-            regard.train(_config(out), PAIRS, DEV)
+    complete, out = tmp_path / "complete", tmp_path / "model"
+    regard.train(_config(complete), PAIRS, DEV)
+    with at_update(8, interrupt), pytest.raises(KeyboardInterrupt):
+        regard.train(_config(out), PAIRS, DEV)
+    assert json.loads((out / "last" / "state.json").read_text())["update"] == "8"
     assert regard.Translator.load(out).translate(["a b"])[0].source_tokens
     regard.train(_config(out), PAIRS, DEV, resume=True)
-    left, right = (load_file(folder / "last" / "state.safetensors") for folder in (whole, out))
+    left, right = (load_file(folder / "last" / "state.safetensors") for folder in (complete, out))
     assert all(torch.equal(value, right[name]) for name, value in left.items())
 
 
 def test_ctrl_c_before_the_first_validation_leaves_a_usable_folder(tmp_path: Path) -> None:
     out = tmp_path / "model"
-
-    def interrupt(self: training.Trainer, batch: object) -> object:
-        signal.raise_signal(signal.SIGINT)
-        return update(self, batch)  # type: ignore[arg-type]
-
-    update = training.Trainer._update
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training.Trainer, "_update", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            regard.train(_config(out), PAIRS, DEV)
+    with at_update(1, interrupt), pytest.raises(KeyboardInterrupt):
+        regard.train(_config(out), PAIRS, DEV)
     assert regard.Translator.load(out).translate(["a"])[0].source_tokens == ["a", "</s>"]
 
 
@@ -218,17 +219,17 @@ def test_without_dev_pairs_some_are_held_out(
     assert "dev: 1 pairs held out" in capsys.readouterr().err
 
 
-def test_what_is_said_before_and_while_training(
+def test_messages_before_and_during_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     regard.train(_config(tmp_path / "model"), PAIRS, DEV)
-    said = capsys.readouterr().err
-    assert "train: 14 pairs read" in said
-    assert "source: unit whitespace (found from the data), vocabulary of 8" in said
-    assert "parameters on cpu" in said
-    assert "loss at chance ln V = 2.08" in said
-    assert "update 5, " in said
-    assert said.count("    a b -> ") == 4
+    messages = capsys.readouterr().err
+    assert "train: 14 pairs read" in messages
+    assert "source: unit whitespace (found from the data), vocabulary of 8" in messages
+    assert "parameters on cpu" in messages
+    assert "loss at chance ln V = 2.08" in messages
+    assert "update 5, " in messages
+    assert messages.count("    a b -> ") == 4
 
 
 def test_bfloat16_trains(tmp_path: Path) -> None:
@@ -239,7 +240,7 @@ def test_bfloat16_trains(tmp_path: Path) -> None:
     assert not all(torch.equal(value, b[name]) for name, value in a.items())
 
 
-def test_a_time_budget_ends_a_run(tmp_path: Path) -> None:
+def test_a_time_budget_ends_training(tmp_path: Path) -> None:
     out = tmp_path / "model"
     config = _config(out, max_updates=10**6, max_minutes=0.02, validate_every=10**6, patience=10**6)
     regard.train(config, PAIRS, DEV)
@@ -249,25 +250,23 @@ def test_a_time_budget_ends_a_run(tmp_path: Path) -> None:
     assert entries[0]["learning_rate"] == pytest.approx(0.0, abs=1e-4)
 
 
-def test_checkpoints_of_two_moments_are_refused(tmp_path: Path) -> None:
+def test_checkpoint_files_from_different_updates_are_refused(tmp_path: Path) -> None:
     out = tmp_path / "model"
     regard.train(_config(out, max_updates=5), PAIRS, DEV)
     state = json.loads((out / "last" / "state.json").read_text())
     (out / "last" / "state.json").write_text(json.dumps({**state, "update": "3"}))
     with pytest.raises(regard.FolderError, match="from different updates, 5 and 3"):
         regard.train(_config(out), PAIRS, DEV, resume=True)
-    checkpoints.remove(out)
-    assert not (out / "last").exists()
 
 
-def test_every_metric_can_choose(tmp_path: Path) -> None:
+def test_every_metric_can_select_the_best_weights(tmp_path: Path) -> None:
     for metric in ("loss", "exact_match", "per", "cer", "bleu", "chrf"):
         out = tmp_path / metric
         regard.train(_config(out, metric=metric, max_updates=5), PAIRS, DEV)
         assert (metric if metric != "loss" else "dev_loss") in _metrics(out)[0]
 
 
-def test_a_transformer_is_told_which_of_its_layers_to_show(
+def test_the_displayed_layer_of_a_transformer_is_chosen_and_stored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "model"
@@ -277,7 +276,7 @@ def test_a_transformer_is_told_which_of_its_layers_to_show(
     assert layer in (0, 1)
     assert trained.metadata["attention_layer"] == layer
     assert (
-        f"attention: of 2 layers, number {layer} (from 0) looks most often"
+        f"attention: layer {layer} of 2 (counted from 0) agrees most often"
         in capsys.readouterr().err
     )
     assert regard.Translator.load(out).attention_layer(2) == layer
@@ -301,7 +300,9 @@ def test_every_kind_of_model_resumes_exactly(tmp_path: Path, model: dict[str, ob
     [{"attention": "dot"}, {"encoder_layers": 2}, {"kind": "transformer", "heads": 2}],
     ids=str,
 )
-def test_resuming_needs_no_setting_twice(tmp_path: Path, model: dict[str, object]) -> None:
+def test_resuming_does_not_need_the_model_settings_again(
+    tmp_path: Path, model: dict[str, object]
+) -> None:
     out = tmp_path / "model"
     regard.train(_config(out, model), PAIRS, DEV)
     longer = _config(out, max_updates=25)
@@ -311,7 +312,7 @@ def test_resuming_needs_no_setting_twice(tmp_path: Path, model: dict[str, object
 
 
 @pytest.mark.parametrize("featured", [True, False])
-def test_training_further_needs_the_features_it_was_begun_with(
+def test_continued_training_needs_features_exactly_as_before(
     tmp_path: Path, featured: bool
 ) -> None:
     def config(name: str, column: int | None) -> Config:

@@ -1,7 +1,6 @@
 """`last/`: what exact continuation needs, as tensors and JSON; nothing in it executes."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -65,11 +64,6 @@ def load(folder: str | Path, model: nn.Module, optimizer: Optimizer) -> dict[str
     if "random.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random.cuda"])
     return state
-
-
-def remove(folder: str | Path) -> None:
-    """Delete `last/`."""
-    shutil.rmtree(Path(folder) / "last", ignore_errors=True)
 
 
 def _load_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:

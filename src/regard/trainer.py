@@ -1,0 +1,283 @@
+"""The training loop: updates, validations, checkpoints."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import random
+import signal
+import threading
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard import checkpoints, metrics, model_card, model_folder
+from regard.config import TrainingConfig
+from regard.copy_mechanism import hide
+from regard.corpus import Corpus
+from regard.data import Batch, Example, bucket, collate, epoch
+from regard.errors import ConfigError, FolderError
+from regard.files import write_text
+from regard.progress import Progress
+from regard.schedule import Schedule
+from regard.text import Tokenizer
+from regard.translator import Translator, find_device
+
+LOWER_IS_BETTER: frozenset[str] = frozenset({"loss", "per", "cer"})
+"""Metrics whose lower values are better."""
+
+
+@dataclasses.dataclass
+class RunningStatistics:
+    """Training loss and throughput since the last validation."""
+
+    total_loss: float = 0.0
+    updates: int = 0
+    pairs: int = 0
+    target_tokens: int = 0
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._started = time.perf_counter() - self.seconds
+
+    def add(self, loss: float, batch: Batch) -> None:
+        """Count one update."""
+        self.total_loss += loss
+        self.updates += 1
+        self.pairs += len(batch.lengths)
+        self.target_tokens += batch.target_tokens
+        self.seconds = time.perf_counter() - self._started
+
+    def loss(self) -> float:
+        """Return the mean loss per update."""
+        return self.total_loss / max(1, self.updates)
+
+    def pairs_per_second(self) -> float:
+        """Return the number of training pairs per second."""
+        return round(self.pairs / max(1e-9, self.seconds), 1)
+
+    def target_tokens_per_second(self) -> float:
+        """Return the number of target tokens per second, EOS included."""
+        return round(self.target_tokens / max(1e-9, self.seconds), 1)
+
+
+class Trainer:
+    """Train a model, validate it and write its folder.
+
+    Args:
+        trained: the model with its settings, tokenizers and metadata; it is trained in place.
+        corpus: training and validation examples.
+        out: the model folder.
+        command: how the model was trained, for the model card.
+    """
+
+    def __init__(
+        self, trained: model_folder.TrainedModel, corpus: Corpus, out: Path, command: str | None
+    ) -> None:
+        self.trained, self.corpus, self.out, self.command = trained, corpus, out, command
+        self.settings = trained.config.training
+        self.metric = _metric(self.settings, corpus.target)
+        self.schedule = Schedule(self.settings)
+        self.device = find_device(trained.config.device)
+        self.model = trained.model.to(self.device)
+        self.optimizer = _optimizer(self.model, self.settings)
+        self.translator = Translator(trained, self.device)
+        self.history: list[dict[str, Any]] = []
+        self.epoch = 0
+        self.batches_done = 0
+        self.statistics = RunningStatistics()
+
+    def train(self, progress: Progress) -> None:
+        """Update the weights until the schedule ends.
+
+        Raises:
+            ConfigError: the loss became infinite or NaN.
+            KeyboardInterrupt: Ctrl-C; the checkpoint has been saved.
+        """
+        progress.start_at(self.schedule.update)
+        with _deferred_interrupts() as interrupted:
+            for batch in self._batches():
+                started = time.perf_counter()
+                loss = self._update(batch)
+                self.statistics.add(loss, batch)
+                self.batches_done += 1
+                self.schedule.advance(time.perf_counter() - started)
+                rate = self.statistics.pairs_per_second()
+                note = f"loss {self.statistics.loss():.3f}, {rate:,.0f} pairs/s"
+                progress.advance(1, note, self.schedule.remaining())
+                over = self.schedule.over()
+                if over or self.schedule.update % self.settings.validate_every == 0:
+                    self._validate(progress)
+                if interrupted.is_set() or over:
+                    break
+        if interrupted.is_set():
+            self._save_checkpoint()
+            if not self.history:
+                model_folder.save_weights(self.out, self.model)
+            progress.say(
+                f"stopped at update {self.schedule.update:,}: {self.out} is usable; continue with "
+                "--resume"
+            )
+            raise KeyboardInterrupt
+        model_card.write(self.out, self.trained, self.history, self.metric, self.command)
+
+    def restore(self) -> bool:
+        """Restore the state saved in `last/`; return False if there is none.
+
+        Raises:
+            FolderError: `last/` is damaged, or of a run on other pairs.
+        """
+        state = checkpoints.load(self.out, self.model, self.optimizer)
+        if state is None:
+            return False
+        if state["training_fingerprint"] != self.trained.metadata["training_fingerprint"]:
+            raise FolderError(
+                f"{self.out} was trained on other pairs; give the same --data.train to resume, or "
+                f"--init-from {self.out} to continue training on new pairs"
+            )
+        self.schedule = Schedule.from_dict(self.settings, state["schedule"])
+        self.epoch, self.batches_done = state["epoch"], state["batches_done"]
+        self.history = state["history"]
+        self.statistics = RunningStatistics(**state["statistics"])
+        return True
+
+    def _batches(self) -> Iterator[Batch]:
+        change = self._hide if self.trained.config.model.copy else None
+        while not self.schedule.over():
+            seed, size = self.settings.seed, self.settings.batch_tokens
+            done = self.batches_done
+            yield from epoch(self.corpus.train, size, seed, self.epoch, done, change)
+            self.epoch, self.batches_done = self.epoch + 1, 0
+
+    def _hide(self, example: Example, rng: random.Random) -> Example:
+        return hide(example, len(self.corpus.target), rng)
+
+    def _loss(self, batch: Batch, **options: float) -> torch.Tensor:
+        bfloat16 = self.settings.precision == "bfloat16"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
+            return self.model(batch.to(self.device), **options)
+
+    def _update(self, batch: Batch) -> float:
+        settings = self.settings
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.schedule.rate()
+        self.model.train()
+        coverage_loss = settings.coverage_loss if self.trained.config.model.coverage else 0.0
+        loss = self._loss(
+            batch, label_smoothing=settings.label_smoothing, coverage_loss=coverage_loss
+        )
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        value = loss.item()
+        if not math.isfinite(value):
+            raise ConfigError(
+                f"the loss became {value} at update {self.schedule.update + 1:,}; train again "
+                f"with a lower --training.learning_rate (now {settings.learning_rate})"
+            )
+        return value
+
+    def _validate(self, progress: Progress) -> None:
+        """Evaluate on the dev set, keep the best weights and save `last/`."""
+        started = time.perf_counter()
+        self.model.eval()
+        loss = self._dev_loss()
+        sources, references = self.corpus.dev_sources, self.corpus.dev_references
+        if self.metric == "loss":
+            outputs = self.translator.translate(sources[:3], beam_size=1)
+            value = loss
+        else:
+            outputs = self.translator.translate(sources, beam_size=1)
+            texts = [output.text for output in outputs]
+            value = getattr(metrics, self.metric)(texts, references).value
+        best = self.schedule.validated(-value if self.metric in LOWER_IS_BETTER else value)
+        if best:
+            model_folder.save_weights(self.out, self.model)
+        entry = {
+            "update": self.schedule.update,
+            "epoch": self.epoch,
+            "minutes": round(self.schedule.seconds / 60, 3),
+            "train_loss": self.statistics.loss(),
+            "dev_loss": loss,
+            self.metric: value,
+            "learning_rate": self.schedule.rate(),
+            "pairs_per_second": self.statistics.pairs_per_second(),
+            "target_tokens_per_second": self.statistics.target_tokens_per_second(),
+            "best": best,
+        }
+        self.history.append(entry)
+        self.schedule.seconds += time.perf_counter() - started
+        self.statistics = RunningStatistics()
+        self._save_checkpoint()
+        progress.say(
+            f"update {entry['update']:,}, {entry['minutes']:.1f} min: train loss "
+            f"{entry['train_loss']:.3f}, dev loss {loss:.3f}, dev {self.metric} {value:.2f}"
+            f"{' (best so far)' if best else ''}, {entry['pairs_per_second']:,.0f} pairs/s"
+        )
+        for output in outputs[:3]:
+            progress.say(f"    {output.source} -> {output.text}")
+
+    @torch.inference_mode()
+    def _dev_loss(self) -> float:
+        examples = self.corpus.dev
+        total, tokens = 0.0, 0
+        for indices in bucket([example.size for example in examples], self.settings.batch_tokens):
+            batch = collate([examples[index] for index in indices])
+            total += float(self._loss(batch)) * batch.target_tokens
+            tokens += batch.target_tokens
+        return total / tokens
+
+    def _save_checkpoint(self) -> None:
+        lines = [json.dumps(entry, ensure_ascii=False) for entry in self.history]
+        write_text(self.out / "metrics.jsonl", "".join(line + "\n" for line in lines))
+        state = {
+            "schedule": self.schedule.to_dict(),
+            "epoch": self.epoch,
+            "batches_done": self.batches_done,
+            "training_fingerprint": self.trained.metadata["training_fingerprint"],
+            "history": self.history,
+            "statistics": dataclasses.asdict(self.statistics),
+        }
+        checkpoints.save(self.out, self.model, self.optimizer, state)
+
+
+@contextlib.contextmanager
+def _deferred_interrupts() -> Generator[threading.Event]:
+    """Set the event on Ctrl-C, so that the current update completes; the second Ctrl-C raises."""
+    interrupted = threading.Event()
+
+    def handle(*_: object) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        interrupted.set()
+
+    if threading.current_thread() is not threading.main_thread():  # only that one has handlers
+        yield interrupted
+        return
+    previous = signal.signal(signal.SIGINT, handle)
+    try:
+        yield interrupted
+    finally:
+        if previous is not None:
+            signal.signal(signal.SIGINT, previous)
+
+
+def _optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.Optimizer:
+    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
+    return kind(
+        [p for p in model.parameters() if p.requires_grad],
+        lr=settings.learning_rate,
+        weight_decay=settings.weight_decay,
+        betas=(0.9, 0.98),
+    )
+
+
+def _metric(settings: TrainingConfig, target: Tokenizer) -> str:
+    if settings.metric != "auto":
+        return settings.metric
+    return "bleu" if target.unit in ("word", "bpe", "unigram") else "exact_match"
