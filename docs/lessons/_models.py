@@ -1,7 +1,7 @@
-"""Small models that several pages look at, trained once.
+"""Small models that several pages share, trained once.
 
-A model's folder is named after its settings and after the source that trains it, so what is found
-there was trained by this very code.
+The name of a model's folder is a hash of its settings and of the source code that trains it, so a
+cached model is never older than the code.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ HOME = Path(__file__).resolve().parents[1] / "_build" / "models"
 
 
 def phrasebook() -> regard.Translator:
-    """Chinese and Spanish to English: the model of `regard demo`, 7,402 phrases."""
+    """Return the model of `regard demo`: Chinese and Spanish to English, 7,402 phrases."""
     settings = config.to_dict(demo_config(Path("."), "cpu"))
-    # fewer updates than the demo's, and as many on a slow machine as on a fast one
+    # fewer updates than the demo, and no time limit: the same number on every machine
     settings["training"] |= {"max_minutes": None, "max_updates": 800, "validate_every": 800}
     return _trained("phrasebook", settings, lambda: datasets.make("phrasebook"))
 
 
 def small_transformer() -> regard.Translator:
-    """A Transformer of two layers of two heads for the same phrases."""
+    """Return a Transformer for the same phrases, with two decoder layers of two heads."""
     settings = config.to_dict(demo_config(Path("."), "cpu"))
     settings["model"] |= {
         "kind": "transformer", "attention": None, "decoder": "luong", "heads": 2,
@@ -42,7 +42,7 @@ def small_transformer() -> regard.Translator:
 
 
 def pairs_of(part: tuple[Any, ...]) -> list[tuple[str, str]]:
-    """Source and target of the examples of a built-in set."""
+    """Return source and target of the examples of a built-in dataset."""
     return [(example.source, example.target) for example in part]
 
 
@@ -53,10 +53,10 @@ def _trained(name: str, settings: dict[str, Any], make: Callable[[], Any]) -> re
     with FileLock(f"{folder}.lock"):
         if not (folder / "done").exists():
             settings["out"] = str(folder / "model")
-            made = make()
+            splits = make()
             with contextlib.redirect_stderr(io.StringIO()):
                 regard.train(
-                    config.from_dict(settings), pairs_of(made.train), pairs_of(made.dev),
+                    config.from_dict(settings), pairs_of(splits.train), pairs_of(splits.dev),
                     resume=(folder / "model").exists(),
                 )  # fmt: skip
             (folder / "done").touch()
@@ -64,9 +64,9 @@ def _trained(name: str, settings: dict[str, Any], make: Callable[[], Any]) -> re
 
 
 def _key(settings: dict[str, Any]) -> str:
-    found = hashlib.sha256(json.dumps({**settings, "out": ""}, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps({**settings, "out": ""}, sort_keys=True).encode())
     home = Path(regard.__file__).parent
     for path in sorted(home.rglob("*.py")):
         if path.relative_to(home).parts[0] not in _NOT_TRAINING:
-            found.update(path.read_bytes())
-    return found.hexdigest()[:12]
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
