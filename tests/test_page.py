@@ -1,4 +1,4 @@
-"""The page in a real browser, against a running server."""
+"""The web page in Chromium, against a running server."""
 
 import itertools
 import os
@@ -20,7 +20,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 HOSTILE = "</script><img src=x onerror=document.title='hit'>"
 
 pytestmark = pytest.mark.skipif(
-    CHROMIUM is None and not os.environ.get("CI"), reason="there is no chromium to look with"
+    CHROMIUM is None and not os.environ.get("CI"), reason="Chromium is not installed"
 )
 
 
@@ -30,9 +30,9 @@ def address(folders: list[Path]) -> Iterator[str]:
     command += ["--compare-with", str(folders[1]), "--port", "0", "--example", "a b c"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        found = re.search(r"http://\S+:\d+", process.stdout.readline())
-        assert found
-        yield found[0]
+        match = re.search(r"http://\S+:\d+", process.stdout.readline())
+        assert match
+        yield match[0]
         process.terminate()
 
 
@@ -48,16 +48,16 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser, address: str) -> Iterator[Page]:
     page = browser.new_page(viewport={"width": 1200, "height": 900})
-    asked: list[str] = []
-    wrong: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+    requests: list[str] = []
+    errors: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda entry: errors.append(entry.text) if entry.type == "error" else None)
     page.goto(address)
     yield page
     assert page.title() == "regard"
-    assert [url for url in asked if not url.startswith((address, "data:"))] == []
-    assert [text for text in wrong if "422" not in text] == []
+    assert [url for url in requests if not url.startswith((address, "data:"))] == []
+    assert [text for text in errors if "422" not in text] == []
     page.close()
 
 
@@ -69,18 +69,18 @@ def _weights(view: Any) -> list[float]:
     return [float(track.get_attribute("aria-valuenow")) for track in view.locator(".track").all()]
 
 
-def _ask(page: Page, text: str) -> None:
+def _submit(page: Page, text: str) -> None:
     page.fill("#text", text)
     page.click("button[type=submit]")
-    _settled(page)
+    _wait_until_idle(page)
 
 
-def _settled(page: Page) -> None:
+def _wait_until_idle(page: Page) -> None:
     expect(page.locator("[aria-busy]")).to_have_count(0)
     expect(page.locator("#status")).to_have_text("")
 
 
-def test_the_first_paint_has_a_heatmap(page: Page, folders: list[Path]) -> None:
+def test_the_page_opens_with_a_heatmap(page: Page, folders: list[Path]) -> None:
     expected = regard.Translator.load(folders[0], "cpu").translate(["a b c"])[0]
     view = _view(page)
     expect(view.locator(".output")).to_have_text(expected.text)
@@ -94,64 +94,66 @@ def test_the_first_paint_has_a_heatmap(page: Page, folders: list[Path]) -> None:
     assert page.locator(".view").count() == 2
 
 
-def test_the_slider_moves_the_bars_and_keeps_their_sum(page: Page) -> None:
+def test_the_slider_changes_the_bars_whose_sum_stays_1(page: Page) -> None:
     view = _view(page)
     slider = view.locator("input[type=range]")
     slider.focus()
-    seen = []
+    weights_by_step = []
     for _ in range(int(slider.get_attribute("max")) + 1):
         weights = _weights(view)
         assert sum(weights) == pytest.approx(1, abs=0.003)
         expect(view.locator(".sum")).to_have_text("sum 1.00")
-        seen.append(weights)
+        weights_by_step.append(weights)
         page.keyboard.press("ArrowRight")
-    assert len(seen) > 1
-    assert all(not np.allclose(a, b, atol=0.001) for a, b in itertools.pairwise(seen))
+    assert len(weights_by_step) > 1
+    assert all(not np.allclose(a, b, atol=0.001) for a, b in itertools.pairwise(weights_by_step))
     assert re.search(r"step (\d+) of \1:", slider.get_attribute("aria-valuetext"))
-    expect(view.locator(".heatmap tr.chosen")).to_have_count(1)
+    expect(view.locator(".heatmap tr.selected")).to_have_count(1)
 
 
-def test_typing_translates_in_both_models(page: Page, folders: list[Path]) -> None:
-    _ask(page, "d c a b")
+def test_submitting_a_text_translates_with_both_models(page: Page, folders: list[Path]) -> None:
+    _submit(page, "d c a b")
     for number, folder in enumerate(folders):
         expected = regard.Translator.load(folder, "cpu").translate(["d c a b"], n_best=5)[0]
-        expect(_view(page, number).locator(".output")).to_have_text(expected[0].text or "(nothing)")
-        shown = _view(page, number).locator(".best bdi").all_text_contents()
-        assert shown == [one.text or "(nothing)" for one in expected]
+        expect(_view(page, number).locator(".output")).to_have_text(
+            expected[0].text or "(empty output)"
+        )
+        outputs = _view(page, number).locator(".n-best bdi").all_text_contents()
+        assert outputs == [output.text or "(empty output)" for output in expected]
 
 
-def test_pushing_a_bar_gives_what_python_gives(page: Page, folders: list[Path]) -> None:
+def test_dragging_a_bar_gives_the_same_as_python(page: Page, folders: list[Path]) -> None:
     translator = regard.Translator.load(folders[0], "cpu")
     before = translator.translate(["a b c"])[0]
-    step, place, expected = next(
-        (step, place, found)
+    step, source, expected = next(
+        (step, source, output)
         for step in range(len(before.tokens))
-        for place in range(len(before.source_tokens))
-        for found in [
+        for source in range(len(before.source_tokens))
+        for output in [
             translator.translate(
-                ["a b c"], prefix=" ".join(before.tokens[:step]), pin={step: {place: 1.0}}
+                ["a b c"], prefix=" ".join(before.tokens[:step]), pin={step: {source: 1.0}}
             )[0]
         ]
-        if found.tokens != before.tokens and len(found.tokens) > step
+        if output.tokens != before.tokens and len(output.tokens) > step
     )
     view = _view(page)
     view.locator(".sentence.target button").nth(step).click()
-    track = view.locator(".track").nth(place)
+    track = view.locator(".track").nth(source)
     box = track.bounding_box()
     page.mouse.move(box["x"] + 8, box["y"] + box["height"] - 4)
     page.mouse.down()
     page.mouse.move(box["x"] + 8, box["y"] - 10, steps=4)
-    assert _weights(view)[place] == 1
+    assert _weights(view)[source] == 1
     expect(view.locator(".sum")).to_have_text("sum 1.00")
     page.mouse.up()
     expect(view.locator(".output")).to_have_text(expected.text)
     assert np.allclose(_weights(view), expected.attention[step], atol=0.002)
     expect(view.locator(".note")).to_contain_text(before.text)
-    view.get_by_role("button", name="as it was").click()
+    view.get_by_role("button", name="reset").click()
     expect(view.locator(".output")).to_have_text(before.text)
 
 
-def test_a_refused_push_leaves_everything_as_it_is(page: Page) -> None:
+def test_a_rejected_intervention_leaves_the_view_unchanged(page: Page) -> None:
     view = _view(page)
     before, text = _weights(view), view.locator(".output").text_content()
     page.route("**/api/translate", lambda route: route.fulfill(status=422, json={"error": "no"}))
@@ -167,19 +169,19 @@ def test_a_refused_push_leaves_everything_as_it_is(page: Page) -> None:
     expect(page.locator("#status")).to_have_text("")
 
 
-def test_the_focus_stays_where_it_was(page: Page) -> None:
+def test_focus_is_kept_after_an_update(page: Page) -> None:
     view = _view(page)
     view.locator(".track").nth(1).focus()
     page.keyboard.press("End")
     view.locator(".chip").first.wait_for()
     expect(view.locator(".track").nth(1)).to_be_focused()
-    view.locator(".best button").nth(2).focus()
+    view.locator(".n-best button").nth(2).focus()
     page.keyboard.press("Enter")
-    expect(view.locator(".best button").nth(2)).to_be_focused()
-    expect(view.locator(".best button").nth(2)).to_have_attribute("aria-pressed", "true")
+    expect(view.locator(".n-best button").nth(2)).to_be_focused()
+    expect(view.locator(".n-best button").nth(2)).to_have_attribute("aria-pressed", "true")
 
 
-def test_keys_push_too(page: Page) -> None:
+def test_arrow_keys_pin_weights(page: Page) -> None:
     view = _view(page)
     before = _weights(view)[0]
     view.locator(".track").first.focus()
@@ -189,47 +191,47 @@ def test_keys_push_too(page: Page) -> None:
     assert _weights(view)[0] == pytest.approx(min(1, before + 0.15), abs=0.005)
 
 
-def test_a_head_is_chosen_and_dropped(page: Page, folders: list[Path]) -> None:
+def test_a_head_can_be_selected_and_ablated(page: Page, folders: list[Path]) -> None:
     translator = regard.Translator.load(folders[1], "cpu")
     view = _view(page, 1)
-    shown = translator.translate(["a b c"])[0]
+    output = translator.translate(["a b c"])[0]
     view.locator("select").select_option("1,0")
-    assert np.allclose(_weights(view), shown.attention_heads[0, 1, 0], atol=0.002)
-    view.get_by_label("drop this head").check()
+    assert np.allclose(_weights(view), output.attention_heads[0, 1, 0], atol=0.002)
+    view.get_by_label("ablate this head").check()
     view.locator(".chip").first.wait_for()
     expected = translator.translate(["a b c"], ablate_heads=[(1, 0)])[0]
-    expect(view.locator(".output")).to_have_text(expected.text or "(nothing)")
+    expect(view.locator(".output")).to_have_text(expected.text or "(empty output)")
     if expected.tokens:
         assert _weights(view) == [0] * len(expected.source_tokens)
 
 
-def test_a_branch_of_the_tree_is_followed(page: Page, folders: list[Path]) -> None:
+def test_a_branch_of_the_search_tree_can_be_forced(page: Page, folders: list[Path]) -> None:
     view = _view(page)
-    view.get_by_text("What the search tried").click()
+    view.get_by_text("Search tree").click()
     branch = view.locator(".tree g[role=button]:not(.best)").first
     token = branch.locator("text").text_content()
     branch.click()
-    _settled(page)
+    _wait_until_idle(page)
     view.locator(".chip").first.wait_for()
     expected = regard.Translator.load(folders[0], "cpu").translate(["a b c"], prefix=token)[0]
     expect(view.locator(".output")).to_have_text(expected.text)
 
 
-def test_the_numbers_of_the_chosen_step(page: Page) -> None:
+def test_the_calculation_of_the_selected_step(page: Page) -> None:
     view = _view(page)
-    view.get_by_text("The three moves of this step").click()
-    rows = view.locator(".moves tbody tr")
+    view.get_by_text("Attention calculation for this step").click()
+    rows = view.locator(".calculation tbody tr")
     expect(rows).to_have_count(3)
     cells = [[float(cell) for cell in row.locator("td").all_text_contents()] for row in rows.all()]
-    powers = np.array(cells[1])
-    assert np.allclose(powers / powers.sum(), cells[2], atol=0.006)
+    exponentials = np.array(cells[1])
+    assert np.allclose(exponentials / exponentials.sum(), cells[2], atol=0.006)
 
 
 @pytest.mark.parametrize(
     "text", [HOSTILE, "أ ب ج", "क्षि 机器 学习", "👩‍👩‍👧 🎉 a", "a " * 60, ""], ids=repr
 )
-def test_any_text_is_text(page: Page, text: str) -> None:
-    _ask(page, text)
+def test_any_text_is_inserted_as_text(page: Page, text: str) -> None:
+    _submit(page, text)
     view = _view(page)
     heads = view.locator(".heatmap thead th").all_text_contents()
     assert [token for token in heads if token != "</s>"] in (text.split(), [])
@@ -238,28 +240,28 @@ def test_any_text_is_text(page: Page, text: str) -> None:
         assert view.locator(".sentence.source").get_attribute("dir") in ("rtl", None)
 
 
-def test_refusals_are_shown(page: Page) -> None:
+def test_errors_are_displayed(page: Page) -> None:
     page.fill("#text", "a " * 600)
     page.click("button[type=submit]")
     expect(page.locator("#status")).to_contain_text("at most 500 tokens")
 
 
 @pytest.mark.parametrize("width", [360, 1200])
-def test_nothing_sticks_out(page: Page, width: int) -> None:
+def test_the_layout_fits_narrow_and_wide_windows(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 800})
-    _ask(page, "a b c d " * 5)
+    _submit(page, "a b c d " * 5)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    shades = []
+    colours = []
     for scheme in ("light", "dark"):
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-        shades.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-    assert shades[0] != shades[1]
+        colours.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert colours[0] != colours[1]
     page.click("#theme")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == shades[0]
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == colours[0]
 
 
-def test_everything_has_a_name(page: Page) -> None:
-    """What a screen reader says of whatever can be used."""
+def test_every_control_has_an_accessible_name(page: Page) -> None:
+    """Controls have a label that a screen reader can announce."""
     unnamed = page.locator("button, input, select, textarea, [role=slider]").evaluate_all(
         """nodes => nodes.filter((node) => !(node.getAttribute("aria-label") || node.textContent.trim()
             || node.labels?.length)).map((node) => node.outerHTML)"""

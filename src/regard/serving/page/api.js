@@ -1,4 +1,4 @@
-// What the server is asked; a refusal is an Error with the server's own sentence.
+// Requests to the JSON API. An error response becomes an Error with the server's message.
 
 async function post(path, body) {
   let response;
@@ -9,27 +9,27 @@ async function post(path, body) {
       body: JSON.stringify(body),
     });
   } catch {
-    throw new Error("the server does not answer; is it still running?");
+    throw new Error("the server does not respond; is it still running?");
   }
-  const found = await response.json().catch(() => ({ error: `the server answered ${response.status}` }));
-  if (!response.ok) throw new Error(found.error);
-  return found;
+  const result = await response.json().catch(() => ({ error: `the server responded with status ${response.status}` }));
+  if (!response.ok) throw new Error(result.error);
+  return result;
 }
 
-// `pushes` holds what is pushed: pins {step: {source: weight}}, tokens to begin with, heads to drop.
-export async function translate(model, text, { beam, best }, pushes = {}) {
-  const found = await post("/api/translate", {
+// `interventions`: pins {step: {source: weight}}, prefix (tokens to force), ablated [[layer, head]].
+export async function translate(model, text, { beamSize, nBest }, interventions = {}) {
+  const result = await post("/api/translate", {
     model,
     text,
-    beam_size: beam,
-    n_best: best,
+    beam_size: beamSize,
+    n_best: nBest,
     heads: true,
     tree: true,
-    pin: pushes.pins ?? null,
-    prefix_tokens: pushes.prefix?.length ? pushes.prefix : null,
-    ablate_heads: pushes.dropped ?? [],
+    pin: interventions.pins ?? null,
+    prefix_tokens: interventions.prefix?.length ? interventions.prefix : null,
+    ablate_heads: interventions.ablated ?? [],
   });
-  return found.translations[0];
+  return result.translations[0];
 }
 
 export function explain(model, text, target, step, layer, head) {

@@ -1,17 +1,17 @@
-// Elements from names, attributes and children; text is only ever text, never markup.
+// Elements from names, attributes and children. Text is inserted as text, never as markup.
 
 export function element(name, attributes = {}, ...children) {
   return fill(document.createElement(name), attributes, children);
 }
 
-export function drawn(name, attributes = {}, ...children) {
+export function svgElement(name, attributes = {}, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", name), attributes, children);
 }
 
 function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (name === "style") for (const [key, each] of Object.entries(value)) node.style.setProperty(key, each);
+    else if (name === "style") for (const [property, setting] of Object.entries(value)) node.style.setProperty(property, setting);
     else if (name.startsWith("aria-")) node.setAttribute(name, String(value));
     else if (value === true) node.setAttribute(name, "");
     else if (value !== false && value != null) node.setAttribute(name, value);
@@ -20,8 +20,8 @@ function fill(node, attributes, children) {
   return node;
 }
 
-// A token as it is shown: blanks would not be seen.
-export function spelled(token) {
+// A token for display: whitespace becomes visible.
+export function displayToken(token) {
   return token.trim() === "" ? token.replace(/\s/g, "␣") || "∅" : token;
 }
 
@@ -32,4 +32,4 @@ export function direction(tokens) {
   return RIGHT_TO_LEFT.test(tokens.join("")) ? "rtl" : "ltr";
 }
 
-export const share = (weight) => (Math.abs(weight) < 0.005 ? "0" : weight.toFixed(2));
+export const formatWeight = (weight) => (Math.abs(weight) < 0.005 ? "0" : weight.toFixed(2));

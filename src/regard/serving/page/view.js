@@ -1,169 +1,179 @@
-// One model's output and everything that can be seen of it and done to it.
+// The output of one model: displays it and sends interventions.
 import { translate } from "./api.js";
+import { alignment } from "./alignment.js";
 import { Bars } from "./bars.js";
-import { element, share, spelled } from "./dom.js";
+import { calculation } from "./calculation.js";
+import { displayToken, element, formatWeight } from "./dom.js";
 import { heatmap } from "./heatmap.js";
-import { lines } from "./lines.js";
-import { moves } from "./steps.js";
 import { tree } from "./tree.js";
-import { ofHead } from "./weights.js";
+import { headWeights } from "./weights.js";
 
-const nothing = () => ({ pins: {}, prefix: [], dropped: [] });
+const CALCULATION_DELAY = 150; // milliseconds that the slider rests before the calculation is requested
+const EMPTY = "(empty output)";
+const noInterventions = () => ({ pins: {}, prefix: [], ablated: [] });
 
 export class View {
-  constructor(number, model, options, say) {
-    Object.assign(this, { number, model, options, say });
-    this.pushes = nothing();
+  constructor(number, model, options, setStatus) {
+    Object.assign(this, { number, model, options, setStatus });
+    this.interventions = noInterventions();
     this.layer = this.head = null;
     this.step = 0;
     this.rank = 0;
-    this.asked = 0;
+    this.requests = 0;
     this.bars = new Bars(this);
     this.build();
-    this.node.addEventListener("pointerover", (event) => this.point(event));
-    this.node.addEventListener("focusin", (event) => this.point(event));
+    this.node.addEventListener("pointerover", (event) => this.highlight(event));
+    this.node.addEventListener("focusin", (event) => this.highlight(event));
   }
 
-  get pushable() {
-    return !this.asking && this.model.attention !== "none" && this.output.tokens.length > 0;
+  get editable() {
+    return !this.loading && this.model.attention !== "none" && this.output.tokens.length > 0;
   }
 
   build() {
     this.text = element("p", { class: "output", dir: "auto", "aria-live": "polite" });
     this.note = element("p", { class: "note" });
     this.chips = element("p", { class: "chips" });
-    this.picture = element("div");
-    this.slider = element("input", { type: "range", min: 0, value: 0, "aria-label": "output step", oninput: () => this.choose(Number(this.slider.value)) });
-    this.where = element("output", { class: "where" });
+    this.alignment = element("div");
+    this.slider = element("input", { type: "range", min: 0, value: 0, "aria-label": "output step", oninput: () => this.selectStep(Number(this.slider.value)) });
+    this.stepLabel = element("output", { class: "step-label" });
     this.heads = element("div", { class: "heads" });
-    this.map = element("div");
-    this.best = element("ol", { class: "best" });
-    this.walk = element("div");
+    this.heatmap = element("div");
+    this.nBest = element("ol", { class: "n-best" });
+    this.calculation = element("div");
     this.tree = element("div");
-    const looks = [
-      this.picture,
-      element("section", { class: "look", "aria-label": "where one step looks" },
-        element("div", { class: "step" }, this.slider, this.where), this.heads, this.bars.node,
-        element("p", { class: "hint" }, "Drag a bar (or use the arrow keys) to push the look; the model goes on from there.")),
-      element("section", {}, element("h3", {}, "Every step"), this.map),
-      (this.moves = this.section("The three moves of this step", this.walk, () => this.showMoves())),
-    ];
-    if (this.model.attention === "none") looks.splice(0, looks.length, element("p", { class: "hint" }, "This model has no attention: it sees the source through one state alone."));
+    const attention = this.model.attention === "none"
+      ? [element("p", { class: "hint" }, "This model has no attention: the decoder reads the source from one fixed-size state.")]
+      : [
+        this.alignment,
+        element("section", { "aria-label": "attention of one step" },
+          element("div", { class: "step" }, this.slider, this.stepLabel), this.heads, this.bars.node,
+          element("p", { class: "hint" }, "Drag a bar (or use the arrow keys) to change this step's attention; decoding continues from here.")),
+        element("section", {}, element("h3", {}, "Attention at every step"), this.heatmap),
+        (this.calculationSection = this.section("Attention calculation for this step", this.calculation, () => this.showCalculation())),
+      ];
     this.node = element("section", { class: "view", "aria-label": `model ${this.model.name}` },
-      element("h2", {}, this.model.name), this.text, this.note, this.chips, ...looks,
-      element("section", {}, element("h3", {}, "Outputs, best first"), this.best,
-        element("p", { class: "hint" }, "Probability of the whole output; their order also minds its length.")),
-      this.section("What the search tried", this.tree, () => this.tree.replaceChildren(tree(this))));
+      element("h2", {}, this.model.name), this.text, this.note, this.chips, ...attention,
+      element("section", {}, element("h3", {}, "Outputs, best first"), this.nBest,
+        element("p", { class: "hint" }, "Probability of the full output. Ranking also applies a length penalty.")),
+      this.section("Search tree", this.tree, () => this.tree.replaceChildren(tree(this))));
   }
 
-  section(title, body, open) {
-    const details = element("details", { ontoggle: () => details.open && open() }, element("summary", {}, title), body);
-    (this.details ??= []).push([details, open]);
+  section(title, body, onOpen) {
+    const details = element("details", { ontoggle: () => details.open && onOpen() }, element("summary", {}, title), body);
+    (this.sections ??= []).push([details, onOpen]);
     return details;
   }
 
-  // A new text: nothing is pushed. Gives what is wrong, or nothing.
-  async ask(text) {
-    this.asking = true;
-    this.bars.forget();
-    const wrong = await this.run(nothing(), text);
-    this.asking = false;
-    return wrong;
+  // Translate a new text without interventions. Returns the error message, if any.
+  async translate(text) {
+    this.loading = true;
+    this.bars.cancel();
+    const error = await this.request(noInterventions(), text);
+    this.loading = false;
+    return error;
   }
 
   async apply(change) {
-    if (this.asking) return this.bars.update();
-    this.say((await this.run({ ...this.pushes, ...change })) ?? "");
+    if (this.loading) return this.bars.update();
+    this.setStatus((await this.request({ ...this.interventions, ...change })) ?? "");
   }
 
-  // Ask with these pushes; a refusal leaves everything as it is.
-  async run(pushes, text = this.answer.source) {
-    const asked = ++this.asked;
-    const before = this.pushed ? this.before : this.answer?.text;
+  // Translate with these interventions; an error leaves the view unchanged.
+  async request(interventions, text = this.translation.source) {
+    const id = ++this.requests;
+    const baseline = this.hasInterventions ? this.baseline : this.translation?.text;
     this.node.setAttribute("aria-busy", "true");
     try {
-      const found = await translate(this.number, text, this.options(), pushes);
-      if (asked !== this.asked) return;
-      Object.assign(this, { pushes, before });
-      this.show(found);
+      const translation = await translate(this.number, text, this.options(), interventions);
+      if (id !== this.requests) return;
+      Object.assign(this, { interventions, baseline });
+      this.show(translation);
     } catch (error) {
       this.bars.update();
       return error.message;
     } finally {
-      if (asked === this.asked) this.node.removeAttribute("aria-busy");
+      if (id === this.requests) this.node.removeAttribute("aria-busy");
     }
   }
 
-  show(answer, rank = 0) {
-    this.bars.forget();
-    this.answer = answer;
+  show(translation, rank = 0) {
+    this.bars.cancel();
+    this.translation = translation;
     this.rank = rank;
-    this.output = { ...answer, ...(answer.n_best?.[rank] ?? {}) };
+    this.output = { ...translation, ...(translation.n_best?.[rank] ?? {}) };
     this.step = Math.min(this.step, Math.max(0, this.output.tokens.length - 1));
     this.render();
   }
 
-  // The weights that are shown: of the best layer, or of the chosen layer and head.
-  get rows() {
+  // The displayed weights: of the model's selected layer, or of the layer and head chosen in the menu.
+  get weights() {
     if (this.layer === null) return this.output.attention ?? [];
-    return ofHead(this.output.attention_heads, this.layer, this.head);
+    return headWeights(this.output.attention_heads, this.layer, this.head);
   }
 
-  choose(step) {
-    this.bars.forget();
+  selectStep(step) {
+    this.bars.cancel();
     this.step = Math.min(Math.max(0, step), Math.max(0, this.output.tokens.length - 1));
     for (const node of this.node.querySelectorAll("[data-step]")) {
-      const chosen = Number(node.dataset.step) === this.step;
-      node.classList.toggle("chosen", chosen);
-      if (node.hasAttribute("aria-pressed")) node.setAttribute("aria-pressed", String(chosen));
+      const selected = Number(node.dataset.step) === this.step;
+      node.classList.toggle("selected", selected);
+      if (node.hasAttribute("aria-pressed")) node.setAttribute("aria-pressed", String(selected));
     }
     this.showStep();
-    if (this.moves.open) this.showMoves();
+    if (this.calculationSection.open) this.showCalculation();
   }
 
-  // Weights pinned at this step; what was pushed after it belonged to another output.
+  // Pin weights of this step. Pins of later steps are dropped: they belong to another output.
   pin(pins) {
     return this.apply({ pins: { ...this.pinsBefore(this.step), [this.step]: pins }, prefix: this.output.tokens.slice(0, this.step) });
   }
 
-  begin(tokens) {
+  forcePrefix(tokens) {
     return this.apply({ pins: this.pinsBefore(tokens.length), prefix: tokens });
   }
 
-  drop(layer, head, dropped) {
-    const others = this.pushes.dropped.filter(([l, h]) => l !== layer || h !== head);
-    return this.apply({ dropped: dropped ? [...others, [layer, head]] : others });
+  ablateHead(layer, head, ablate) {
+    const others = this.interventions.ablated.filter(([l, h]) => l !== layer || h !== head);
+    return this.apply({ ablated: ablate ? [...others, [layer, head]] : others });
   }
 
   pinsBefore(end) {
-    return Object.fromEntries(Object.entries(this.pushes.pins).filter(([step]) => Number(step) < end));
+    return Object.fromEntries(Object.entries(this.interventions.pins).filter(([step]) => Number(step) < end));
   }
 
-  get pushed() {
-    return Object.keys(this.pushes.pins).length + this.pushes.prefix.length + this.pushes.dropped.length > 0;
+  get hasInterventions() {
+    const { pins, prefix, ablated } = this.interventions;
+    return Object.keys(pins).length + prefix.length + ablated.length > 0;
   }
 
   render() {
     const { output } = this;
     const focus = this.node.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
-    this.text.textContent = output.text || "(nothing)";
-    const unknown = output.unknown.length ? `not in its vocabulary: ${output.unknown.join(" ")}. ` : "";
-    const cut = output.complete ? "" : "cut at its length limit. ";
-    const was = !this.pushed ? "" : this.before === this.answer.text ? "the same as without pushing" : `without pushing: ${this.before}`;
-    this.note.textContent = unknown + cut + was;
-    this.chips.replaceChildren(...this.chip());
-    this.showBest();
-    if (this.model.attention !== "none") this.showLooks();
-    for (const [details, open] of this.details) if (details.open) open();
+    this.text.textContent = output.text || EMPTY;
+    this.note.textContent = this.notes().join(" ");
+    this.chips.replaceChildren(...this.interventionChips());
+    this.showNBest();
+    if (this.model.attention !== "none") this.showAttention();
+    for (const [details, onOpen] of this.sections) if (details.open) onOpen();
     if (focus) this.node.querySelector(`[data-focus="${focus}"]`)?.focus({ preventScroll: true });
   }
 
-  showLooks() {
+  notes() {
+    const notes = [];
+    if (this.output.unknown.length) notes.push(`Not in the vocabulary: ${this.output.unknown.join(" ")}.`);
+    if (!this.output.complete) notes.push("Truncated at the length limit.");
+    if (this.hasInterventions)
+      notes.push(this.baseline === this.translation.text ? "Same output as without interventions." : `Without interventions: ${this.baseline || EMPTY}`);
+    return notes;
+  }
+
+  showAttention() {
     this.showHeads();
     if (this.output.tokens.length) {
-      this.picture.replaceChildren(lines(this));
-      this.map.replaceChildren(heatmap(this));
-    } else [this.picture, this.map, this.walk].forEach((part) => part.replaceChildren());
+      this.alignment.replaceChildren(alignment(this));
+      this.heatmap.replaceChildren(heatmap(this));
+    } else [this.alignment, this.heatmap, this.calculation].forEach((part) => part.replaceChildren());
     this.showStep();
   }
 
@@ -172,16 +182,16 @@ export class View {
     this.slider.max = Math.max(0, tokens.length - 1);
     this.slider.value = this.step;
     this.slider.disabled = tokens.length < 2;
-    const said = tokens.length ? `step ${this.step + 1} of ${tokens.length}: ${spelled(tokens[this.step])}` : "no step";
-    this.slider.setAttribute("aria-valuetext", said);
-    this.where.textContent = said;
+    const label = tokens.length ? `step ${this.step + 1} of ${tokens.length}: ${displayToken(tokens[this.step])}` : "no step";
+    this.slider.setAttribute("aria-valuetext", label);
+    this.stepLabel.textContent = label;
     this.bars.render();
   }
 
   showHeads() {
-    const { layers, heads } = this.model;
-    if (layers * heads === 1) return;
-    const choices = [element("option", { value: "" }, `layer ${this.model.attention_layer}, its heads' average (shown everywhere)`)];
+    const { layers, heads, attention_layer: selectedLayer } = this.model;
+    if (layers * heads <= 1) return;
+    const choices = [element("option", { value: "" }, `layer ${selectedLayer} (selected), average of its heads`)];
     for (let layer = 0; layer < layers; layer++) {
       choices.push(element("option", { value: `${layer}`, selected: this.layer === layer && this.head === null }, `layer ${layer}, average`));
       for (let head = 0; head < heads; head++)
@@ -192,57 +202,56 @@ export class View {
       Object.assign(this, { layer, head: head ?? null });
       this.render();
     }, "data-focus": "heads" }, ...choices);
-    const dropped = this.pushes.dropped.some(([l, h]) => l === this.layer && h === this.head);
-    const box = element("input", { type: "checkbox", checked: dropped, "data-focus": "drop", onchange: (event) => this.drop(this.layer, this.head, event.target.checked) });
-    this.heads.replaceChildren(select, ...(this.head === null ? [] : [element("label", {}, box, " drop this head")]));
+    const ablated = this.interventions.ablated.some(([l, h]) => l === this.layer && h === this.head);
+    const checkbox = element("input", { type: "checkbox", checked: ablated, "data-focus": "ablate", onchange: (event) => this.ablateHead(this.layer, this.head, event.target.checked) });
+    this.heads.replaceChildren(select, ...(this.head === null ? [] : [element("label", {}, checkbox, " ablate this head")]));
   }
 
-  showBest() {
-    const all = this.answer.n_best ?? [this.answer];
-    this.best.replaceChildren(...all.map((output, rank) => element("li", {},
-      element("button", { type: "button", "data-focus": `best ${rank}`, "aria-pressed": rank === this.rank, class: rank === this.rank ? "chosen" : "", onclick: () => this.show(this.answer, rank) },
-        element("bdi", {}, output.text || "(nothing)"),
+  showNBest() {
+    const outputs = this.translation.n_best ?? [this.translation];
+    this.nBest.replaceChildren(...outputs.map((output, rank) => element("li", {},
+      element("button", { type: "button", "data-focus": `n-best ${rank}`, "aria-pressed": rank === this.rank, class: rank === this.rank ? "selected" : "", onclick: () => this.show(this.translation, rank) },
+        element("bdi", {}, output.text || EMPTY),
         element("span", { class: "probability" }, `${(100 * Math.exp(output.log_prob)).toPrecision(3)} %`)))));
   }
 
-  // Asked for when the slider rests.
-  showMoves() {
-    clearTimeout(this.walking);
-    this.walking = setTimeout(async () => {
+  showCalculation() {
+    clearTimeout(this.timer);
+    this.timer = setTimeout(async () => {
       const { output, step } = this;
       if (!output.tokens.length) return;
-      const found = await moves(this).catch((error) => element("p", { class: "hint" }, error.message));
-      if (output === this.output && step === this.step) this.walk.replaceChildren(found);
-    }, 150);
+      const result = await calculation(this).catch((error) => element("p", { class: "hint" }, error.message));
+      if (output === this.output && step === this.step) this.calculation.replaceChildren(result);
+    }, CALCULATION_DELAY);
   }
 
-  // What is pushed, each with a way back.
-  *chip() {
-    const { pins, prefix, dropped } = this.pushes;
-    const one = (text, change) => element("button", { type: "button", class: "chip", "aria-label": `${text}: let go`, onclick: () => this.apply(change) }, text, element("span", { "aria-hidden": "true" }, " ×"));
-    if (prefix.length) yield one(`begins with ${prefix.map(spelled).join(" ")}`, { prefix: [] });
-    for (const [step, each] of Object.entries(pins))
-      for (const [i, weight] of Object.entries(each)) {
-        const { [i]: _, ...rest } = each;
-        const { [step]: __, ...others } = pins;
-        yield one(`step ${Number(step) + 1}: ${spelled(this.output.source_tokens[i])} ${share(weight)}`,
-          { pins: Object.keys(rest).length ? { ...others, [step]: rest } : others });
+  // One button per intervention, which removes it.
+  *interventionChips() {
+    const { pins, prefix, ablated } = this.interventions;
+    const chip = (text, change) => element("button", { type: "button", class: "chip", "aria-label": `${text}: remove`, onclick: () => this.apply(change) }, text, element("span", { "aria-hidden": "true" }, " ×"));
+    if (prefix.length) yield chip(`prefix ${prefix.map(displayToken).join(" ")}`, { prefix: [] });
+    for (const [step, weights] of Object.entries(pins))
+      for (const [i, weight] of Object.entries(weights)) {
+        const { [i]: _, ...otherWeights } = weights;
+        const { [step]: __, ...otherSteps } = pins;
+        yield chip(`step ${Number(step) + 1}: ${displayToken(this.output.source_tokens[i])} ${formatWeight(weight)}`,
+          { pins: Object.keys(otherWeights).length ? { ...otherSteps, [step]: otherWeights } : otherSteps });
       }
-    for (const [layer, head] of dropped)
-      yield one(`without layer ${layer}, head ${head}`, { dropped: dropped.filter(([l, h]) => l !== layer || h !== head) });
-    if (this.pushed) yield one("as it was", nothing());
+    for (const [layer, head] of ablated)
+      yield chip(`layer ${layer}, head ${head} ablated`, { ablated: ablated.filter(([l, h]) => l !== layer || h !== head) });
+    if (this.hasInterventions) yield chip("reset", noInterventions());
   }
 
-  // Whatever belongs to the tokens under the pointer is marked everywhere.
-  point(event) {
-    const marked = event.target.closest?.("[data-source], [data-target]");
-    this.node.querySelectorAll(".pointed").forEach((node) => node.classList.remove("pointed"));
-    if (!marked) return;
-    const { source, target } = marked.dataset;
-    const wanted = [];
-    if (source !== undefined) wanted.push(`[data-source="${source}"]:not([data-target])`);
-    if (target !== undefined) wanted.push(`[data-target="${target}"]:not([data-source])`);
-    if (source !== undefined && target !== undefined) wanted.push(`[data-source="${source}"][data-target="${target}"]`);
-    this.node.querySelectorAll(wanted.join(",")).forEach((node) => node.classList.add("pointed"));
+  // Highlight everything that belongs to the tokens under the pointer.
+  highlight(event) {
+    const target = event.target.closest?.("[data-source], [data-target]");
+    this.node.querySelectorAll(".highlighted").forEach((node) => node.classList.remove("highlighted"));
+    if (!target) return;
+    const { source: i, target: t } = target.dataset;
+    const selectors = [];
+    if (i !== undefined) selectors.push(`[data-source="${i}"]:not([data-target])`);
+    if (t !== undefined) selectors.push(`[data-target="${t}"]:not([data-source])`);
+    if (i !== undefined && t !== undefined) selectors.push(`[data-source="${i}"][data-target="${t}"]`);
+    this.node.querySelectorAll(selectors.join(",")).forEach((node) => node.classList.add("highlighted"));
   }
 }

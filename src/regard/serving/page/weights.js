@@ -1,20 +1,20 @@
-// Arithmetic on the weights of one look; the same as the server's.
+// Arithmetic on attention weights, as on the server.
 
-// Weights that are pinned stand as they are, the free ones share what is left in their proportions.
-export function pinned(weights, pins) {
-  const held = Object.values(pins).reduce((sum, weight) => sum + weight, 0);
-  const free = weights.reduce((sum, weight, i) => (i in pins ? sum : sum + weight), 0);
-  const left = Math.max(0, 1 - held);
-  return weights.map((weight, i) => (i in pins ? pins[i] : free > 0 ? (weight * left) / free : 0));
+// Pinned weights keep their value; the others share the rest in proportion.
+export function applyPins(weights, pins) {
+  const pinned = sum(Object.values(pins));
+  const free = weights.reduce((total, weight, i) => (i in pins ? total : total + weight), 0);
+  const rest = Math.max(0, 1 - pinned);
+  return weights.map((weight, i) => (i in pins ? pins[i] : free > 0 ? (weight * rest) / free : 0));
 }
 
-// The rows of one layer: of one head, or the average of its heads.
-export function ofHead(heads, layer, head) {
+// The rows of one layer: of one head, or the average over its heads if `head` is null.
+export function headWeights(heads, layer, head) {
   return heads.map((step) => {
     const rows = step[layer];
     if (head !== null) return rows[head];
-    return rows[0].map((_, i) => rows.reduce((sum, row) => sum + row[i], 0) / rows.length);
+    return rows[0].map((_, i) => sum(rows.map((row) => row[i])) / rows.length);
   });
 }
 
-export const total = (weights) => weights.reduce((sum, weight) => sum + weight, 0);
+export const sum = (weights) => weights.reduce((total, weight) => total + weight, 0);

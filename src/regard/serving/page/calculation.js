@@ -1,0 +1,24 @@
+// The attention calculation of the selected step: scores, softmax, context.
+import { explain } from "./api.js";
+import { displayToken, element, formatWeight } from "./dom.js";
+
+export async function calculation(view) {
+  const { output, step } = view;
+  const layer = view.layer ?? (view.model.layers > 1 || view.model.heads > 1 ? view.model.attention_layer : null);
+  const result = await explain(view.number, output.source, output.tokens, step, layer, view.head ?? 0);
+  const row = (name, cells) => element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((cell) => element("td", {}, cell)));
+  const location = layer === null ? "" : `, layer ${layer}, head ${view.head ?? 0}`;
+  const shift = result.shift ? ` (after subtracting ${result.shift.toFixed(2)})` : "";
+  const context = result.context.map((value) => value.toFixed(3)).join(", ");
+  const more = result.context_dim > result.context.length ? ", …" : "";
+  return element("div", {},
+    element("p", { class: "hint" }, `Score: ${result.score}, ${result.formula}${location}. Values for this output without interventions.`),
+    element("div", { class: "scroll" }, element("table", { class: "calculation" },
+      element("thead", {}, element("tr", {}, element("td"), ...output.source_tokens.map((token, i) =>
+        element("th", { scope: "col", "data-source": i }, element("bdi", {}, displayToken(token)))))),
+      element("tbody", {},
+        row("score", result.scores.map((score) => score.toFixed(3))),
+        row(`exp${shift}`, result.exponentials.map((value) => value.toPrecision(4))),
+        row(`÷ Z = ${result.partition.toPrecision(5)}`, result.weights.map(formatWeight))))),
+    element("p", { class: "hint" }, `Context (${result.context_dim} values): ${context}${more}`));
+}
