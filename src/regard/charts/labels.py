@@ -1,22 +1,22 @@
-"""Tokens as labels, and weights that fit them."""
+"""Tokens as labels, and validation of attention weights."""
 
 import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
 
-from regard.charts.base import shown
+from regard.charts.base import escape_controls
 from regard.errors import DataError, ShapeError
 
 
-def check(
+def check_weights(
     weights: np.ndarray, source_tokens: Sequence[str], target_tokens: Sequence[str]
 ) -> np.ndarray:
-    """The weights as an array.
+    """Return the weights as an array, validated against the tokens.
 
     Raises:
-        ShapeError: they are not one row per output and one column per source symbol.
-        DataError: there is no row or no column, or a weight is not a finite number.
+        ShapeError: the weights are not (L, T).
+        DataError: L or T is 0, or a weight is not finite.
     """
     weights = np.asarray(weights)
     expected = (len(target_tokens), len(source_tokens))
@@ -39,13 +39,12 @@ def check(
     return weights
 
 
-def spelled(tokens: Sequence[str]) -> list[str]:
-    """The tokens as they can be shown."""
+def token_labels(tokens: Sequence[str]) -> list[str]:
+    """Return the tokens with blank ones as ␣ and control characters as escapes."""
     return [_label(token) for token in tokens]
 
 
 def _label(token: str) -> str:
-    """`token` as it can be shown: only spaces as ␣, control characters as their escapes."""
     if all(unicodedata.category(character) == "Zs" for character in token):
         return "␣" * max(1, len(token))
-    return shown(token)
+    return escape_controls(token)

@@ -5,7 +5,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from regard.charts.base import GREY, Chart, style
+from regard.charts.base import GREY
+from regard.charts.vega import VegaChart, theme
 
 # Okabe and Ito's palette: distinguishable with colour-blindness
 _COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#f0e442"]
@@ -24,7 +25,7 @@ class Point:
 
 
 @dataclasses.dataclass(frozen=True)
-class LineChart(Chart):
+class LineChart(VegaChart):
     """Line chart with one line per series.
 
     Attributes:
@@ -49,12 +50,6 @@ class LineChart(Chart):
     def series(self) -> list[str]:
         """Names of the lines, in order."""
         return list(dict.fromkeys(point.series for point in self.points))
-
-    @property
-    def labels(self) -> list[str]:
-        """All text that a font must draw."""
-        rule = [] if self.rule is None else [self.rule[1]]
-        return [*self.series, self.x_title, self.y_title, self.explanation, *rule]
 
     def to_json(self) -> str:
         """Return the points as JSON."""
@@ -88,5 +83,5 @@ class LineChart(Chart):
             width=560,
             height=300,
             title=alt.TitleParams(self.title, subtitle=self.explanation),
-            config=style(),
+            config=theme(),
         )

@@ -1,4 +1,4 @@
-"""Attention weights as a block of text, for terminals."""
+"""Heatmap of attention weights as text, for terminals."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ import rich
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from regard.charts.labels import check, spelled
+from regard.charts.labels import check_weights, token_labels
 
 _SHADES = " ░▒▓█"
 _SHADE_LIMITS = (0.05, 0.25, 0.5, 0.75)
@@ -21,23 +21,23 @@ def terminal_heatmap(
     *,
     width: int | None = None,
 ) -> Text:
-    """Draw attention weights as a block of text, source across, output down.
+    """Draw attention weights as text, one column per source token, one row per target token.
 
-    Shades stand for weights, so it reads without colour and on light and dark ground alike. A source
-    too long for the width goes on below, with the output repeated.
+    Shades stand for weights, so that it is readable without colour and on any background. A source
+    wider than the terminal continues in further blocks of rows.
 
     Args:
-        weights: (L, T), one row per output symbol.
-        source_tokens: the T symbols the model read.
-        target_tokens: the L symbols it wrote.
-        width: columns of the terminal; None: as many as it has.
+        weights: (L, T), one row per target token.
+        source_tokens: T tokens.
+        target_tokens: L tokens.
+        width: columns of the terminal; None: its current width.
 
     Raises:
-        ShapeError: the weights are not one row per output and one column per source symbol.
-        DataError: there is no row or no column, or a weight is not a finite number.
+        ShapeError: the weights are not (L, T).
+        DataError: L or T is 0, or a weight is not finite.
     """
-    weights = check(weights, source_tokens, target_tokens)
-    source, target = spelled(source_tokens), spelled(target_tokens)
+    weights = check_weights(weights, source_tokens, target_tokens)
+    source, target = token_labels(source_tokens), token_labels(target_tokens)
     width = width or rich.get_console().width
     margin = min(max(map(cell_len, target)), max(1, width // 4))
     size = _column_size(source, width - margin)
@@ -45,26 +45,26 @@ def terminal_heatmap(
     levels = np.digitize(weights, _SHADE_LIMITS)
     text = Text(no_wrap=True, overflow="crop")
     for start in range(0, len(source), columns):
-        part = slice(start, start + columns)
+        block = slice(start, start + columns)
         text.append(" " * margin)
-        for label in source[part]:
+        for label in source[block]:
             text.append(" " + _fitted(label, size), style="bold")
-        for label, row in zip(target, levels[:, part], strict=True):
+        for label, row in zip(target, levels[:, block], strict=True):
             text.append("\n" + _fitted(label, margin, right=True), style="bold")
             text.append("".join(f" {_SHADES[level] * size}" for level in row), style="blue")
         text.append("\n\n")
     return text.append(_KEY, style="dim")
 
 
-def _column_size(labels: Sequence[str], room: int) -> int:
-    """Terminal cells for each column: the longest label if all fit side by side, else fewer."""
+def _column_size(labels: Sequence[str], available: int) -> int:
+    """Return the terminal cells per column: the longest label if all columns fit, else fewer."""
     longest = min(12, max(2, *map(cell_len, labels)))
-    return max(1, min(longest, room - 1, max(4, room // len(labels) - 1)))
+    return max(1, min(longest, available - 1, max(4, available // len(labels) - 1)))
 
 
 def _fitted(label: str, size: int, right: bool = False) -> str:
-    """`label` in exactly `size` terminal cells, cut with an ellipsis or filled with spaces."""
+    """Return `label` truncated with an ellipsis or padded to exactly `size` terminal cells."""
     if cell_len(label) > size:
         return set_cell_size(set_cell_size(label, size - 1).rstrip() + "…", size)
-    filling = " " * (size - cell_len(label))
-    return filling + label if right else label + filling
+    padding = " " * (size - cell_len(label))
+    return padding + label if right else label + padding

@@ -1,0 +1,246 @@
+"""Charts drawn as plain SVG on a canvas that grows with its elements.
+
+Coordinates are pixels, x to the right, y downwards.
+"""
+
+import html
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.cells import cell_len
+
+from regard.charts.base import BLUES, FONT, GREY, INK, Chart, escape_controls, html_page
+
+FAINT, STRONG = "#c3cad2", "#08519c"
+_PADDING = 16.0
+_SLANTED_LIMIT = 105.0
+"""Pixels to which slanted labels are truncated."""
+_ANCHORS = {"start": 0.0, "middle": 0.5, "end": 1.0}
+
+
+@dataclass(frozen=True, eq=False)
+class Diagram(Chart):
+    """Chart drawn as plain SVG.
+
+    Attributes:
+        svg: the image.
+        content: the data, as saved to `.json`.
+        title: chart title, or "".
+    """
+
+    svg: str
+    content: dict[str, Any]
+    title: str = ""
+
+    def to_svg(self) -> str:
+        """Return the chart as SVG; the viewer supplies the fonts."""
+        return self.svg
+
+    def to_html(self) -> str:
+        """Return the chart as one HTML page without scripts."""
+        return html_page(self.title, self.svg)
+
+    def to_json(self) -> str:
+        """Return the data as JSON."""
+        return json.dumps(self.content, ensure_ascii=False) + "\n"
+
+    def __repr__(self) -> str:
+        return f"Diagram({self.title!r})"
+
+
+class Canvas:
+    """SVG elements and the rectangle that they cover.
+
+    An underscore in the name of an attribute stands for a hyphen; a trailing one is removed.
+    """
+
+    def __init__(self) -> None:
+        self.elements: list[str] = []
+        self.left = self.top = math.inf
+        self.right = self.bottom = -math.inf
+
+    def add(self, element: str, *corners: tuple[float, float]) -> None:
+        """Add an element that lies between `corners`."""
+        self.elements.append(element)
+        for x, y in corners:
+            self.left, self.right = min(self.left, x), max(self.right, x)
+            self.top, self.bottom = min(self.top, y), max(self.bottom, y)
+
+    def paste(self, other: "Canvas", x: float) -> None:
+        """Add another canvas, its left edge at `x`."""
+        shift = x - other.left
+        group = element("g", *other.elements, transform=f"translate({shift:.2f},0)")
+        self.add(group, (x, other.top), (other.right + shift, other.bottom))
+
+    def line(
+        self,
+        x1: float,
+        y1: float,
+        x2: float,
+        y2: float,
+        width: float,
+        colour: str,
+        tooltip: str = "",
+    ) -> None:
+        """Add a straight line."""
+        style = {"stroke": colour, "stroke_width": width, "stroke_linecap": "round"}
+        line = element("line", *_title(tooltip), x1=x1, y1=y1, x2=x2, y2=y2, **style)
+        self.add(line, (x1, y1), (x2, y2))
+
+    def arrow(self, x1: float, y1: float, x2: float, y2: float, width: float, colour: str) -> None:
+        """Add a straight arrow."""
+        length, head = math.hypot(x2 - x1, y2 - y1), 5 + 2 * width
+        angle = math.degrees(math.atan2(y2 - y1, x2 - x1))
+        shaft = element("path", d=f"M0,0H{length - head:.2f}", stroke=colour, stroke_width=width)
+        tip = f"M{length:.2f},0l{-head:g},{0.4 * head:g}v{-0.8 * head:g}Z"
+        move = f"translate({x1:.2f},{y1:.2f}) rotate({angle:.2f})"
+        parts = shaft, element("path", d=tip, fill=colour)
+        self.add(element("g", *parts, class_="arrow", transform=move), (x1, y1), (x2, y2))
+
+    def box(
+        self, x: float, y: float, width: float, height: float, tooltip: str = "", **attributes: Any
+    ) -> None:
+        """Add a rectangle around its centre."""
+        left, top = x - width / 2, y - height / 2
+        attributes |= {"x": left, "y": top, "width": width, "height": height}
+        box = element("rect", *_title(tooltip), **attributes)
+        self.add(box, (left, top), (left + width, top + height))
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        content: str,
+        *children: str,
+        size: float = 13.0,
+        fill: str = INK,
+        anchor: str = "middle",
+        bold: bool = False,
+        slanted: bool = False,
+    ) -> None:
+        """Add text that is vertically centred on `y`; slanted text rises to the right."""
+        attributes: dict[str, Any] = {"font_weight": "bold"} if bold else {}
+        if slanted:
+            attributes["transform"] = f"rotate(-45 {x:.2f} {y:.2f})"
+        text = element(
+            "text", _escaped(content), *children, x=x, y=y + 0.32 * size,
+            font_size=size, fill=fill, text_anchor=anchor, **attributes,
+        )  # fmt: skip
+        width, (cos, sin) = text_width(content, size, bold), (0.71, 0.71) if slanted else (1.0, 0.0)
+        start, end = -_ANCHORS[anchor] * width, (1 - _ANCHORS[anchor]) * width
+        half = size / 2
+        self.add(
+            text, (x + cos * start, y - sin * start + half), (x + cos * end, y - sin * end - half)
+        )
+
+    def labels(
+        self,
+        centres: Sequence[float],
+        y: float,
+        tokens: Sequence[str],
+        pitch: float,
+        *,
+        above: bool = False,
+        current: int | None = None,
+        size: float = 13.0,
+        fill: str = INK,
+    ) -> None:
+        """Add tokens as labels of columns, slanted if one of them is wider than its column.
+
+        Args:
+            centres: x of the columns.
+            y: centre of the row; slanted labels extend from it.
+            tokens: labels.
+            pitch: width of a column.
+            above: slanted labels extend upwards, not downwards.
+            current: index of a label to emphasise.
+            size: font size.
+            fill: colour of the other labels.
+        """
+        slanted = max(text_width(token, size) for token in tokens) + 6 > pitch
+        style: dict[str, Any] = {"size": size, "slanted": slanted}
+        if slanted:
+            style |= {"size": min(size, 12.0), "anchor": "start" if above else "end"}
+        for i, (x, token) in enumerate(zip(centres, tokens, strict=False)):
+            label = truncate(token, style["size"], _SLANTED_LIMIT) if slanted else token
+            colour = INK if i == current else fill
+            self.text(x, y, label, fill=colour, bold=i == current, **style)
+
+    def diagram(
+        self, content: dict[str, Any], title: str, explanation: Sequence[str] = ()
+    ) -> Diagram:
+        """Return the image with its title above, as a chart with `content` as data."""
+        x, y, limit = self.left, self.top - 24, max(640.0, self.right - self.left)
+        for line in reversed(explanation):
+            self.text(x, y, truncate(line, 12.0, limit), size=12.0, fill=GREY, anchor="start")
+            y -= 17
+        if title:
+            self.text(x, y - 3, truncate(title, 16.0, limit), size=16.0, anchor="start", bold=True)
+        left, top = self.left - _PADDING, self.top - _PADDING
+        size = {"width": math.ceil(self.right + _PADDING - left)}
+        size["height"] = math.ceil(self.bottom + _PADDING - top)
+        svg = element(
+            "svg",
+            element("rect", x=left, y=top, fill="white", **size),
+            *self.elements,
+            xmlns="http://www.w3.org/2000/svg",
+            viewBox=f"{left:.2f} {top:.2f} {size['width']} {size['height']}",
+            font_family=FONT,
+            role="graphics-document",
+            aria_label=title or " ".join(explanation),
+            **size,
+        )
+        return Diagram(svg, content, title)
+
+
+def element(name: str, *children: str, **attributes: str | int | float) -> str:
+    """Return an SVG element; `children` are elements or escaped text."""
+    written = "".join(
+        f' {name.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
+        for name, value in attributes.items()
+    )
+    return f"<{name}{written}>{''.join(children)}</{name}>"
+
+
+def text_width(content: str, size: float, bold: bool = False) -> float:
+    """Return the approximate width of text in a sans-serif font, in pixels."""
+    narrow = sum(character in "fijlrtI.,:;'|!/()[] " for character in content)
+    wide = sum(character in "mwMW@%" for character in content)
+    capitals = sum(map(str.isupper, content))
+    ems = 0.56 * cell_len(content) - 0.26 * narrow + 0.3 * wide + 0.13 * capitals
+    return size * ems * (1.06 if bold else 1.0)
+
+
+def truncate(content: str, size: float, limit: float) -> str:
+    """Return text truncated to `limit` pixels, with an ellipsis."""
+    if text_width(content, size) <= limit:
+        return content
+    lengths = range(1, len(content) + 1)
+    end = bisect_right(lengths, limit - size, key=lambda end: text_width(content[:end], size))
+    return content[:end].rstrip() + "…"
+
+
+def weight_colour(weight: float) -> str:
+    """Return the colour of a weight: visible on white at 0, darkest from 1."""
+    ramp = np.array([[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in BLUES[2:]])
+    stops = np.linspace(0, 1, len(ramp))
+    return "#" + "".join(f"{round(np.interp(weight, stops, channel)):02x}" for channel in ramp.T)
+
+
+def _attribute(value: str | int | float) -> str:
+    if isinstance(value, str):
+        return html.escape(escape_controls(value))
+    return f"{round(value, 2):.10g}"
+
+
+def _escaped(content: str) -> str:
+    return html.escape(escape_controls(content), quote=False)
+
+
+def _title(tooltip: str) -> list[str]:
+    return [element("title", _escaped(tooltip))] if tooltip else []

@@ -1,0 +1,98 @@
+"""Charts described by Altair and drawn by vl-convert, without network or browser.
+
+Both are imported only when a chart is drawn.
+"""
+
+import functools
+import json
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from regard.charts.base import FONT, GREY, INK, Chart, escape_controls, html_page
+
+_STYLE = """
+.vega-bindings { font: 13px sans-serif; color: #616e7c; padding-left: 16px }
+.vega-bindings input, .vega-bindings select { vertical-align: middle; accent-color: #08519c }
+.vega-bindings .vega-bind { margin: 6px 0 }
+.vega-bindings input { width: 240px }"""
+# The menu exports images; its other entries would send the data to a website.
+_MENU = {"export": True, "source": False, "compiled": False, "editor": False}
+_OPTIONS = {"actions": _MENU, "renderer": "svg", "downloadFileName": "regard"}
+
+
+class VegaChart(Chart):
+    """Chart drawn by Vega-Lite."""
+
+    @abstractmethod
+    def to_altair(self) -> Any:
+        """Return an `altair.Chart` for further customisation."""
+
+    def to_interactive(self) -> Any:
+        """Return the Altair chart of the HTML page, with its inputs."""
+        return self.to_altair()
+
+    def to_html(self) -> str:
+        """Return the chart as one HTML page that loads nothing: script and data are inside."""
+        spec, options = _script_json(self.to_interactive().to_dict()), _script_json(_OPTIONS)
+        body = (
+            f'<div id="chart"></div>\n<script>{_vega_embed()}</script>\n'
+            f'<script>\nvegaEmbed("#chart", {spec}, {options}).catch(console.error);\n</script>'
+        )
+        return html_page(self.title, body, _STYLE)
+
+    def to_svg(self) -> str:
+        """Return the chart as SVG; the viewer supplies the fonts."""
+        import vl_convert
+
+        return vl_convert.vegalite_to_svg(self.to_altair().to_dict())
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        """Return the formats that a notebook can display."""
+        import altair as alt
+
+        version = alt.SCHEMA_VERSION.partition(".")[0]
+        spec = {f"application/vnd.vegalite.{version}+json": self.to_altair().to_dict()}
+        return {**spec, **super()._repr_mimebundle_()}
+
+
+@functools.cache
+def _vega_embed() -> str:
+    """Return the script that draws a chart in a page."""
+    import vl_convert
+
+    return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+
+
+def _script_json(value: Any) -> str:
+    """Return JSON that cannot end the script element it is in, whatever the tokens are."""
+    text = json.dumps(value, ensure_ascii=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def title_params(title: str, explanation: Sequence[str]) -> dict[str, Any]:
+    """Return parameters of the chart title: `title` over `explanation`, or the latter alone."""
+    lines = [escape_controls(line) for line in explanation]
+    if not title:
+        return {"text": lines, "fontSize": 12, "fontWeight": "normal", "color": GREY}
+    return {"text": escape_controls(title), "subtitle": lines}
+
+
+def theme(label_font: float = 11, title_limit: float = 720) -> dict[str, Any]:
+    """Return the Vega-Lite `config` that all charts share."""
+    guide = {"titleFontSize": 12, "titleFontWeight": "normal", "titleColor": GREY}
+    title = {"fontSize": 16, "color": INK, "lineHeight": 16, "limit": title_limit}
+    subtitle = {"subtitleFontSize": 12, "subtitleColor": GREY, "subtitleLineHeight": 16}
+    axis = {"domain": False, "ticks": False, "labelPadding": 6, "titlePadding": 10}
+    gradient = {"gradientThickness": 12, "gradientStrokeColor": "#d5dbe1"}
+    return {
+        "background": "white",
+        "font": FONT,
+        "padding": 16,
+        "view": {"stroke": None},
+        "title": {"anchor": "start", "offset": 14, **title, **subtitle, "subtitlePadding": 6},
+        "axis": {**guide, **axis, "labelColor": INK, "labelFontSize": label_font},
+        "legend": {**guide, **gradient, "labelColor": INK, "labelFontSize": 11, "offset": 18},
+    }
