@@ -1,4 +1,4 @@
-"""Attention: against the reference, under every mask, and in the numbers worked by hand."""
+"""Attention against the reference, under every mask, and against worked examples."""
 
 import math
 from typing import Any
@@ -20,7 +20,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 PAIRWISE = ("additive", "concat")
 EVERY_PATH = [(name, need) for name in SCORES for need in (False, True)]
 GUARDED = [(name, need) for name, need in EVERY_PATH if need or name in PAIRWISE]
-"""The paths on which a NaN key reaches the queries that see it alone."""
+"""Paths on which a NaN key reaches only the queries that may attend to it."""
 
 
 def _attention(
@@ -35,7 +35,7 @@ def _key_dim(name: str) -> int:
 
 
 def _rows(name: str, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Leaves: queries, keys and values."""
+    """Queries, keys and values that require gradients."""
     shapes = (B, L, 5), (B, T, _key_dim(name)), (B, T, 2)
     return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
@@ -50,13 +50,27 @@ def _same(left: AttentionOutput, right: AttentionOutput, tolerance: float = 1e-1
         close(left.weights, right.weights, tolerance)
 
 
+def _call(
+    attention: Attention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    padding: Tensor,
+    mask: Tensor,
+    need_weights: bool,
+) -> AttentionOutput:
+    return attention(
+        query, key, value, key_padding_mask=padding, attn_mask=mask, need_weights=need_weights
+    )
+
+
 def _padding() -> Tensor:
     """The last key of the first source and the last three of the second."""
     return torch.tensor([[False] * 5 + [True], [False] * 3 + [True] * 3])
 
 
 def _float_mask(dtype: torch.dtype) -> Tensor:
-    """Numbers, some -inf, and one row of -inf alone."""
+    """Random numbers, some -inf, and one row of -inf only."""
     mask = torch.randn(B, L, T, dtype=dtype)
     mask = mask.masked_fill(torch.rand(B, L, T) < 0.3, -torch.inf)
     mask[1, 2] = -torch.inf
@@ -64,7 +78,7 @@ def _float_mask(dtype: torch.dtype) -> Tensor:
 
 
 class Distance(nn.Module):
-    """A score of a user's own: minus the squared distance, with a parameter."""
+    """A custom score: minus the squared distance, with a parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,8 +88,8 @@ class Distance(nn.Module):
         return -self.slope * (query[:, :, None] - key[:, None]).square().sum(-1)
 
 
-class Given(nn.Module):
-    """A score that gives the same numbers whatever it is asked."""
+class ConstantScore(nn.Module):
+    """A score that returns the same numbers for every input."""
 
     def __init__(self, *numbers: float) -> None:
         super().__init__()
@@ -85,7 +99,7 @@ class Given(nn.Module):
         return self.numbers.expand(*query.shape[:2], -1)
 
 
-# Against the reference.
+# Comparison with the reference.
 
 
 def _expected(
@@ -112,7 +126,9 @@ def test_every_score_and_normaliser_with_every_gradient(
     wanted = gradients(expected.context, [*exact_rows, exact_mask, *_parameters(exact)])
     tolerance = bound(dtype, float32=64, bfloat16=8)
     for need_weights in (False, True):
-        found = attention(*rows, padding, mask, need_weights=need_weights)
+        found = attention(
+            *rows, key_padding_mask=padding, attn_mask=mask, need_weights=need_weights
+        )
         assert found.context.dtype == dtype
         close(found.context, expected.context, tolerance)
         assert (found.weights is not None) == need_weights
@@ -129,7 +145,7 @@ def test_every_score_and_normaliser_with_every_gradient(
 def test_gradients_through_the_weights(name: str, normalizer: str) -> None:
     attention, rows = _attention(name, normalizer), _rows(name)
     padding, mask = _padding(), _float_mask(torch.float64)
-    found = attention(*rows, padding, mask, need_weights=True).weights
+    found = attention(*rows, key_padding_mask=padding, attn_mask=mask, need_weights=True).weights
     expected = _expected(attention, FORMULAS[name], rows, padding, mask).weights
     inputs = [*rows[:2], mask, *_parameters(attention)]
     for one, other in zip(gradients(found, inputs), gradients(expected, inputs), strict=True):
@@ -137,14 +153,16 @@ def test_gradients_through_the_weights(name: str, normalizer: str) -> None:
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
-def test_a_score_of_your_own(normalizer: str) -> None:
+def test_a_custom_score(normalizer: str) -> None:
     attention, rows = Attention(Distance(), normalizer).double(), _rows("dot")
     padding, mask = _padding(), _float_mask(torch.float64)
     expected = _expected(attention, lambda score, *pair: score(*pair), rows, padding, mask)
     inputs = [*rows, mask, *_parameters(attention)]
     wanted = gradients(expected.context, inputs)
     for need_weights in (False, True):
-        found = attention(*rows, padding, mask, need_weights=need_weights)
+        found = attention(
+            *rows, key_padding_mask=padding, attn_mask=mask, need_weights=need_weights
+        )
         close(found.context, expected.context, 1e-13)
         for one, other in zip(gradients(found.context, inputs), wanted, strict=True):
             close(one, other, 1e-13)
@@ -158,13 +176,20 @@ def test_derivatives(name: str, need_weights: bool) -> None:
 
     def call(query: Tensor, key: Tensor, value: Tensor, added: Tensor) -> Tensor:
         total = added.masked_fill(mask == -torch.inf, -torch.inf)
-        return attention(query, key, value, _padding(), total, need_weights=need_weights).context
+        return attention(
+            query,
+            key,
+            value,
+            key_padding_mask=_padding(),
+            attn_mask=total,
+            need_weights=need_weights,
+        ).context
 
     assert torch.autograd.gradcheck(call, (*rows, finite))
     assert torch.autograd.gradgradcheck(call, (*rows, finite), fast_mode=True)
 
 
-def test_scaled_dot_is_the_operator_of_pytorch() -> None:
+def test_scaled_dot_equals_pytorchs_operator() -> None:
     rows, masked = _rows("scaled_dot"), torch.rand(B, L, T) < 0.3
     attention = Attention(ScaledDot())
     close(attention(*rows).context, functional.scaled_dot_product_attention(*rows), 1e-13)
@@ -175,14 +200,14 @@ def test_scaled_dot_is_the_operator_of_pytorch() -> None:
 
 
 @pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
-def test_values_are_the_keys_unless_given(name: str, need_weights: bool) -> None:
+def test_values_default_to_the_keys(name: str, need_weights: bool) -> None:
     attention, (query, key, _) = _attention(name), _rows(name)
     found = attention(query, key, need_weights=need_weights)
     _same(found, attention(query, key, key, need_weights=need_weights), 0)
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_weights_are_shares_and_the_context_stays_within_the_values(name: str) -> None:
+def test_weights_sum_to_one_and_the_context_lies_between_the_values(name: str) -> None:
     attention, rows = _attention(name), _rows(name)
     context, weights = attention(*rows, need_weights=True)
     assert (weights >= 0).all()
@@ -192,9 +217,11 @@ def test_weights_are_shares_and_the_context_stays_within_the_values(name: str) -
 
 
 @pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
-def test_keys_projected_once_serve_every_step(name: str, need_weights: bool) -> None:
+def test_keys_projected_once_give_the_same_result_at_every_step(
+    name: str, need_weights: bool
+) -> None:
     attention, (query, key, value) = _attention(name), _rows(name)
-    whole = attention(query, key, value, _padding(), need_weights=need_weights)
+    whole = attention(query, key, value, key_padding_mask=_padding(), need_weights=need_weights)
     keys, masked = attention.project_key(key), _padding()[:, None]
     for step in range(L):
         one = query[:, step : step + 1]
@@ -202,7 +229,7 @@ def test_keys_projected_once_serve_every_step(name: str, need_weights: bool) -> 
         close(found.context, whole.context[:, step : step + 1], 1e-13)
 
 
-def test_a_memory_selects_sources() -> None:
+def test_memory_select() -> None:
     states, keys = torch.randn(3, T, 2), torch.randn(3, T, 4)
     memory = Memory(states, torch.rand(3, T) < 0.5, torch.randn(3, 2), (keys,))
     chosen = memory.select(torch.tensor([2, 0]))
@@ -212,10 +239,10 @@ def test_a_memory_selects_sources() -> None:
     assert torch.equal(chosen.keys[0], keys[[2, 0]])
 
 
-# The numbers worked by hand.
+# Worked examples.
 
 
-def test_the_walk_through() -> None:
+def test_worked_example() -> None:
     states = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]])
     query = torch.tensor([[[1.0, 2.0]]])
     scores = Dot()(query, states)
@@ -253,13 +280,15 @@ def test_helga_ate_an_apple(
     close(found.context[0, 0], sum(w * h for w, h in zip(weights, words[0], strict=True)), 2e-4)
 
 
-def test_given_weights() -> None:
+def test_constant_scores_as_weights() -> None:
     states, share = torch.randn(1, 4, 3), [0.4, 0.3, 0.2, 0.1]
     query = torch.randn(1, 1, 3)
     h1, h2, h3, h4 = states[0]
     expected = 0.4 * h1 + 0.3 * h2 + 0.2 * h3 + 0.1 * h4
-    close(Attention(Given(*share), "none")(query, states).context[0, 0], expected, 1e-6)
-    close(Attention(Given(*map(math.log, share)))(query, states).context[0, 0], expected, 1e-6)
+    close(Attention(ConstantScore(*share), "none")(query, states).context[0, 0], expected, 1e-6)
+    close(
+        Attention(ConstantScore(*map(math.log, share)))(query, states).context[0, 0], expected, 1e-6
+    )
 
 
 # Masks.
@@ -267,11 +296,11 @@ def test_given_weights() -> None:
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
-def test_masking_a_key_is_deleting_it(name: str, need_weights: bool, normalizer: str) -> None:
+def test_masking_a_key_equals_deleting_it(name: str, need_weights: bool, normalizer: str) -> None:
     attention, rows = _attention(name, normalizer), _rows(name)
     padding = torch.tensor([False, True, False, False, True, True])
     kept = [row[:, ~padding].detach().requires_grad_() for row in rows[1:]]
-    found = attention(*rows, padding.expand(B, -1), need_weights=need_weights)
+    found = attention(*rows, key_padding_mask=padding.expand(B, -1), need_weights=need_weights)
     expected = attention(rows[0], *kept, need_weights=need_weights)
     close(found.context, expected.context, 1e-13)
     if need_weights:
@@ -288,7 +317,7 @@ def test_masking_a_key_is_deleting_it(name: str, need_weights: bool, normalizer:
 
 
 def _mask_arguments() -> dict[str, dict[str, Tensor]]:
-    """Four ways to hide the keys of `_padding` from every query."""
+    """Four ways to mask the keys of `_padding` for every query."""
     padding = _padding()
     hidden = padding[:, None].expand(B, L, T)
     return {
@@ -301,7 +330,7 @@ def _mask_arguments() -> dict[str, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("way", _mask_arguments())
 @pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
-def test_the_content_of_padding_never_matters(name: str, need_weights: bool, way: str) -> None:
+def test_the_content_of_padding_has_no_effect(name: str, need_weights: bool, way: str) -> None:
     attention, rows = _attention(name), _rows(name)
     masks, padding = _mask_arguments()[way], _padding()
 
@@ -322,13 +351,13 @@ def test_the_content_of_padding_never_matters(name: str, need_weights: bool, way
 
 
 @pytest.mark.parametrize("content", [math.nan, math.inf])
-def test_the_content_of_padding_never_matters_to_a_score_of_your_own(content: float) -> None:
+def test_the_content_of_padding_has_no_effect_on_a_custom_score(content: float) -> None:
     attention, rows = Attention(Distance()).double(), _rows("dot")
-    clean = attention(*rows, _padding()).context
+    clean = attention(*rows, key_padding_mask=_padding()).context
     with torch.no_grad():
         rows[1][_padding()] = content
         rows[2][_padding()] = content
-    found = attention(*rows, _padding()).context
+    found = attention(*rows, key_padding_mask=_padding()).context
     assert torch.equal(found, clean)
     for gradient in gradients(found, [*rows, *_parameters(attention)]):
         assert gradient.isfinite().all()
@@ -337,7 +366,7 @@ def test_the_content_of_padding_never_matters_to_a_score_of_your_own(content: fl
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize("kind", ["bool", "float", "padding"])
 @pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
-def test_a_query_that_sees_nothing_gets_zeros(
+def test_a_query_that_may_attend_to_nothing_gets_zeros(
     name: str, need_weights: bool, kind: str, normalizer: str
 ) -> None:
     attention, rows = _attention(name, normalizer), _rows(name)
@@ -363,15 +392,15 @@ def test_a_query_that_sees_nothing_gets_zeros(
 
 
 @pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
-def test_every_way_to_say_the_same_mask(name: str, need_weights: bool) -> None:
+def test_equivalent_masks_give_equal_results(name: str, need_weights: bool) -> None:
     attention, rows = _attention(name), _rows(name)
 
     def call(**masks: Tensor) -> AttentionOutput:
         return attention(*rows, **masks, need_weights=need_weights)
 
-    hides = [call(**masks) for masks in _mask_arguments().values()]
-    for one in hides[1:]:
-        _same(one, hides[0])
+    equivalent = [call(**masks) for masks in _mask_arguments().values()]
+    for one in equivalent[1:]:
+        _same(one, equivalent[0])
     causal = torch.ones(L, T, dtype=torch.bool).triu(1)
     whole = causal.expand(B, L, T)
     added = torch.zeros(L, T).double().masked_fill(causal, -torch.inf)
@@ -399,35 +428,44 @@ def test_a_constant_added_to_a_row_changes_nothing(name: str, need_weights: bool
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
-def test_nothing_is_written_into_what_was_given(
-    name: str, need_weights: bool, normalizer: str
-) -> None:
+def test_arguments_are_not_modified(name: str, need_weights: bool, normalizer: str) -> None:
     attention, rows = _attention(name, normalizer), _rows(name)
     with torch.no_grad():
         rows[1][_padding()] = math.nan
-        rows[1][0, 0] = math.nan  # seen by some
-    given = [*rows, _padding(), _float_mask(torch.float64), torch.rand(L, T) < 0.3]
-    before = [tensor.detach().clone() for tensor in given]
-    for mask in given[4:]:
-        context = attention(*rows, given[3], mask, need_weights=need_weights).context
+        rows[1][0, 0] = math.nan  # attended to by some queries
+    arguments = [*rows, _padding(), _float_mask(torch.float64), torch.rand(L, T) < 0.3]
+    before = [tensor.detach().clone() for tensor in arguments]
+    for mask in arguments[4:]:
+        context = attention(
+            *rows, key_padding_mask=arguments[3], attn_mask=mask, need_weights=need_weights
+        ).context
         context.sum().backward()
-    for one, other in zip(given, before, strict=True):
+    for one, other in zip(arguments, before, strict=True):
         assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))
 
 
 @pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
-def test_a_batch_is_its_items_and_all_steps_are_each_step(name: str, need_weights: bool) -> None:
+def test_a_batch_equals_its_items_and_steps_computed_alone(name: str, need_weights: bool) -> None:
     attention, rows, mask = _attention(name), _rows(name), _float_mask(torch.float64)
-    whole = attention(*rows, _padding(), mask, need_weights=need_weights)
+    whole = attention(*rows, key_padding_mask=_padding(), attn_mask=mask, need_weights=need_weights)
     for item in range(B):
         one = slice(item, item + 1)
-        cut = [tensor[one] for tensor in (*rows, _padding(), mask)]
-        close(attention(*cut, need_weights=need_weights).context, whole.context[one], 1e-13)
+        item_inputs = [tensor[one] for tensor in (*rows, _padding(), mask)]
+        close(
+            _call(attention, *item_inputs, need_weights=need_weights).context,
+            whole.context[one],
+            1e-13,
+        )
     query, key, value = rows
     for step in range(L):
         one = slice(step, step + 1)
         found = attention(
-            query[:, one], key, value, _padding(), mask[:, one], need_weights=need_weights
+            query[:, one],
+            key,
+            value,
+            key_padding_mask=_padding(),
+            attn_mask=mask[:, one],
+            need_weights=need_weights,
         )
         close(found.context, whole.context[:, one], 1e-13)
 
@@ -436,9 +474,14 @@ def test_a_batch_is_its_items_and_all_steps_are_each_step(name: str, need_weight
 def test_the_order_of_keys_does_not_matter(name: str, need_weights: bool) -> None:
     attention, rows, mask = _attention(name), _rows(name), _float_mask(torch.float64)
     order = torch.randperm(T)
-    whole = attention(*rows, _padding(), mask, need_weights=need_weights)
-    moved = [rows[0], *(row[:, order] for row in rows[1:]), _padding()[:, order], mask[..., order]]
-    found = attention(*moved, need_weights=need_weights)
+    whole = attention(*rows, key_padding_mask=_padding(), attn_mask=mask, need_weights=need_weights)
+    permuted = [
+        rows[0],
+        *(row[:, order] for row in rows[1:]),
+        _padding()[:, order],
+        mask[..., order],
+    ]
+    found = _call(attention, *permuted, need_weights=need_weights)
     close(found.context, whole.context, 1e-13)
     if need_weights:
         close(found.weights, whole.weights[..., order], 1e-13)
@@ -448,7 +491,7 @@ def test_the_order_of_keys_does_not_matter(name: str, need_weights: bool) -> Non
 @pytest.mark.parametrize("where", ["key", "value", "both"])
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize(("name", "need_weights"), GUARDED)
-def test_a_broken_key_reaches_those_who_see_it_alone(
+def test_a_nonfinite_key_reaches_only_queries_that_may_attend_to_it(
     name: str, need_weights: bool, normalizer: str, where: str, content: float
 ) -> None:
     attention, rows = _attention(name, normalizer), _rows(name)
@@ -456,8 +499,8 @@ def test_a_broken_key_reaches_those_who_see_it_alone(
     hidden[1:, 2] = True
     clean = attention(*rows, attn_mask=hidden, need_weights=need_weights)
     wanted = gradients(clean.context[:, 1:], [rows[0]])[0]
-    for row, spoilt in zip(rows[1:], (where != "value", where != "key"), strict=True):
-        if spoilt:
+    for row, replaced in zip(rows[1:], (where != "value", where != "key"), strict=True):
+        if replaced:
             row.data[0, 2] = content
     for mask in (hidden, torch.zeros(L, T).double().masked_fill(hidden, -torch.inf)):
         found = attention(*rows, attn_mask=mask, need_weights=need_weights)
@@ -501,24 +544,24 @@ def test_empty_inputs(name: str, need_weights: bool, empty: str, normalizer: str
 @pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
 def test_strides_do_not_matter(name: str, need_weights: bool) -> None:
     attention, (query, key, value) = _attention(name), [row.detach() for row in _rows(name)]
-    strange = (
+    strided = (
         query.transpose(0, 1).contiguous().transpose(0, 1),
         key[:1].expand(B, -1, -1),
         value.mT.contiguous().mT,
         torch.tensor([[True, False] * 3]).expand(B, -1),
         torch.randn(L, 1).double().expand(L, T),
     )
-    compact = [tensor.contiguous() for tensor in strange]
-    found = attention(*strange, need_weights=need_weights)
-    _same(found, attention(*compact, need_weights=need_weights))
+    contiguous = [tensor.contiguous() for tensor in strided]
+    found = _call(attention, *strided, need_weights=need_weights)
+    _same(found, _call(attention, *contiguous, need_weights=need_weights))
 
 
 @pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
 def test_autocast_gives_the_dtype_of_the_values(name: str, need_weights: bool) -> None:
     attention, rows = _attention(name, dtype=torch.float32), _rows(name, torch.float32)
-    plain = attention(*rows, _padding(), need_weights=need_weights)
+    plain = attention(*rows, key_padding_mask=_padding(), need_weights=need_weights)
     with torch.autocast("cpu", torch.bfloat16):
-        found = attention(*rows, _padding(), need_weights=need_weights)
+        found = attention(*rows, key_padding_mask=_padding(), need_weights=need_weights)
         mixed = attention(rows[0].bfloat16(), *rows[1:], need_weights=need_weights)
         half = attention(*(row.bfloat16() for row in rows), need_weights=need_weights)
     assert found.context.dtype == mixed.context.dtype == torch.float32
@@ -565,7 +608,7 @@ def _wrong() -> dict[str, tuple[dict[str, Tensor], str]]:
 
 
 @pytest.mark.parametrize("case", _wrong())
-def test_what_does_not_fit_is_named(case: str, unchecked: None) -> None:
+def test_errors_name_the_mismatch(case: str, unchecked: None) -> None:
     wrong, message = _wrong()[case]
     right = {"query": torch.randn(B, L, 5), "key": torch.randn(B, T, 5)}
     with pytest.raises(ShapeError, match=message):
@@ -575,7 +618,7 @@ def test_what_does_not_fit_is_named(case: str, unchecked: None) -> None:
 # Settings.
 
 
-def test_an_unknown_normaliser_lists_the_known() -> None:
+def test_an_unknown_normaliser_lists_the_names() -> None:
     with pytest.raises(
         ConfigError, match=r"'softmin'; choose one of softmax, sparsemax, entmax15, none"
     ):
@@ -590,10 +633,12 @@ def test_dropout_lies_between_0_and_1(dropout: float) -> None:
 
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("score", ["dot", "additive", "own"])
-def test_dropout_in_training_alone(score: str, need_weights: bool) -> None:
-    made = Distance() if score == "own" else make_score(score, query_dim=5, key_dim=5, hidden_dim=7)
-    attention = Attention(made, dropout=0.25)
-    # equal keys: every weight is 1 / T, and the values spell out what is left of it
+def test_dropout_in_training_only(score: str, need_weights: bool) -> None:
+    module = (
+        Distance() if score == "own" else make_score(score, query_dim=5, key_dim=5, hidden_dim=7)
+    )
+    attention = Attention(module, dropout=0.25)
+    # equal keys: every weight is 1 / T, and the context is the dropped-out weights
     query, key = torch.randn(4, 50, 5), torch.ones(4, 20, 5)
     values = torch.eye(20).expand(4, -1, -1)
     exact = torch.full((4, 50, 20), 1 / 20)
@@ -615,7 +660,7 @@ def test_public_names() -> None:
     assert AttentionOutput._fields == ("context", "weights")
 
 
-def test_annotated_shapes_are_checked_here() -> None:
-    """Under pytest alone: a query and keys of different widths do not fit `attend`."""
+def test_annotated_shapes_are_checked_under_pytest() -> None:
+    """Under pytest only: keys and values of different lengths do not fit `attend`."""
     with pytest.raises(TypeError, match="attend"):
         Attention(Dot()).attend(torch.randn(2, 3, 4), torch.randn(2, 5, 4), torch.randn(2, 6, 4))

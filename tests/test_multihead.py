@@ -1,4 +1,4 @@
-"""Attention with heads: PyTorch's own where that is right, one head by one where it is not there."""
+"""Multi-head attention against PyTorch's layer, and against the reference head by head."""
 
 import dataclasses
 import math
@@ -32,17 +32,17 @@ def _rows(dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 
 def _ours(
-    name: str = "scaled_dot", dtype: torch.dtype = torch.float64, **more: object
+    name: str = "scaled_dot", dtype: torch.dtype = torch.float64, **options: object
 ) -> MultiHeadAttention:
     torch.manual_seed(5)
-    heads = MultiHeadAttention(D, H, name, **more).to(dtype)
+    heads = MultiHeadAttention(D, H, name, **options).to(dtype)
     for parameter in heads.parameters():  # biases too
         nn.init.normal_(parameter, std=0.4)
     return heads
 
 
 def _torchs(ours: MultiHeadAttention) -> nn.MultiheadAttention:
-    """PyTorch's own layer with the same parameters."""
+    """PyTorch's layer with the same parameters."""
     theirs = nn.MultiheadAttention(D, H, batch_first=True, dtype=torch.float64)
     with torch.no_grad():
         projections = ours.query_proj, ours.key_proj, ours.value_proj
@@ -63,9 +63,11 @@ def test_scaled_dot_equals_pytorchs_layer(mask: str, need_weights: bool) -> None
     ours, rows = _ours(), _rows()
     theirs = _torchs(ours)
     padding = _padding() if mask in ("padding", "both") else None
-    unseen = torch.rand(L, T) < 0.3
-    unseen[:, 0] = False
-    given = {"bool": unseen, "both": unseen, "float": torch.randn(L, T).double()}.get(mask)
+    masked_pairs = torch.rand(L, T) < 0.3
+    masked_pairs[:, 0] = False
+    given = {"bool": masked_pairs, "both": masked_pairs, "float": torch.randn(L, T).double()}.get(
+        mask
+    )
     found = ours(*rows, key_padding_mask=padding, attn_mask=given, need_weights=need_weights)
     if padding is not None and given is not None and given.dtype != torch.bool:
         padding = torch.zeros(B, T).double().masked_fill(padding, -torch.inf)
@@ -93,7 +95,7 @@ def test_scaled_dot_equals_pytorchs_operator() -> None:
     close(ours(query, key, value).context, ours.out_proj(want), 1e-13)
 
 
-def test_a_source_of_padding_alone_gives_the_bias_where_pytorchs_layer_gives_nan() -> None:
+def test_a_fully_padded_source_gives_the_bias_where_pytorchs_layer_gives_nan() -> None:
     ours, rows = _ours(), _rows()
     padding = torch.tensor([[False] * T, [True] * T])
     want, _ = _torchs(ours)(*rows, key_padding_mask=padding)
@@ -111,14 +113,14 @@ def test_a_source_of_padding_alone_gives_the_bias_where_pytorchs_layer_gives_nan
 def _head_by_head(
     ours: MultiHeadAttention, name: str, rows: list[Tensor], masked: Tensor
 ) -> Tensor:
-    """The heads one after the other, by the reference."""
+    """The reference, computed head by head."""
     query, key, value = rows
     width, found = D // H, []
     for head in range(H):
         part = slice(head * width, (head + 1) * width)
         a, b, c = (
-            projection(given)[..., part]
-            for projection, given in (
+            projection(rows)[..., part]
+            for projection, rows in (
                 (ours.query_proj, query),
                 (ours.key_proj, key),
                 (ours.value_proj, value),
@@ -135,16 +137,16 @@ def _head_by_head(
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize(("name", "need_weights"), PATHS)
-def test_every_score_equals_its_heads_one_by_one(
+def test_every_score_equals_its_heads_computed_alone(
     name: str, need_weights: bool, normalizer: str
 ) -> None:
     ours, rows = _ours(name, normalizer=normalizer), _rows()
-    unseen = torch.rand(L, T) < 0.3
-    unseen[2] = True
-    masked = unseen[None] | _padding()[:, None]
+    masked_pairs = torch.rand(L, T) < 0.3
+    masked_pairs[2] = True
+    masked = masked_pairs[None] | _padding()[:, None]
     inputs = [*rows, *(each for each in ours.parameters() if each.requires_grad)]
     found = ours(
-        *rows, key_padding_mask=_padding(), attn_mask=unseen, need_weights=need_weights
+        *rows, key_padding_mask=_padding(), attn_mask=masked_pairs, need_weights=need_weights
     ).context
     want = _head_by_head(ours, name, rows, masked)
     close(found, want, 1e-13)
@@ -165,19 +167,23 @@ def test_lower_precisions(name: str, need_weights: bool, dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize(("name", "need_weights"), PATHS)
-def test_masks_of_every_head(name: str, need_weights: bool) -> None:
+def test_masks_per_head(name: str, need_weights: bool) -> None:
     ours, rows = _ours(name), _rows()
-    unseen = torch.rand(B, H, L, T) < 0.4
-    found = ours(*rows, attn_mask=unseen, need_weights=True)
-    assert (found.weights[unseen] == 0).all()
-    close(ours(*rows, attn_mask=unseen, need_weights=need_weights).context, found.context, 1e-13)
-    bias = torch.zeros(B, H, L, T).double().masked_fill(unseen, -torch.inf)
+    masked_pairs = torch.rand(B, H, L, T) < 0.4
+    found = ours(*rows, attn_mask=masked_pairs, need_weights=True)
+    assert (found.weights[masked_pairs] == 0).all()
+    close(
+        ours(*rows, attn_mask=masked_pairs, need_weights=need_weights).context, found.context, 1e-13
+    )
+    bias = torch.zeros(B, H, L, T).double().masked_fill(masked_pairs, -torch.inf)
     close(ours(*rows, attn_mask=bias, need_weights=need_weights).context, found.context, 1e-13)
 
 
 @pytest.mark.parametrize("content", [math.nan, math.inf, 1e30])
 @pytest.mark.parametrize(("name", "need_weights"), PATHS)
-def test_padding_never_matters(name: str, need_weights: bool, content: float) -> None:
+def test_the_content_of_padding_has_no_effect(
+    name: str, need_weights: bool, content: float
+) -> None:
     ours, rows = _ours(name), _rows()
     parameters = [each for each in ours.parameters() if each.requires_grad]
     want = ours(*rows, key_padding_mask=_padding(), need_weights=need_weights)
@@ -193,25 +199,27 @@ def test_padding_never_matters(name: str, need_weights: bool, content: float) ->
 
 
 @pytest.mark.parametrize(("name", "need_weights"), PATHS)
-def test_masking_a_key_is_deleting_it(name: str, need_weights: bool) -> None:
+def test_masking_a_key_equals_deleting_it(name: str, need_weights: bool) -> None:
     ours, (query, key, value) = _ours(name), _rows()
-    gone = torch.zeros(B, T, dtype=torch.bool)
-    gone[:, 2] = True
-    left = [0, 1, 3, 4, 5]
-    want = ours(query, key[:, left], value[:, left], need_weights=need_weights)
-    found = ours(query, key, value, key_padding_mask=gone, need_weights=need_weights)
+    deleted = torch.zeros(B, T, dtype=torch.bool)
+    deleted[:, 2] = True
+    remaining = [0, 1, 3, 4, 5]
+    want = ours(query, key[:, remaining], value[:, remaining], need_weights=need_weights)
+    found = ours(query, key, value, key_padding_mask=deleted, need_weights=need_weights)
     close(found.context, want.context, 1e-13)
 
 
 @pytest.mark.parametrize(("name", "need_weights"), GUARDED)
-def test_a_broken_key_reaches_only_the_queries_that_see_it(name: str, need_weights: bool) -> None:
+def test_a_nonfinite_key_reaches_only_queries_that_may_attend_to_it(
+    name: str, need_weights: bool
+) -> None:
     ours, rows = _ours(name), _rows()
-    unseen = torch.zeros(L, T, dtype=torch.bool)
-    unseen[:2, 3] = True
-    want = ours(*rows, attn_mask=unseen, need_weights=need_weights).context
+    masked_pairs = torch.zeros(L, T, dtype=torch.bool)
+    masked_pairs[:2, 3] = True
+    want = ours(*rows, attn_mask=masked_pairs, need_weights=need_weights).context
     with torch.no_grad():
         rows[1][0, 3] = math.nan
-    found = ours(*rows, attn_mask=unseen, need_weights=need_weights).context
+    found = ours(*rows, attn_mask=masked_pairs, need_weights=need_weights).context
     close(found[0, :2], want[0, :2], 1e-13)
     close(found[1], want[1], 1e-13)
     assert found[0, 2:].isnan().all()
@@ -229,7 +237,7 @@ def test_a_batch_equals_its_items(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "need_weights"), PATHS)
-def test_no_position_sees_a_later_one(name: str, need_weights: bool) -> None:
+def test_causal_self_attention_ignores_later_positions(name: str, need_weights: bool) -> None:
     attention = SelfAttention(D, H, causal=True, score=name).double()
     x = torch.randn(B, L, D, dtype=torch.float64)
     whole = attention(x, need_weights=True)
@@ -251,7 +259,7 @@ def test_self_attention_is_attention_of_a_sequence_to_itself() -> None:
     assert SelfAttention(D)(x.float(), need_weights=True).weights.shape == (B, 1, L, L)
 
 
-def test_a_score_of_ones_own_serves_every_head() -> None:
+def test_a_custom_score_is_shared_by_the_heads() -> None:
     class Distance(nn.Module):
         def forward(self, query: Tensor, key: Tensor) -> Tensor:
             return -torch.cdist(query, key)
@@ -265,7 +273,7 @@ def test_a_score_of_ones_own_serves_every_head() -> None:
     close(found, _head_by_head(_ours(shared), "own", rows, torch.zeros(B, L, T).bool()), 1e-12)
 
 
-def test_rotary_scores_depend_on_the_distance_alone() -> None:
+def test_rotary_scores_depend_only_on_the_distance() -> None:
     rotary = RotaryPositions()
     query, key = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64).unbind()
     scores = {
@@ -316,7 +324,7 @@ def test_keys_of_another_width() -> None:
     assert found.weights.shape == (B, H, L, T)
 
 
-def test_dropout_acts_in_training_alone() -> None:
+def test_dropout_in_training_only() -> None:
     ours, rows = _ours(dropout=0.5), _rows()
     ours.eval()
     close(ours(*rows).context, ours(*rows).context, 0)
@@ -347,12 +355,12 @@ def test_dropout_acts_in_training_alone() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(make: object, wrong: str) -> None:
+def test_invalid_arguments_raise_config_errors(make: object, wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
         make()
 
 
-def test_misfits_name_their_shapes(unchecked: None) -> None:
+def test_errors_name_the_shapes(unchecked: None) -> None:
     ours = MultiHeadAttention(D, H)
     with pytest.raises(ShapeError, match=r"queries of width 12 .* got query \(2, 4, 5\)"):
         ours(torch.randn(2, 4, 5), torch.randn(2, 6, 12))

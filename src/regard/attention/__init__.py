@@ -1,9 +1,4 @@
-"""Attention: score, mask, normalise, average; with one head or many.
-
-attend.py one head: `Attention` · multihead.py many: `MultiHeadAttention`, `SelfAttention` ·
-intervention.py a look pushed by hand · window.py a part of the source · coverage.py what was seen before · masks.py what may not be seen ·
-memory.py what is computed once per source
-"""
+"""Attention layers: score, normalise, weighted sum; with one head or many."""
 
 from regard.attention.attention import NORMALIZERS, Attention, AttentionOutput
 from regard.attention.intervention import Intervention

@@ -1,8 +1,9 @@
-"""Attention with one head: score, mask, normalise, average; one function with and without weights.
+"""Attention with one head: score, normalise, weighted sum, with masks and with or without weights.
 
 e_ti = score(s_t, h_i)        alpha_t = softmax(e_t)        c_t = sum_i alpha_ti h_i
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.attention.masks import Masks, read_masks, without
+from regard.attention.masks import Masks, resolve_masks, zero_rows
 from regard.errors import ConfigError, ShapeError
 from regard.kernels import additive
 from regard.kernels.normalizers import NORMALIZERS
@@ -20,27 +21,27 @@ from regard.scores import InnerProductScore, PairwiseScore, Score, check_pair, s
 
 
 class AttentionOutput(NamedTuple):
-    """What looking at the source gives."""
+    """Context and attention weights."""
 
     context: Tensor
-    """(B, L, Dv): for every query the weighted average of the values."""
+    """(B, L, Dv): for every query the weighted sum of the values."""
     weights: Tensor | None
-    """(B, L, T), with heads (B, H, L, T): where every query looked (before dropout); None unless
-    asked for."""
+    """(B, L, T), with heads (B, H, L, T): the attention weights before dropout; None unless
+    `need_weights`."""
 
 
 class Attention(nn.Module):
-    """Look from every query at all keys, with any score.
+    """Attend from queries to keys with any score.
 
     Args:
         score: a score of this package, or any module with `forward(query, key) -> (B, L, T)`.
         normalizer: `softmax` (weights of a row sum to 1), `sparsemax` (Martins and Astudillo 2016,
             arXiv:1602.02068) and `entmax15` (Peters et al. 2019, arXiv:1905.05702), whose weights
-            sum to 1 too and are exactly 0 where the score is low, or `none` (raw scores as weights).
-        dropout: share of weights dropped in training, the others scaled up (default 0).
+            also sum to 1 and are exactly 0 for low scores, or `none` (scores are the weights).
+        dropout: probability of dropping a weight in training; the others are scaled up (default 0).
 
-    An inner score without weights runs on `scaled_dot_product_attention` for softmax; a pairwise
-    score runs in bounded memory, forward and backward.
+    An inner product with softmax and without weights runs on `scaled_dot_product_attention`; a
+    pairwise score runs in bounded memory, forward and backward.
 
     Raises:
         ConfigError: the normaliser is unknown or the dropout is not in [0, 1).
@@ -60,33 +61,34 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        query: Float[Tensor, "B1 L Dq"],
-        key: Float[Tensor, "B2 T2 Dk"],
-        value: Float[Tensor, "B3 T3 Dv"] | None = None,
-        key_padding_mask: Bool[Tensor, "B4 T4"] | None = None,
+        query: Float[Tensor, "B L Dq"],
+        key: Float[Tensor, "B T Dk"],
+        value: Float[Tensor, "B T Dv"] | None = None,
+        *,
+        key_padding_mask: Bool[Tensor, "B T"] | None = None,
         attn_mask: Tensor | None = None,
-        key_lengths: Int[Tensor, " B5"] | None = None,
+        key_lengths: Int[Tensor, " B"] | None = None,
         need_weights: bool = False,
     ) -> AttentionOutput:
-        """Attend from `query` to `key`, and average `value`.
+        """Attend from `query` to `key`, and return the weighted sums of `value`.
 
         Args:
             query: (B, L, Dq).
             key: (B, T, Dk).
-            value: (B, T, Dv), what is averaged; the keys themselves by default.
+            value: (B, T, Dv); the keys by default.
             key_padding_mask: bool (B, T), True = padding, ignored.
             attn_mask: bool (L, T) or (B, L, T), True = may not attend; or float, added to the
                 scores, -inf = may not attend.
             key_lengths: int (B,), the number of real keys, instead of a padding mask.
-            need_weights: give the weights too.
+            need_weights: return the weights too.
 
         Returns:
             The context (B, L, Dv), and the weights (B, L, T) or None. A query that may attend to
-            nothing gets a zero context, zero weights and zero gradients. What padding contains
-            never matters, NaN and infinities included, forward and backward. A NaN in a key that
-            `attn_mask` hides from some queries reaches only the queries that see it, for pairwise
-            scores and whenever weights are asked for; PyTorch's own operator, which serves inner
-            scores without weights, lets it reach every query of its batch item.
+            nothing gets a zero context, zero weights and zero gradients. The content of padding has
+            no effect, forward or backward, NaN and infinities included. If `attn_mask` masks a key
+            for some queries, a NaN in it reaches only the other queries, for pairwise scores and
+            whenever weights are returned; PyTorch's operator, which computes inner products without
+            weights, propagates it to every query of the batch item.
 
         Raises:
             ShapeError: shapes or dtypes do not fit; the message names them.
@@ -96,16 +98,49 @@ class Attention(nn.Module):
         score = self.score
         if isinstance(score, Score):
             score.check(query, key)
-        masks = read_masks(key, query.shape[1], key_padding_mask, attn_mask, key_lengths)
-        key, value = masks.clean(key), masks.clean(value)
-        broken = self.nonfinite_keys(key, value, attn_mask, need_weights)
-        if broken is None:
-            return self.attend(
-                query, self.project_key(key), value, masks.masked, masks.bias, need_weights
-            )
-        keys = self.project_key(key), self.project_key(without(key, broken))
-        values = value, without(value, broken)
-        return self.attend_nonfinite(query, keys, values, broken[:, None], masks, need_weights)
+        masks = resolve_masks(key, query.shape[1], key_padding_mask, attn_mask, key_lengths)
+
+        def project(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+            return self.project_key(key), value
+
+        return self.attend_masked(query, key, value, project, masks, need_weights)
+
+    def attend_masked(
+        self,
+        query: Float[Tensor, "*n L Dq"],
+        key: Float[Tensor, "B T Dk"],
+        value: Float[Tensor, "B T Dv"],
+        project: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        masks: Masks,
+        need_weights: bool,
+    ) -> AttentionOutput:
+        """Attend from queries to the result of `project(key, value)`; masked content has no effect.
+
+        If some queries may not attend to a key with NaN or infinities, keys and values are projected
+        twice: unchanged, and with zeros for the rows that are not finite. Attention runs on the
+        latter; scores and values of the former enter as constants, for the other queries.
+        """
+        key, value = masks.zero_masked_keys(key), masks.zero_masked_keys(value)
+        nonfinite = None
+        if masks.per_query and not self._uses_sdpa(need_weights):
+            nonfinite = ~(key.isfinite().all(-1) & value.isfinite().all(-1))
+        keys, values = project(key, value)
+        if nonfinite is None or not bool(nonfinite.any()):
+            return self.attend(query, keys, values, masks.masked, masks.bias, need_weights)
+        finite_keys, finite_values = project(zero_rows(key, nonfinite), zero_rows(value, nonfinite))
+        nonfinite = nonfinite[:, None] if query.dim() == 3 else nonfinite[:, None, None]
+        with torch.no_grad():
+            constants = self._scores(query, keys)
+        scores = torch.where(nonfinite, constants, self._scores(query, finite_keys))
+        dropout = self.dropout if self.training else 0.0
+        context, weights = weighted_sum(
+            scores, finite_values, masks.masked, masks.bias, self.normalizer, dropout
+        )
+        attended = nonfinite if masks.masked is None else nonfinite & ~masks.masked
+        with torch.no_grad():
+            difference = weights @ values - context
+        context = context + torch.where(attended.any(-1, keepdim=True), difference, 0)
+        return AttentionOutput(context, weights if need_weights else None)
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """Return the keys that `attend` takes, computed once per source."""
@@ -140,52 +175,14 @@ class Attention(nn.Module):
             )  # fmt: skip
             return AttentionOutput(output.context, output.weights)
         assert isinstance(keys, Tensor)
-        if isinstance(score, InnerProductScore) and self._is_plain_dot(need_weights):
+        if isinstance(score, InnerProductScore) and self._uses_sdpa(need_weights):
             queries = score.project_query(query).to(keys.dtype)
-            return AttentionOutput(
-                _dot_attention(queries, keys, values, masked, bias, dropout), None
-            )
+            return AttentionOutput(_sdpa(queries, keys, values, masked, bias, dropout), None)
         scores = self._scores(query, keys)
         context, weights = weighted_sum(scores, values, masked, bias, self.normalizer, dropout)
         return AttentionOutput(context, weights if need_weights else None)
 
-    def nonfinite_keys(
-        self, key: Tensor, value: Tensor, attn_mask: Tensor | None, need_weights: bool
-    ) -> Bool[Tensor, "B T"] | None:
-        """The keys that hold NaN or infinities, where they must be kept from some queries."""
-        if attn_mask is None or self._is_plain_dot(need_weights):
-            return None
-        broken = ~(key.isfinite().all(-1) & value.isfinite().all(-1))
-        return broken if bool(broken.any()) else None
-
-    def attend_nonfinite(
-        self,
-        query: Tensor,
-        keys: tuple[Tensor, Tensor],
-        values: tuple[Tensor, Tensor],
-        broken: Bool[Tensor, "*#n 1 T"],
-        masks: Masks,
-        need_weights: bool,
-    ) -> AttentionOutput:
-        """Keep NaN and infinite keys from the queries that do not see them.
-
-        Keys and values come twice: as they are, and with zeros for the broken ones. The moves run on
-        the latter; what the broken ones give is put in as constants, for the queries that see them.
-        """
-        with torch.no_grad():
-            raw = self._scores(query, keys[0])
-        scores = torch.where(broken, raw, self._scores(query, keys[1]))
-        dropout = self.dropout if self.training else 0.0
-        context, weights = weighted_sum(
-            scores, values[1], masks.masked, masks.bias, self.normalizer, dropout
-        )
-        seen = broken if masks.masked is None else broken & ~masks.masked
-        with torch.no_grad():
-            spoilt = weights @ values[0] - context
-        context = context + torch.where(seen.any(-1, keepdim=True), spoilt, 0)
-        return AttentionOutput(context, weights if need_weights else None)
-
-    def _is_plain_dot(self, need_weights: bool) -> bool:
+    def _uses_sdpa(self, need_weights: bool) -> bool:
         return (
             isinstance(self.score, InnerProductScore)
             and self.normalizer == "softmax"
@@ -218,7 +215,7 @@ def check_rows(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
 
 
-def _dot_attention(
+def _sdpa(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -226,7 +223,7 @@ def _dot_attention(
     bias: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    """PyTorch's own operator on rows that are transformed already; its True means "takes part"."""
+    """Call PyTorch's operator on projected rows; True in its boolean mask means "may attend"."""
     if bias is not None:
         mask = bias if masked is None else bias.masked_fill(masked, -torch.inf)
     else:

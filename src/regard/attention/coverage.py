@@ -1,4 +1,4 @@
-"""Coverage: what was looked at before, as one more input of the additive score."""
+"""Coverage: the attention accumulated over earlier steps, as an input of the additive score."""
 
 import torch
 from jaxtyping import Float
@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Coverage(nn.Module):
-    """What was looked at before, as one more input of the additive score.
+    """Add the accumulated attention weights to the projected keys of the additive score.
 
         e_ti = v . tanh(W s_t + U h_i + w_c c_ti)        c_ti = sum_{t' < t} alpha_t'i
 
@@ -24,12 +24,12 @@ class Coverage(nn.Module):
     def forward(
         self, keys: Float[Tensor, "B T E"], covered: Float[Tensor, "B K T"]
     ) -> Float[Tensor, "N T E"]:
-        """The keys as each of N = B x K rows sees them."""
+        """Return the keys of each of N = B x K rows, given its accumulated weights."""
         return (keys[:, None] + covered[..., None] * self.weight.to(keys.dtype)).flatten(0, 1)
 
 
 def coverage_cost(weights: Float[Tensor, "B L T"]) -> Float[Tensor, "B L"]:
-    """The part of every look that goes where looks went before: sum_i min(alpha_ti, c_ti).
+    """Return the overlap of every step's weights with the earlier ones: sum_i min(alpha_ti, c_ti).
 
     See et al. 2017 (arXiv:1704.04368), eq. 12.
     """

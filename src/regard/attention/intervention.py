@@ -1,4 +1,4 @@
-"""Pushing a look: weights pinned by hand, heads dropped; what would the model say then?"""
+"""Interventions: attention weights pinned by the user, and ablated heads."""
 
 from typing import NamedTuple
 
@@ -8,33 +8,30 @@ from torch import Tensor
 
 
 class Intervention(NamedTuple):
-    """What one step of every source is made to do."""
+    """Changes to the attention of one step, for every source."""
 
     pinned_weights: Float[Tensor, "B T"]
-    """Weights that are set, NaN where they are free."""
+    """Weights to impose, NaN for free ones."""
     ablated_heads: Bool[Tensor, "layers heads"] | None = None
-    """True for heads that find nothing."""
+    """True for heads whose weights are set to 0."""
 
     def apply(
         self, weights: Float[Tensor, "B *h K T"], values: Float[Tensor, "B *h T D"], layer: int = 0
     ) -> tuple[Float[Tensor, "B *h K D"], Float[Tensor, "B *h K T"]]:
-        """The context and the weights as they would be.
+        """Return the context and the weights after the intervention.
 
-        Pinned weights stand as they were set, and the free ones share what is left in their own
-        proportions; the weights of a dropped head are 0, and so is its context.
+        Free weights are scaled to sum to what the pinned ones leave of 1; the weights and the
+        context of an ablated head are 0.
         """
-        pins = (
-            self.pinned_weights[:, None]
-            if weights.dim() == 3
-            else self.pinned_weights[:, None, None]
-        )
-        pinned = ~pins.isnan()
-        given = pins.nan_to_num(0).to(weights.dtype)
-        free = weights.masked_fill(pinned, 0)
-        left = (1 - given.sum(-1, keepdim=True)).clamp(min=0)
+        rows = self.pinned_weights
+        rows = rows[:, None] if weights.dim() == 3 else rows[:, None, None]
+        is_pinned = ~rows.isnan()
+        pinned = rows.nan_to_num(0).to(weights.dtype)
+        free = weights.masked_fill(is_pinned, 0)
+        remainder = (1 - pinned.sum(-1, keepdim=True)).clamp(min=0)
         total = free.sum(-1, keepdim=True)
-        shared = given + free * (left / total.masked_fill(total == 0, 1))
-        weights = torch.where(pinned.any(-1, keepdim=True), shared, weights)
+        changed = pinned + free * (remainder / total.masked_fill(total == 0, 1))
+        weights = torch.where(is_pinned.any(-1, keepdim=True), changed, weights)
         if self.ablated_heads is not None:
             heads = self.ablated_heads[layer]
             weights = weights.masked_fill(heads[:, None, None] if weights.dim() == 4 else heads, 0)

@@ -1,4 +1,4 @@
-"""What a query may not see: padding, lengths and masks, read once and checked.
+"""Padding masks, attention masks and lengths: checked and brought into one form.
 
 Masks are boolean with True = padding / may not be attended to, the names and the polarity of
 `torch.nn.MultiheadAttention` (and the opposite of `scaled_dot_product_attention`).
@@ -20,16 +20,18 @@ class Masks(NamedTuple):
     masked: Tensor | None
     """bool, (B or 1, L or 1, T), with a head axis (B or 1, H or 1, L or 1, T)."""
     bias: Tensor | None
-    """As `masked`: what is added to the scores; finite, or infinitely in favour."""
-    hidden: Tensor | None
-    """bool, (B, T): the keys that no query may see."""
+    """float, shaped as `masked`: added to the scores; never -inf."""
+    masked_keys: Tensor | None
+    """bool, (B, T): the keys that no query may attend to."""
+    per_query: bool
+    """An `attn_mask` was given, which may mask a key for some queries only."""
 
-    def clean(self, rows: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """The rows with zeros for those that nobody may see, before any arithmetic: 0 x NaN is NaN."""
-        return rows if self.hidden is None else without(rows, self.hidden)
+    def zero_masked_keys(self, rows: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Return rows with zeros for `masked_keys`; a weight of 0 is not enough, as 0 x NaN is NaN."""
+        return rows if self.masked_keys is None else zero_rows(rows, self.masked_keys)
 
 
-def read_masks(
+def resolve_masks(
     key: Float[Tensor, "B T D"],
     length: int,
     key_padding_mask: Tensor | None,
@@ -37,32 +39,33 @@ def read_masks(
     key_lengths: Tensor | None,
     heads: int | None = None,
 ) -> Masks:
-    """Check the masks of a call with `length` queries, and bring them into one form.
+    """Check the masks of a call with `length` queries and combine them.
 
     Raises:
         ShapeError: shapes or dtypes do not fit; the message names them.
     """
     padding = _padding(key, key_padding_mask, key_lengths)
     masked, bias = _split_mask(attn_mask, key, length, heads)
-    unseen = None
+    masked_keys = padding
     if masked is not None:
-        unseen = masked.all(dim=-2)
-        unseen = (unseen if heads is None else unseen.all(dim=1)).expand(key.shape[0], -1)
-    if padding is None:
-        return Masks(masked, bias, unseen)
-    hidden = padding if unseen is None else padding | unseen
-    rows = padding[:, None] if heads is None else padding[:, None, None]
-    return Masks(rows if masked is None else masked | rows, bias, hidden)
+        everywhere = masked.all(dim=-2)
+        everywhere = everywhere if heads is None else everywhere.all(dim=1)
+        everywhere = everywhere.expand(key.shape[0], -1)
+        masked_keys = everywhere if padding is None else padding | everywhere
+    if padding is not None:
+        rows = padding[:, None] if heads is None else padding[:, None, None]
+        masked = rows if masked is None else masked | rows
+    return Masks(masked, bias, masked_keys, attn_mask is not None)
 
 
 def padding_from_lengths(lengths: Int[Tensor, " B"], width: int) -> Bool[Tensor, "B T"]:
-    """True at the positions from each length on, over `width` positions."""
+    """Return a padding mask of `width` positions: True at positions >= the length."""
     return torch.arange(width, device=lengths.device) >= lengths[:, None]
 
 
-def without(rows: Tensor, hidden: Tensor) -> Tensor:
-    """The rows with zeros for the hidden ones."""
-    return rows.masked_fill(hidden[..., None], 0)
+def zero_rows(rows: Float[Tensor, "B T D"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+    """Return rows with zeros where the mask is True."""
+    return rows.masked_fill(mask[..., None], 0)
 
 
 def _padding(
@@ -70,7 +73,7 @@ def _padding(
 ) -> Tensor | None:
     batch, width = key.shape[:2]
     if key_padding_mask is not None and key_lengths is not None:
-        raise ShapeError("key_padding_mask and key_lengths say the same: give one of them")
+        raise ShapeError("key_padding_mask and key_lengths are alternatives: give one of them")
     if key_padding_mask is not None:
         if key_padding_mask.dtype != torch.bool or key_padding_mask.shape != (batch, width):
             raise ShapeError(
@@ -91,7 +94,7 @@ def _padding(
 def _split_mask(
     attn_mask: Tensor | None, key: Tensor, length: int, heads: int | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """What is masked, and what is added to the scores; both with all axes."""
+    """Split a mask into a boolean mask and a bias of the scores, both with all axes."""
     if attn_mask is None:
         return None, None
     check_mask(attn_mask, key, length, heads)
@@ -100,19 +103,19 @@ def _split_mask(
     if mask.dtype == torch.bool:
         return mask, None
     masked = mask == -torch.inf
-    # the -inf are in `masked` now; left in the sum they would make NaN of an infinite score
+    # `masked` holds the -inf; added to a score of +inf they would give NaN
     return masked, mask.masked_fill(masked, 0)
 
 
 def check_mask(attn_mask: Tensor, key: Tensor, length: int, heads: int | None) -> None:
-    """Raise a ShapeError unless the mask fits `length` queries and these keys."""
+    """Raise a ShapeError unless the mask fits `length` queries and the keys."""
     batch, width = key.shape[:2]
-    fitting: list[tuple[int, ...]] = [(length, width), (batch, length, width)]
+    shapes: list[tuple[int, ...]] = [(length, width), (batch, length, width)]
     if heads is not None:
-        fitting.append((batch, heads, length, width))
-    if attn_mask.shape not in fitting:
+        shapes.append((batch, heads, length, width))
+    if attn_mask.shape not in shapes:
         names = ("(L, T)", "(B, L, T)", "(B, H, L, T)")
-        axes = " or ".join(f"{name} = {fit}" for name, fit in zip(names, fitting, strict=False))
+        axes = " or ".join(f"{name} = {size}" for name, size in zip(names, shapes, strict=False))
         raise ShapeError(f"expected attn_mask {axes}, got {shape(attn_mask)}")
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         raise ShapeError(

@@ -1,4 +1,4 @@
-"""What is computed once per source, and looked at in every step."""
+"""Memory: everything that is computed once per source and used in every step."""
 
 import dataclasses
 
@@ -10,23 +10,23 @@ from regard.kernels.additive import AdditiveKeys
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """One batch of encoded sources, with all that is computed once per source."""
+    """A batch of encoded sources with prepared keys and values."""
 
     states: Tensor
     """(B, T, Dk): the encoder's states."""
     padding: Tensor
-    """(B, T), bool: True where the source has ended."""
+    """(B, T), bool: True at padding."""
     final: Tensor
-    """(B, F): the encoder's final state, all that a decoder without attention sees."""
+    """(B, F): the encoder's final state, the only input of a decoder without attention."""
     keys: tuple[Tensor | AdditiveKeys, ...] = ()
-    """(B, T, E) or with heads (B, H, T, E), for every attention over the source: its prepared keys."""
+    """Prepared keys of every attention over the source, (B, T, E) or with heads (B, H, T, E)."""
     values: tuple[Tensor, ...] = ()
-    """(B, H, T, E) for every attention with heads: its projected values."""
+    """Projected values of every attention with heads, (B, H, T, E)."""
     copies: Tensor | None = None
-    """(B, T): of every source symbol its id on the target side, where it may be copied."""
+    """(B, T): target-side id of every source token, for a decoder that copies."""
 
     def select(self, items: Int[Tensor, " N"]) -> "Memory":
-        """The memory of these sources alone, in this order."""
+        """Return the memory of the sources at these indices."""
         return Memory(
             states=self.states[items],
             padding=self.padding[items],

@@ -1,4 +1,4 @@
-"""Attention with many heads: every head looks with its own projections, and all looks are joined.
+"""Multi-head attention: every head attends with its own projections; the contexts are concatenated.
 
     head_h = attention(Q W_Q^h, K W_K^h, V W_V^h)        out = [head_1; …; head_H] W_O
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard import scores
 from regard.attention.attention import Attention, AttentionOutput, check_rows
-from regard.attention.masks import check_mask, read_masks, without
+from regard.attention.masks import check_mask, resolve_masks
 from regard.errors import ConfigError, ShapeError
 from regard.positions import HeadPositions
 from regard.score_registry import find_score
@@ -22,7 +22,7 @@ from regard.scores import PairwiseScore, Score, make_score, shape
 
 
 class KeyValue(NamedTuple):
-    """Keys and values as heads look at them, computed once for any number of looks."""
+    """Projected keys and values of every head."""
 
     keys: Tensor
     """(B, H, T, E)."""
@@ -31,29 +31,28 @@ class KeyValue(NamedTuple):
 
 
 class MultiHeadAttention(nn.Module):
-    """Look with many heads at once, with any score.
+    """Multi-head attention with any score.
 
     Args:
-        embed_dim: width D of queries, keys, values and of what comes out.
-        num_heads: number H of heads; it divides `embed_dim`.
-        score: the name of a score, or a module that compares rows of width D / H, as `Attention`
-            takes it. The projections of queries and keys are the W and U of `additive` and
-            `concat`, and every head has its own v; other scores with parameters share them between
-            the heads, which the projections set apart.
-        dropout: share of weights dropped in training, the others scaled up (default 0).
+        embed_dim: width D of queries, keys, values and the output.
+        num_heads: number H of heads; a divisor of `embed_dim`.
+        score: name of a score, or a module for rows of width D / H, as in `Attention`. For
+            `additive` and `concat` the projections of queries and keys are W and U, and every head
+            has its own v; the parameters of other scores are shared by the heads.
+        dropout: probability of dropping a weight in training; the others are scaled up (default 0).
         bias: add a bias to all four projections (default True).
-        normalizer: as `Attention` takes it.
-        key_dim: width of keys and values as they come, where it is not D.
+        normalizer: as in `Attention`.
+        key_dim: width of keys and values before the projection (default D).
         position_encoding: applied to the projected queries and keys of every head, such as
             `regard.positions.RotaryPositions()`.
 
     With `scaled_dot` and the same parameters the output equals that of
-    `torch.nn.MultiheadAttention`. A query that may attend to nothing has weights 0 here, and the
-    bias of the output projection as its output, where that gives NaN.
+    `torch.nn.MultiheadAttention`. For a query that may attend to nothing the weights are 0 and the
+    output is the bias of the output projection; PyTorch's layer gives NaN.
 
     Raises:
         ConfigError: the widths, the number of heads, the score or the positions do not fit.
-        ShapeError: a score was made for rows of another width than D / H.
+        ShapeError: the score expects rows of another width than D / H.
     """
 
     def __init__(
@@ -92,29 +91,30 @@ class MultiHeadAttention(nn.Module):
 
     def forward(
         self,
-        query: Float[Tensor, "B1 L Dq"],
-        key: Float[Tensor, "B2 T2 Dk"],
-        value: Float[Tensor, "B3 T3 Dv"] | None = None,
-        key_padding_mask: Bool[Tensor, "B4 T4"] | None = None,
+        query: Float[Tensor, "B L Dq"],
+        key: Float[Tensor, "B T Dk"],
+        value: Float[Tensor, "B T Dv"] | None = None,
+        *,
+        key_padding_mask: Bool[Tensor, "B T"] | None = None,
         attn_mask: Tensor | None = None,
-        key_lengths: Int[Tensor, " B5"] | None = None,
+        key_lengths: Int[Tensor, " B"] | None = None,
         need_weights: bool = False,
     ) -> AttentionOutput:
-        """Attend from `query` to `key` with every head, and join what they find.
+        """Attend from `query` to `key` with every head, and combine the contexts.
 
         Args:
             query: (B, L, D).
             key: (B, T, D), or of width `key_dim`.
-            value: as `key`; the keys themselves by default.
+            value: as `key`; the keys by default.
             key_padding_mask: bool (B, T), True = padding, ignored.
             attn_mask: bool (L, T), (B, L, T) or (B, H, L, T), True = may not attend; or float,
                 added to the scores, -inf = may not attend.
             key_lengths: int (B,), the number of real keys, instead of a padding mask.
-            need_weights: give the weights too.
+            need_weights: return the weights too.
 
         Returns:
-            The output (B, L, D), and the weights of every head (B, H, L, T) or None. Masks are kept
-            as `Attention` keeps them.
+            The output (B, L, D), and the weights of every head (B, H, L, T) or None. Masks act as in
+            `Attention`.
 
         Raises:
             ShapeError: shapes or dtypes do not fit; the message names them.
@@ -122,49 +122,39 @@ class MultiHeadAttention(nn.Module):
         value = key if value is None else value
         check_rows(query, key, value)
         self._check_widths(query, key, value)
-        length, heads, look = query.shape[1], self.num_heads, self.attention
-        masks = read_masks(key, length, key_padding_mask, attn_mask, key_lengths, heads)
-        key, value = masks.clean(key), masks.clean(value)
-        queries = self.project_query(query)
-        broken = look.nonfinite_keys(key, value, attn_mask, need_weights)
-        if broken is None:
-            seen = self.project_key_value(key, value)
-            found = look.attend(queries, *seen, masks.masked, masks.bias, need_weights)
-        else:
-            spoilt = self.project_key_value(key, value)
-            seen = self.project_key_value(without(key, broken), without(value, broken))
-            keys, values = zip(spoilt, seen, strict=True)
-            found = look.attend_nonfinite(
-                queries, keys, values, broken[:, None, None], masks, need_weights
-            )
-        return AttentionOutput(self.combine_heads(found.context), found.weights)
+        length, heads = query.shape[1], self.num_heads
+        masks = resolve_masks(key, length, key_padding_mask, attn_mask, key_lengths, heads)
+        context, weights = self.attention.attend_masked(
+            self.project_query(query), key, value, self.project_key_value, masks, need_weights
+        )
+        return AttentionOutput(self.combine_heads(context), weights)
 
     def project_query(
         self, query: Float[Tensor, "B L D"], first: int = 0
     ) -> Float[Tensor, "B H L E"]:
-        """Queries of every head, at positions `first` and on."""
-        return self._turn(self._split(self.query_proj(query)), first)
+        """Return the queries of every head; the first one is at position `first`."""
+        return self._encode_positions(self._split_heads(self.query_proj(query)), first)
 
     def project_key_value(
         self, key: Float[Tensor, "B T Dk"], value: Float[Tensor, "B T Dk"], first: int = 0
     ) -> KeyValue:
-        """Keys and values of every head, at positions `first` and on."""
-        keys = self._turn(self._split(self.key_proj(key)), first)
-        return KeyValue(self.attention.project_key(keys), self._split(self.value_proj(value)))
+        """Return the keys and values of every head; the first ones are at position `first`."""
+        keys = self._encode_positions(self._split_heads(self.key_proj(key)), first)
+        return KeyValue(self.attention.project_key(keys), self._split_heads(self.value_proj(value)))
 
     def combine_heads(self, context: Float[Tensor, "B H L E"]) -> Float[Tensor, "B L D"]:
-        """What the heads have found, side by side, through the output projection."""
+        """Concatenate the contexts of the heads and apply the output projection."""
         return self.out_proj(context.transpose(1, 2).flatten(2))
 
-    def _split(self, rows: Tensor) -> Tensor:
+    def _split_heads(self, rows: Tensor) -> Tensor:
         return rows.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
-    def _turn(self, rows: Tensor, first: int) -> Tensor:
+    def _encode_positions(self, rows: Tensor, first: int) -> Tensor:
         return rows if self.position_encoding is None else self.position_encoding(rows, first)
 
     def _check_widths(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        found = query.shape[-1], key.shape[-1], value.shape[-1]
-        if found != (self.embed_dim, self.key_dim, self.key_dim):
+        widths = query.shape[-1], key.shape[-1], value.shape[-1]
+        if widths != (self.embed_dim, self.key_dim, self.key_dim):
             raise ShapeError(
                 f"MultiHeadAttention expects queries of width {self.embed_dim} and keys and "
                 f"values of width {self.key_dim}, got query {shape(query)}, key {shape(key)} and "
@@ -173,7 +163,7 @@ class MultiHeadAttention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Look from every position of a sequence at all of them: queries, keys and values are one.
+    """Self-attention: queries, keys and values come from one sequence.
 
         Q = X W_Q    K = X W_K    V = X W_V    softmax(Q K' / sqrt(D)) V
 
@@ -182,10 +172,10 @@ class SelfAttention(nn.Module):
     Args:
         embed_dim: width D of the sequence.
         num_heads: number H of heads (default 1).
-        causal: no position sees a later one (default False).
-        score: as `MultiHeadAttention` takes it.
-        dropout: share of weights dropped in training.
-        normalizer: as `Attention` takes it.
+        causal: mask the positions after the query (default False).
+        score: as in `MultiHeadAttention`.
+        dropout: probability of dropping a weight in training.
+        normalizer: as in `Attention`.
     """
 
     def __init__(
@@ -207,29 +197,31 @@ class SelfAttention(nn.Module):
     def forward(
         self,
         x: Float[Tensor, "B L D"],
-        key_padding_mask: Bool[Tensor, "B2 L2"] | None = None,
+        *,
+        key_padding_mask: Bool[Tensor, "B L"] | None = None,
         attn_mask: Tensor | None = None,
-        key_lengths: Int[Tensor, " B3"] | None = None,
+        key_lengths: Int[Tensor, " B"] | None = None,
         need_weights: bool = False,
     ) -> AttentionOutput:
-        """Look within `x` (B, L, D); masks and weights as `MultiHeadAttention` has them."""
+        """Attend within `x` (B, L, D); masks and result as in `MultiHeadAttention`."""
         if self.causal:
-            later = causal_mask(x.shape[1], x.device)
+            causal = causal_mask(x.shape[1], x.device)
             if attn_mask is not None:
                 check_mask(attn_mask, x, x.shape[1], self.attention.num_heads)
             if attn_mask is None:
-                attn_mask = later
+                attn_mask = causal
             elif attn_mask.dtype == torch.bool:
-                attn_mask = attn_mask | later
+                attn_mask = attn_mask | causal
             else:
-                attn_mask = attn_mask.masked_fill(later, -torch.inf)
+                attn_mask = attn_mask.masked_fill(causal, -torch.inf)
         return self.attention(
-            x, x, None, key_padding_mask, attn_mask, key_lengths, need_weights=need_weights
-        )
+            x, x, key_padding_mask=key_padding_mask, attn_mask=attn_mask, key_lengths=key_lengths,
+            need_weights=need_weights,
+        )  # fmt: skip
 
 
 def causal_mask(length: int, device: torch.device) -> Bool[Tensor, "L L"]:
-    """True where the key lies after the query."""
+    """Return a mask that is True where the key is after the query."""
     return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
 
 

@@ -1,4 +1,4 @@
-"""Local attention: a window of the source around a centre that walks along, or is predicted."""
+"""Local attention: a window of the source around a monotonic or predicted centre."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -6,16 +6,17 @@ from torch import Tensor, nn
 
 
 class LocalWindow(nn.Module):
-    """Local attention: only the source around a centre p_t is seen.
+    """Window of local attention: positions at most `radius` from a centre p_t.
 
-    Luong et al. 2015 (arXiv:1508.04025), section 3.2. `local-m` walks along, p_t = t (held at the last
-    source symbol). `local-p` predicts p_t = (S - 1) sigmoid(v . tanh(W s_t)), S the length of the
-    source, and prefers what is near it by a Gaussian with sigma = radius / 2. Ours is added to the
-    scores as -(i - p_t)^2 / 2 sigma^2, so that weights still sum to 1; theirs multiplies the weights.
+    Luong et al. 2015 (arXiv:1508.04025), section 3.2. `local-m` is monotonic, p_t = t (at most the
+    last source position). `local-p` predicts p_t = (S - 1) sigmoid(v . tanh(W s_t)), S the length of
+    the source, and favours positions near it by a Gaussian with sigma = radius / 2. Here the Gaussian
+    is added to the scores as -(i - p_t)^2 / 2 sigma^2, so that weights still sum to 1; in the paper
+    it multiplies the weights.
 
     Args:
         kind: `local-m` or `local-p`.
-        radius: half the width D of the window: positions p_t - D to p_t + D are seen.
+        radius: D of the paper: the window holds the positions p_t - D to p_t + D.
         query_dim: width of s_t.
     """
 
@@ -35,7 +36,7 @@ class LocalWindow(nn.Module):
     def forward(
         self, query: Float[Tensor, "B L D"], padding: Bool[Tensor, "B T"], steps: Int[Tensor, " L"]
     ) -> tuple[Bool[Tensor, "B L T"], Float[Tensor, "B L T"] | None]:
-        """What lies outside the window, and what is added to the scores inside."""
+        """Return a mask of the positions outside the window, and the bias of the scores inside."""
         last = ((~padding).sum(1) - 1).clamp(min=0)[:, None]
         positions = torch.arange(padding.shape[1], device=padding.device)
         if self.position_predictor is None:
