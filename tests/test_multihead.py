@@ -16,6 +16,7 @@ from regard.config import ModelConfig
 from regard.encoders import TransformerEncoder
 from regard.errors import ConfigError, ShapeError
 from regard.kernels import reference
+from regard.layers import TransformerConfig
 from regard.positions import EMBEDDING_POSITIONS, HEAD_POSITIONS, HeadPositions, RotaryPositions
 from regard.score_registry import SCORES
 from regard.scores import Dot
@@ -308,10 +309,10 @@ def test_a_new_positional_encoding_needs_a_row_of_its_table(
     monkeypatch.setitem(HEAD_POSITIONS, "head_ramp", Ramp)
     source, lengths = torch.tensor([[4, 5, 6], [6, 5, 4]]), torch.tensor([3, 3])
     for positions in ("ramp", "head_ramp"):
-        encoder = TransformerEncoder(
-            7, 8, 1, positions, pre_norm=True, dropout=0.0, feed_forward_dim=8, activation="relu",
-            num_heads=2,
-        )  # fmt: skip
+        config = TransformerConfig(
+            dim=8, layers=1, num_heads=2, feed_forward_dim=8, positions=positions
+        )
+        encoder = TransformerEncoder(config, 7)
         states = encoder(source, lengths).states
         difference = states[0] - states[1].flip(0)  # 0 without positions
         assert difference.abs().max() > 1e-3
