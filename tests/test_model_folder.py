@@ -52,7 +52,7 @@ def made(tmp_path: Path) -> Path:
     ],
     ids=str,
 )
-def test_a_folder_gives_back_what_was_saved(tmp_path: Path, model: dict[str, Any]) -> None:
+def test_loading_restores_what_was_saved(tmp_path: Path, model: dict[str, Any]) -> None:
     trained = make(tmp_path, **model)
     loaded = model_folder.load(tmp_path)
     assert loaded.config == trained.config
@@ -64,7 +64,7 @@ def test_a_folder_gives_back_what_was_saved(tmp_path: Path, model: dict[str, Any
         assert torch.equal(state[name], value), name
 
 
-def test_a_folder_holds_these_files_and_states_its_versions(made: Path) -> None:
+def test_a_folder_has_these_files_and_states_its_versions(made: Path) -> None:
     names = ["config.json", "model.safetensors", "source.json", "target.json"]
     assert sorted(os.listdir(made)) == names
     config = json.loads((made / "config.json").read_text())
@@ -80,7 +80,7 @@ def test_describe_does_not_need_weights(made: Path) -> None:
         model_folder.load(made)
 
 
-def test_what_is_no_model_folder_is_said(tmp_path: Path) -> None:
+def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
         with pytest.raises(FolderError, match=r"is not a model folder: it has no config\.json"):
@@ -91,9 +91,9 @@ def test_what_is_no_model_folder_is_said(tmp_path: Path) -> None:
     "content",
     [b"", b"{", b"[]", b"3", b"{}", b'{"format": "1"}', b'{"format": null}', b"\xff\xfe"],
 )
-def test_a_damaged_config_is_said(made: Path, content: bytes) -> None:
+def test_a_damaged_config_is_reported(made: Path, content: bytes) -> None:
     (made / "config.json").write_bytes(content)
-    with pytest.raises(FolderError, match=r"config\.json is damaged( \(|: it names no format)"):
+    with pytest.raises(FolderError, match=r"config\.json is damaged( \(|: it states no format)"):
         model_folder.load(made)
 
 
@@ -107,7 +107,7 @@ def test_a_damaged_config_is_said(made: Path, content: bytes) -> None:
         ("surprise", 1, "unknown setting surprise"),
     ],
 )
-def test_settings_that_cannot_be_used_are_damage(
+def test_invalid_settings_are_reported_as_damage(
     made: Path, key: str, value: Any, wrong: str, unchecked: None
 ) -> None:
     values = json.loads((made / "config.json").read_text())
@@ -116,15 +116,17 @@ def test_settings_that_cannot_be_used_are_damage(
         model_folder.load(made)
 
 
-def test_a_newer_format_is_not_guessed_at(made: Path) -> None:
+def test_a_newer_format_is_refused(made: Path) -> None:
     values = json.loads((made / "config.json").read_text())
     (made / "config.json").write_text(json.dumps({**values, "format": 3, "regard": "9.9"}))
-    with pytest.raises(FolderError, match=r"made by a newer regard \(9\.9\); upgrade to read it"):
+    with pytest.raises(
+        FolderError, match=r"written by a newer regard \(9\.9\); upgrade to read it"
+    ):
         model_folder.load(made)
 
 
 @pytest.mark.parametrize("name", ["source.json", "target.json"])
-def test_tokenizers_must_be_there_and_sound(made: Path, name: str) -> None:
+def test_missing_and_damaged_tokenizers_are_reported(made: Path, name: str) -> None:
     (made / name).write_bytes(b"\xff")
     with pytest.raises(FolderError, match=f"{name} is missing or damaged"):
         model_folder.load(made)
@@ -136,7 +138,7 @@ def test_tokenizers_must_be_there_and_sound(made: Path, name: str) -> None:
         model_folder.load(made)
 
 
-def test_weights_of_another_model_do_not_fit(made: Path, tmp_path: Path) -> None:
+def test_weights_of_another_model_are_refused(made: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     make(other, encoder_dim=7)
     (other / "model.safetensors").replace(made / "model.safetensors")
@@ -144,7 +146,7 @@ def test_weights_of_another_model_do_not_fit(made: Path, tmp_path: Path) -> None
         model_folder.load(made)
 
 
-def test_damaged_weights_are_said(made: Path) -> None:
+def test_damaged_weights_are_reported(made: Path) -> None:
     weights = made / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-5])
     with pytest.raises(FolderError, match="does not fit"):
@@ -155,7 +157,7 @@ def test_damaged_weights_are_said(made: Path) -> None:
 
 
 class Trap:
-    """Unpickling this makes a folder."""
+    """Unpickling an instance creates a folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

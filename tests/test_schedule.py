@@ -17,7 +17,7 @@ def schedule(**settings: Any) -> Schedule:
 
 
 def rates(run: Schedule, seconds: float = 1.0, limit: int = 10_000) -> list[float]:
-    """The rate of every update until the run is over."""
+    """Return the rate of every update until the run is over."""
     found: list[float] = []
     while not run.over():
         assert len(found) < limit
@@ -26,27 +26,27 @@ def rates(run: Schedule, seconds: float = 1.0, limit: int = 10_000) -> list[floa
     return found
 
 
-def test_the_rate_rises_from_zero_over_the_warm_up() -> None:
+def test_the_rate_rises_from_zero_during_the_warm_up() -> None:
     assert rates(schedule(warmup=4, max_updates=6)) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
-def test_without_warm_up_it_starts_full() -> None:
+def test_without_warm_up_the_rate_starts_at_its_maximum() -> None:
     assert rates(schedule(max_updates=3, learning_rate=0.5)) == [0.5, 0.5, 0.5]
 
 
-def test_inverse_sqrt_meets_the_warm_up_and_falls() -> None:
+def test_inverse_sqrt_continues_the_warm_up_and_decays() -> None:
     found = rates(schedule(schedule="inverse_sqrt", warmup=4, max_updates=100))
     assert found[:4] == [0.25, 0.5, 0.75, 1.0]
     assert found[15] == pytest.approx(math.sqrt(4 / 16))
     assert found[99] == pytest.approx(math.sqrt(4 / 100))
 
 
-def test_inverse_sqrt_without_warm_up_falls_from_the_first_update() -> None:
+def test_inverse_sqrt_without_warm_up_decays_from_the_first_update() -> None:
     found = rates(schedule(schedule="inverse_sqrt", max_updates=4))
     assert found == pytest.approx([1 / math.sqrt(n) for n in (1, 2, 3, 4)])
 
 
-def test_plateau_halves_after_validations_without_gain() -> None:
+def test_plateau_halves_the_rate_after_validations_without_improvement() -> None:
     run = schedule(schedule="plateau", plateau_patience=1, patience=99, max_updates=99)
     best = [run.validated(value) for value in (1.0, 1.0, 0.5, 2.0, 1.0, 2.0, 0.0, 0.0)]
     assert best == [True, False, False, True, False, False, False, False]
@@ -61,14 +61,14 @@ def test_other_schedules_do_not_halve() -> None:
     assert run.rate() == 1.0
 
 
-def test_the_cool_down_ends_at_zero_with_the_updates() -> None:
+def test_the_cooldown_ends_at_zero_with_the_updates() -> None:
     run = schedule(max_updates=10, cooldown=0.5)
     assert rates(run) == pytest.approx([1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
     assert run.rate() == 0
     assert run.update == 10
 
 
-def test_the_cool_down_ends_at_zero_with_the_minutes() -> None:
+def test_the_cooldown_ends_at_zero_with_the_minutes() -> None:
     run = schedule(max_updates=10**6, max_minutes=1.0, cooldown=0.5)
     found = rates(run, seconds=6.0)
     assert found == pytest.approx([1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
@@ -76,31 +76,31 @@ def test_the_cool_down_ends_at_zero_with_the_minutes() -> None:
     assert run.seconds == 60
 
 
-def test_what_is_used_up_first_ends_the_run() -> None:
+def test_the_first_budget_used_up_ends_the_run() -> None:
     assert len(rates(schedule(max_updates=5, max_minutes=1.0), seconds=1.0)) == 5
     assert len(rates(schedule(max_updates=500, max_minutes=0.05), seconds=1.0)) == 3
 
 
-def test_lost_patience_begins_a_short_cool_down() -> None:
+def test_exhausted_patience_begins_a_short_cooldown() -> None:
     run = schedule(max_updates=1000, cooldown=0.2, patience=2)
     for _ in range(40):
         run.advance(1.0)
     assert [run.validated(1.0) for _ in range(3)] == [True, False, False]
     found = rates(run)
-    assert len(found) == 10  # a fifth of the 50 updates that the run has in the end
+    assert len(found) == 10  # a fifth of the 50 updates of the whole run
     assert found == pytest.approx([1 - n / 10 for n in range(10)])
     assert run.rate() == 0
     assert run.update == 50
 
 
-def test_a_gain_restores_patience() -> None:
+def test_an_improvement_resets_patience() -> None:
     run = schedule(max_updates=1000, patience=2)
     for value in (1.0, 0.0, 2.0, 0.0, 3.0, 0.0):
         run.validated(value)
     assert run.cooldown is None
 
 
-def test_a_gain_during_the_cool_down_is_kept_but_does_not_stop_it() -> None:
+def test_an_improvement_during_the_cooldown_does_not_stop_it() -> None:
     run = schedule(max_updates=100, cooldown=0.5)
     for _ in range(60):
         run.advance(1.0)
@@ -118,7 +118,7 @@ def test_a_gain_during_the_cool_down_is_kept_but_does_not_stop_it() -> None:
     kind=st.sampled_from(["constant", "plateau", "inverse_sqrt"]),
     warmup=st.integers(0, 20),
 )
-def test_every_run_ends_in_its_budget_and_no_rate_leaves_its_bounds(
+def test_runs_end_within_their_budget_and_rates_stay_in_bounds(
     updates: int,
     cooldown: float,
     minutes: float | None,
@@ -147,7 +147,7 @@ def test_every_run_ends_in_its_budget_and_no_rate_leaves_its_bounds(
     assert run.seconds <= 60 * (minutes or math.inf) + 1.0
 
 
-def test_the_remaining_time_is_what_the_speed_so_far_says() -> None:
+def test_the_remaining_time_is_estimated_from_the_speed_so_far() -> None:
     run = schedule(max_updates=100)
     for _ in range(20):
         run.advance(0.5)
@@ -157,7 +157,7 @@ def test_the_remaining_time_is_what_the_speed_so_far_says() -> None:
     assert timed.remaining() == pytest.approx(20.0)
 
 
-def test_a_restored_schedule_goes_on_as_if_never_stopped() -> None:
+def test_a_restored_schedule_continues_exactly() -> None:
     run = schedule(schedule="plateau", plateau_patience=0, patience=3, max_updates=60, cooldown=0.4)
     for _ in range(30):
         run.advance(0.7)

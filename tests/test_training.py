@@ -324,3 +324,22 @@ def test_continued_training_needs_features_exactly_as_before(
     other = config("second", None if featured else 3)
     with pytest.raises(ConfigError, match=r"features of the source, got data.features_column"):
         regard.train(other, pairs, pairs[:2], init_from=tmp_path / "first")
+
+
+@pytest.mark.parametrize(
+    ("model", "line"),
+    [
+        ({}, "- model: rnn, encoder rnn, lstm, decoder luong, attention additive; "),
+        ({"attention": "none"}, "- model: rnn, encoder rnn, lstm, attention none; "),
+        (
+            {"kind": "transformer", "heads": 2, "feed_forward_dim": 8},
+            "- model: transformer, 2 heads, attention scaled_dot; ",
+        ),
+    ],
+    ids=str,
+)
+def test_the_model_card_states_the_settings_that_apply(
+    tmp_path: Path, model: dict[str, object], line: str
+) -> None:
+    regard.train(_config(tmp_path / "model", model, max_updates=1), PAIRS, DEV)
+    assert line in (tmp_path / "model" / "README.md").read_text()

@@ -1,4 +1,4 @@
-"""`last/`: what exact continuation needs, as tensors and JSON; nothing in it executes."""
+"""Checkpoints: the state for an exact resume in `last/`, as safetensors and JSON without code."""
 
 import json
 from pathlib import Path
@@ -15,31 +15,30 @@ from regard.model_folder import load_tensors, unshared_tensors, write_tensors
 
 
 def save(folder: str | Path, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Write `last/` in `folder`: weights, the optimiser's moments, random state, `state`.
+    """Write `last/` in `folder`: weights, state of the optimiser and of the generators, `state`.
 
-    Both files carry the number of the save; a pair that does not match is never read.
+    Both files store the number of updates; files whose numbers differ are refused by `load`.
     """
     last = Path(folder) / "last"
     tensors = {f"model.{name}": value for name, value in unshared_tensors(model).items()}
-    moments = optimizer.state_dict()
-    for index, values in moments["state"].items():
+    for index, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
             tensors[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
     tensors["random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random.cuda"] = torch.cuda.get_rng_state()
-    stamp = str(state["schedule"]["update"])
+    update = str(state["schedule"]["update"])
     with atomic_write(last / "state.safetensors") as temporary:
-        write_tensors(temporary, tensors, {"update": stamp})
-    document = {"format": FORMAT, "update": stamp, **state}
+        write_tensors(temporary, tensors, {"update": update})
+    document = {"format": FORMAT, "update": update, **state}
     write_text(last / "state.json", json.dumps(document, indent=2) + "\n")
 
 
 def load(folder: str | Path, model: nn.Module, optimizer: Optimizer) -> dict[str, Any] | None:
-    """Put `last/` back into model, optimiser and random state; its `state`, or None if there is none.
+    """Restore model, optimiser and generators from `last/`; return its `state`, None without one.
 
     Raises:
-        FolderError: the files are damaged or do not belong together.
+        FolderError: the files are damaged, or from different updates.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -59,7 +58,7 @@ def load(folder: str | Path, model: nn.Module, optimizer: Optimizer) -> dict[str
         _load_optimizer(optimizer, _part(tensors, "optimizer."))
         state = convert_training_state(state)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise FolderError(f"{last} is damaged ({error}); start anew in another folder") from None
+        raise FolderError(f"{last} is damaged ({error}); train in another folder") from None
     torch.set_rng_state(tensors["random.cpu"])
     if "random.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random.cuda"])

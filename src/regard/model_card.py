@@ -1,9 +1,10 @@
-"""The card of a model folder: what it is, how well it does, how it was made."""
+"""The model card: README.md of a model folder."""
 
 from pathlib import Path
 from typing import Any
 
 from regard import model_folder
+from regard.config import ModelConfig
 from regard.files import write_text
 
 
@@ -14,25 +15,34 @@ def write(
     metric: str,
     command: str | None,
 ) -> None:
-    """Write README.md into the folder."""
+    """Write the model card of a trained model into its folder."""
     config = trained.config
-    chosen = next((entry for entry in reversed(history) if entry["best"]), None)
+    best = next((entry for entry in reversed(history) if entry["best"]), None)
     lines = [
         f"# {out.name}",
         "",
-        f"A sequence-to-sequence model made by regard {model_folder.package_version()}.",
+        f"A sequence-to-sequence model trained with regard {model_folder.package_version()}.",
         "",
         f"- source: {config.source.unit}, vocabulary of {len(trained.source):,}",
         f"- target: {config.target.unit}, vocabulary of {len(trained.target):,}",
-        f"- model: {config.model.kind}, {config.model.cell}, decoder {config.model.decoder}, "
-        f"attention {config.model.attention}; {trained.metadata['parameters']:,} parameters",
+        f"- model: {_architecture(config.model)}; {trained.metadata['parameters']:,} parameters",
         f"- seed: {config.training.seed}",
     ]
-    if chosen is not None:
+    if best is not None:
         lines.append(
-            f"- chosen at update {chosen['update']:,} ({chosen['minutes']:.1f} min): dev {metric} "
-            f"{chosen[metric]:.2f} (greedy), dev loss {chosen['dev_loss']:.3f}"
+            f"- best weights at update {best['update']:,} ({best['minutes']:.1f} min): dev {metric} "
+            f"{best[metric]:.2f} (greedy), dev loss {best['dev_loss']:.3f}"
         )
-    lines += ["", "Made with", "", f"    {command or 'regard.train(config), see config.json'}", ""]
-    lines += ["Use it with", "", f"    echo 'some text' | regard translate {out.name}", ""]
+    lines += ["", "Trained with", "", f"    {command or 'regard.train(config), see config.json'}"]
+    lines += ["", "Use it with", "", f"    echo 'some text' | regard translate {out.name}", ""]
     write_text(out / "README.md", "\n".join(lines))
+
+
+def _architecture(model: ModelConfig) -> str:
+    """Return the settings that apply to this kind of model."""
+    if model.kind == "transformer":
+        return f"transformer, {model.heads} heads, attention {model.attention}"
+    decoder = "" if model.attention == "none" else f", decoder {model.decoder}"
+    return (
+        f"{model.kind}, encoder {model.encoder}, {model.cell}{decoder}, attention {model.attention}"
+    )

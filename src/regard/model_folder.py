@@ -1,11 +1,11 @@
-"""One model folder: everything a trained model needs, and nothing that executes.
+"""Model folders: everything that a trained model needs, without executable content.
 
 config.json          resolved settings, format and package version, metadata of the training
 model.safetensors    the best weights
 source.json target.json    the tokenizers
 metrics.jsonl        one line per validation (written by training)
-README.md            card, with the command that made it
-last/                only to resume (checkpoints.py)
+README.md            model card, with the training command
+last/                checkpoint for --resume (checkpoints.py)
 """
 
 import json
@@ -37,7 +37,7 @@ class TrainedModel:
 
 
 def package_version() -> str:
-    """Version of the installed package."""
+    """Return the version of the installed package."""
     try:
         return version("regard")
     except PackageNotFoundError:
@@ -96,7 +96,7 @@ def write_tensors(
 
 
 def describe(folder: str | Path) -> TrainedModel:
-    """Read config.json and the tokenizers; the model has fresh weights.
+    """Read config.json and the tokenizers; the weights are newly initialised.
 
     Raises:
         FolderError: something is missing, damaged or of a newer format.
@@ -112,7 +112,7 @@ def describe(folder: str | Path) -> TrainedModel:
 
 
 def load(folder: str | Path) -> TrainedModel:
-    """Read a folder back, weights included; nothing in it is executed.
+    """Read a folder, weights included; nothing in it is executed.
 
     Raises:
         FolderError: something is missing, damaged or of a newer format.
@@ -130,7 +130,7 @@ def load(folder: str | Path) -> TrainedModel:
     try:
         load_tensors(model, migrations.convert_tensors(load_file(weights)))
     except (SafetensorError, ValueError) as error:
-        raise FolderError(f"{weights} does not fit config.json ({error}); train anew") from None
+        raise FolderError(f"{weights} does not fit config.json ({error}); train again") from None
     model.eval()
     return trained
 
@@ -140,16 +140,16 @@ def _read_config(folder: Path) -> dict[str, Any]:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except OSError:
         raise FolderError(
-            f"{folder} is not a model folder: it has no config.json; give the folder that "
-            "`regard train --out` made"
+            f"{folder} is not a model folder: it has no config.json; give a folder "
+            "written by `regard train --out`"
         ) from None
     except ValueError as error:
-        raise FolderError(f"{folder / 'config.json'} is damaged ({error}); train anew") from None
+        raise FolderError(f"{folder / 'config.json'} is damaged ({error}); train again") from None
     if not isinstance(values, dict) or not isinstance(values.get("format"), int):
-        raise FolderError(f"{folder / 'config.json'} is damaged: it names no format; train anew")
+        raise FolderError(f"{folder / 'config.json'} is damaged: it states no format; train again")
     if values["format"] > migrations.FORMAT:
         raise FolderError(
-            f"{folder} was made by a newer regard ({values.get('regard', '?')}); upgrade to read it"
+            f"{folder} was written by a newer regard ({values.get('regard', '?')}); upgrade to read it"
         )
     return migrations.convert_config(values)
 
@@ -159,14 +159,14 @@ def _read_settings(folder: Path, values: dict[str, Any]) -> Config:
     try:
         return from_dict(settings)
     except ConfigError as error:
-        raise FolderError(f"{folder / 'config.json'} is damaged ({error}); train anew") from None
+        raise FolderError(f"{folder / 'config.json'} is damaged ({error}); train again") from None
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        raise FolderError(f"{path} is missing or damaged; train anew") from None
+        raise FolderError(f"{path} is missing or damaged; train again") from None
     try:
         return Tokenizer.from_json(text)
     except FolderError as error:

@@ -1,7 +1,7 @@
-"""The learning rate over a run: warm up, hold or fall, cool down to 0 at the end of the budget.
+"""Learning-rate schedule: warm-up, constant or decaying rate, cooldown to 0 at the end of the budget.
 
-The budget is a number of updates, minutes, or both: what is used up first counts. When validations
-stop gaining, the cool-down begins early; a run ends when its rate has come down to 0.
+The budget is a number of updates, minutes, or both; the run ends with the first that is used up.
+When validations stop improving, the cooldown begins early; the run ends when it reaches 0.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ class Schedule:
         return schedule
 
     def rate(self) -> float:
-        """The learning rate of the next update."""
+        """Return the learning rate of the next update."""
         config = self.config
         warm = min(1.0, (self.update + 1) / config.warmup) if config.warmup else 1.0
         rate = config.learning_rate * warm * self.plateau_factor
@@ -63,14 +63,14 @@ class Schedule:
         return rate * self._cooldown_factor()
 
     def advance(self, seconds: float) -> None:
-        """Count one update that took `seconds`."""
+        """Count one update, which took `seconds`."""
         self.update += 1
         self.seconds += seconds
         if self.cooldown is None and self.used() >= 1 - self.config.cooldown:
             self.cooldown = Cooldown(self.update, self.seconds, None)
 
     def validated(self, value: float) -> bool:
-        """Take in a validation (higher is better, NaN is worst); True where it is the best so far."""
+        """Record a metric value (higher is better, NaN is worst); return whether it is the best so far."""
         value = -math.inf if math.isnan(value) else value
         if self.best is None or value > self.best:
             self.best, self.validations_since_best = value, 0
@@ -89,23 +89,23 @@ class Schedule:
         return False
 
     def used(self) -> float:
-        """Share of the budget that is used up."""
+        """Return the share of the budget that is used up."""
         updates = self.update / self.config.max_updates
         return max(updates, self.seconds / (60 * (self.config.max_minutes or math.inf)))
 
     def over(self) -> bool:
-        """True when the run has ended."""
+        """Return whether the run has ended."""
         return self.used() >= 1 or (self.cooldown is not None and self._cooldown_factor() <= 0)
 
     def remaining(self) -> float:
-        """Seconds until the end of the budget, at the speed so far."""
+        """Return the estimated seconds until the end of the budget, at the speed so far."""
         end = (self.cooldown and self.cooldown.end_update) or self.config.max_updates
         by_updates = (end - self.update) * self.seconds / max(1, self.update)
         by_time = 60 * (self.config.max_minutes or math.inf) - self.seconds
         return max(0.0, min(by_updates, by_time))
 
     def to_dict(self) -> dict[str, Any]:
-        """All but the settings, for saving."""
+        """Return the state, without the settings, for saving."""
         values = dataclasses.asdict(self)
         del values["config"]
         return values
