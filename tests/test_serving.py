@@ -24,9 +24,10 @@ from fastapi.testclient import TestClient
 import regard
 from regard.cli.main import main
 from regard.serving.app import Settings, create_app
-from regard.serving.batching import Batcher, QueueFull, Search
+from regard.serving.batching import Batcher, QueueFull
 from regard.serving.limits import BodyLimit, Limits
 from regard.serving.metrics import Metrics
+from regard.serving.schemas import TranslateRequest
 from serving_models import make_folder
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -368,6 +369,10 @@ def _recording(folder: Path, *, paused: bool = False) -> _RecordingTranslator:
     return recording
 
 
+def _request(text: str, **fields: Any) -> TranslateRequest:
+    return TranslateRequest(text=text, **fields)
+
+
 def _with_batcher(translator: regard.Translator, limits: Limits, work: Any) -> Any:
     async def run() -> Any:
         batcher = Batcher([translator], limits, Metrics())
@@ -385,20 +390,18 @@ def test_batched_requests_equal_single_ones(folder: Path) -> None:
     translator = _recording(folder)
     rng = np.random.default_rng(1)
     requests = [
-        (" ".join(rng.choice(list("abcd"), rng.integers(1, 9))), Search(beam_size=int(beam)))
+        _request(" ".join(rng.choice(list("abcd"), rng.integers(1, 9))), beam_size=int(beam))
         for beam in rng.choice([1, 4], 60)
     ]
 
     async def work(batcher: Batcher) -> Any:
-        return await asyncio.gather(
-            *(batcher.translate([text], search, [""], [{}]) for text, search in requests)
-        )
+        return await asyncio.gather(*map(batcher.translate, requests))
 
     results = _with_batcher(translator, Limits(batch_delay=0.0), work)
     assert len(translator.sizes) < 8
-    for (text, search), ((output,),) in zip(requests, results, strict=True):
-        single = translator.translate([text], search.beam_size)[0]
-        assert output.source == text
+    for request, ((output,),) in zip(requests, results, strict=True):
+        single = translator.translate([request.text], request.beam_size)[0]
+        assert output.source == request.text
         assert output.tokens == single.tokens
         assert _close(output.attention, single.attention)
 
@@ -407,7 +410,7 @@ def test_an_invalid_request_does_not_affect_its_batch(folder: Path) -> None:
     async def work(batcher: Batcher) -> Any:
         pins = [{}, {0: {50: 1.0}}, {}]
         return await asyncio.gather(
-            *(batcher.translate(["a b"], Search(), [""], [pin]) for pin in pins),
+            *(batcher.translate(_request("a b", pin=pin)) for pin in pins),
             return_exceptions=True,
         )
 
@@ -422,7 +425,7 @@ def test_a_full_queue_and_a_timeout(folder: Path) -> None:
 
     async def work(batcher: Batcher) -> Any:
         requests = [
-            asyncio.create_task(batcher.translate(["a"] * 3, Search(), [""] * 3, [{}] * 3))
+            asyncio.create_task(batcher.translate(TranslateRequest(texts=["a"] * 3)))  # type: ignore[call-arg]
             for _ in range(4)
         ]
         await asyncio.to_thread(translator.started.wait)
@@ -445,7 +448,7 @@ def test_the_work_of_a_batch_is_limited(folder: Path) -> None:
     translator = _recording(folder)
 
     async def work(batcher: Batcher) -> Any:
-        requests = [batcher.translate(["a"], Search(), [""], [{}], work=40) for _ in range(6)]
+        requests = [batcher.translate(_request("a"), work=40) for _ in range(6)]
         return await asyncio.gather(*requests)
 
     assert len(_with_batcher(translator, Limits(work=100, batch_delay=0.0), work)) == 6

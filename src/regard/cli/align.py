@@ -16,12 +16,10 @@ def run(arguments: list[str]) -> None:
     add_model(parser)
     add_pairs(parser)
     parser.add_argument(
-        "--gold",
-        type=str,
-        help="gold links, one line per pair: i-j sure, i?j possible, 0-based",
+        "--gold", help="gold links, one line per pair: i-j sure, i?j possible, 0-based"
     )
     parser.add_argument(
-        "--json", type=str, help="write alignment error rate, precision and recall to this file"
+        "--json", help="write alignment error rate, precision and recall to this file"
     )
     args = parser.parse_args(arguments)
     if args.json and not args.gold:

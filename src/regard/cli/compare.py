@@ -51,17 +51,16 @@ def _parser() -> Parser:
     add_settings(parser)
     parser.add_argument(
         "--attention",
-        type=str,
         default="none,additive,luong:dot,transformer",
         help="comma-separated models: none, transformer, a score, luong:SCORE, bahdanau:SCORE, "
         "transformer:SCORE",
     )
     add_output_folder(parser)
     parser.add_argument(
-        "--seeds", type=str, default="1", help="comma-separated seeds; each model trains per seed"
+        "--seeds", default="1", help="comma-separated seeds; each model trains per seed"
     )
-    parser.add_argument("--test", type=str, help="pairs to evaluate on; default: --data.dev")
-    parser.add_argument("--gold", type=str, help="gold links of these pairs, one Pharaoh line each")
+    parser.add_argument("--test", help="pairs to evaluate on; default: --data.dev")
+    parser.add_argument("--gold", help="gold links of these pairs, one Pharaoh line each")
     add_beam_size(parser, 1)
     parser.add_argument("--resume", action="store_true", help="reuse models that are finished")
     add_device(parser)

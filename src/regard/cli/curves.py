@@ -7,14 +7,13 @@ from regard.cli.parser import Parser
 def run(arguments: list[str]) -> None:
     """Draw the curves in one chart."""
     parser = Parser(prog="regard curves", description=__doc__)
-    parser.add_argument("folders", type=str, nargs="+", help="model folders")
+    parser.add_argument("folders", nargs="+", help="model folders")
     add_chart_file(parser)
     parser.add_argument(
         "--metric",
-        type=str,
         help="key of metrics.jsonl; default: the metric that selects the best checkpoint",
     )
-    parser.add_argument("--by", type=str, default="minutes", help="x axis: minutes or update")
+    parser.add_argument("--by", default="minutes", help="x axis: minutes or update")
     args = parser.parse_args(arguments)
     from regard.curves import curves
 

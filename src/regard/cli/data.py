@@ -11,9 +11,7 @@ from regard.files import require_empty_folder
 def run(arguments: list[str]) -> None:
     """Make the dataset and write it."""
     parser = Parser(prog="regard data", description=__doc__)
-    parser.add_argument(
-        "name", type=str, help="phrasebook, dates, numbers, inflection, copy or reverse"
-    )
+    parser.add_argument("name", help="phrasebook, dates, numbers, inflection, copy or reverse")
     add_output_folder(parser)
     parser.add_argument("--seed", type=int, default=1, help="random seed (the phrasebook is fixed)")
     args = parser.parse_args(arguments)

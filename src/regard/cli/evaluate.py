@@ -22,7 +22,7 @@ def run(arguments: list[str]) -> None:
     parser.add_argument(
         "--lowercase", action="store_true", help="lower-case outputs and references first"
     )
-    parser.add_argument("--json", type=str, help="write the metrics to this file")
+    parser.add_argument("--json", help="write the metrics to this file")
     args = parser.parse_args(arguments)
     from regard.cli.pairs import good_pairs
     from regard.evaluation import evaluate

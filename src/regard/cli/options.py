@@ -8,7 +8,7 @@ from regard.config import Device
 
 def add_model(parser: Parser) -> None:
     """Add the model folder and the device."""
-    parser.add_argument("folder", type=str, help="model folder")
+    parser.add_argument("folder", help="model folder")
     add_device(parser)
 
 
@@ -19,7 +19,7 @@ def add_device(parser: Parser) -> None:
 
 def add_pairs(parser: Parser) -> None:
     """Add a file of sentence pairs."""
-    parser.add_argument("pairs", type=str, help="TSV file, or two parallel files as F.src,F.tgt")
+    parser.add_argument("pairs", help="TSV file, or two parallel files as F.src,F.tgt")
 
 
 def add_search(parser: Parser) -> None:
@@ -39,15 +39,13 @@ def add_beam_size(parser: Parser, default: int = 5) -> None:
 
 def add_output_folder(parser: Parser, default: str | None = None) -> None:
     """Add the folder to write, required unless it has a default."""
-    parser.add_argument(
-        "--out", type=str, required=default is None, default=default, help="folder to write"
-    )
+    parser.add_argument("--out", required=default is None, default=default, help="folder to write")
 
 
 def add_chart_file(parser: Parser) -> None:
     """Add the file that a chart is saved to."""
     parser.add_argument(
-        "-o", "--out", type=str, required=True, help=".html, .png, .svg or .json file to write"
+        "-o", "--out", required=True, help=".html, .png, .svg or .json file to write"
     )
 
 

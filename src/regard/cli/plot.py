@@ -9,9 +9,9 @@ def run(arguments: list[str]) -> None:
     """Translate one text (or force a target) and save its heatmap."""
     parser = Parser(prog="regard plot", description=__doc__)
     add_model(parser)
-    parser.add_argument("text", type=str, help="text to translate")
+    parser.add_argument("text", help="text to translate")
     add_chart_file(parser)
-    parser.add_argument("--target", type=str, help="output to force, instead of the model's own")
+    parser.add_argument("--target", help="output to force, instead of the model's own")
     add_beam_size(parser)
     parser.add_argument(
         "--layer", type=int, help="layer of a Transformer, from 0; default: the selected layer"

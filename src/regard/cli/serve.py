@@ -68,9 +68,9 @@ def run(arguments: list[str]) -> None:
 def _parser() -> Parser:
     parser = Parser(prog="regard serve", description=__doc__)
     add_model(parser)
-    parser.add_argument("--compare-with", type=str, help="second model folder, shown side by side")
-    parser.add_argument("--example", type=str, help="text translated when the page opens")
-    parser.add_argument("--host", type=str, default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--compare-with", help="second model folder, shown side by side")
+    parser.add_argument("--example", help="text translated when the page opens")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument(
         "--port", type=int, default=8000, help="port to listen on; 0: any free port"
     )

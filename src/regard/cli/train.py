@@ -15,7 +15,7 @@ def run(arguments: list[str]) -> None:
     parser.add_argument(
         "--resume", action="store_true", help="continue from the folder's last checkpoint"
     )
-    parser.add_argument("--init-from", type=str, help="model folder to take initial weights from")
+    parser.add_argument("--init-from", help="model folder to take initial weights from")
     args = parser.parse_args(recipe_first(arguments))
     enable_huge_pages()
     from regard.config import from_dict

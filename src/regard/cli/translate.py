@@ -62,20 +62,16 @@ def run(arguments: list[str]) -> None:
 def _parser() -> Parser:
     parser = Parser(prog="regard translate", description=__doc__)
     add_model(parser)
-    parser.add_argument(
-        "file", type=str, nargs="?", help="lines to translate; default: standard input"
-    )
+    parser.add_argument("file", nargs="?", help="lines to translate; default: standard input")
     add_search(parser)
     parser.add_argument(
         "--n-best", type=int, default=1, help="outputs per line: line TAB rank TAB score TAB text"
     )
     parser.add_argument(
-        "--attention",
-        type=str,
-        help="write tokens and attention to this file, one JSON object per output",
+        "--attention", help="write tokens and attention to this file, one JSON object per output"
     )
     parser.add_argument(
-        "--alignments", type=str, help="write alignments to this file, one Pharaoh line per output"
+        "--alignments", help="write alignments to this file, one Pharaoh line per output"
     )
     parser.add_argument("--heatmap", action="store_true", help="draw the attention on the terminal")
     return parser

@@ -22,7 +22,7 @@ from regard import model_folder
 from regard.errors import ConfigError, RegardError
 from regard.explanation.from_model import explain_step
 from regard.score_registry import SCORES
-from regard.serving.batching import Batcher, QueueFull, Search
+from regard.serving.batching import Batcher, QueueFull
 from regard.serving.limits import BodyLimit, Limits
 from regard.serving.metrics import Metrics, RequestMetrics
 from regard.serving.schemas import (
@@ -198,18 +198,8 @@ _ERROR_HANDLERS = {
 
 
 async def _translate(request: TranslateRequest, batcher: Batcher) -> Response:
-    search = Search(
-        request.model,
-        request.beam_size,
-        request.n_best,
-        request.length_penalty,
-        tuple(request.ablate_heads),
-        request.tree,
-    )
     work = _check(request, _translator(batcher, request.model), batcher.limits)
-    outputs = await batcher.translate(
-        request.all_texts, search, request.prefixes, request.pins, work
-    )
+    outputs = await batcher.translate(request, work)
     weights, limit = count_weights(request, outputs), batcher.limits.weights
     if weights > limit:
         raise ConfigError(

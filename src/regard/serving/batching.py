@@ -6,15 +6,16 @@ batch. Each text gets the result that it would get alone.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from regard.serving.limits import Limits
 from regard.serving.metrics import Metrics
+from regard.serving.schemas import TranslateRequest
 from regard.translation import Translation
-from regard.translator import Pins, TextOrTokens, Translator
+from regard.translator import Translator
 
 _BATCH_TOKENS = 20_480
 """Source tokens times beam size that are computed at once."""
@@ -24,27 +25,13 @@ class QueueFull(Exception):
     """Too many texts or calls are waiting; the client should try again later."""
 
 
-class Search(NamedTuple):
-    """Search settings; only texts with equal ones share a batch."""
-
-    model: int = 0
-    beam_size: int = 5
-    n_best: int = 1
-    length_penalty: float = 1.0
-    ablate_heads: tuple[tuple[int, int], ...] = ()
-    return_tree: bool = False
-
-
 @dataclass(eq=False)
 class _Job:
-    """The texts of one request, and the future of their translations."""
+    """A request, its cost in tokens times beam size, and the future of its translations."""
 
-    texts: Sequence[str]
-    prefixes: Sequence[TextOrTokens]
-    pins: Sequence[Pins]
-    search: Search
+    request: TranslateRequest
     work: int
-    result: "asyncio.Future[list[list[Translation]]]" = field(repr=False)
+    result: "asyncio.Future[list[list[Translation]]]"
 
     def finish(self, result: list[list[Translation]] | BaseException) -> None:
         if self.result.done():  # the client has disconnected or the request timed out
@@ -67,35 +54,22 @@ class Batcher:
         self._has_jobs = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "regard")
 
-    async def translate(
-        self,
-        texts: Sequence[str],
-        search: Search,
-        prefixes: Sequence[TextOrTokens],
-        pins: Sequence[Pins],
-        work: int = 0,
-    ) -> list[list[Translation]]:
-        """Return the outputs of each text, best first.
-
-        Args:
-            texts: sources.
-            search: search settings.
-            prefixes: a forced prefix per text.
-            pins: pinned weights per text.
-            work: estimated cost, in tokens times beam size.
+    async def translate(self, request: TranslateRequest, work: int = 0) -> list[list[Translation]]:
+        """Return the outputs of each text, best first; `work` is the cost of the request.
 
         Raises:
             QueueFull: too many texts are waiting.
             TimeoutError: there was no result in time.
             RegardError: the model cannot do this.
         """
-        waiting = sum(len(job.texts) for job in self._jobs if not job.result.done())
-        if waiting + len(texts) > self.limits.queue:
+        waiting = _count_texts(job for job in self._jobs if not job.result.done())
+        texts = waiting + len(request.all_texts)
+        if texts > self.limits.queue:
             raise QueueFull
         result = asyncio.get_running_loop().create_future()
-        self._jobs.append(_Job(texts, prefixes, pins, search, work, result))
+        self._jobs.append(_Job(request, work, result))
         self._has_jobs.set()
-        self.metrics.queue.set(waiting + len(texts))
+        self.metrics.queue.set(texts)
         # a timeout cancels the future, and a cancelled job is not computed
         return await asyncio.wait_for(result, self.limits.timeout)
 
@@ -134,17 +108,17 @@ class Batcher:
         self._jobs.clear()
         texts = work = 0
         for job in waiting:
-            fits = texts + len(job.texts) <= self.limits.batch_texts
+            fits = texts + len(job.request.all_texts) <= self.limits.batch_texts
             fits = fits and work + job.work <= self.limits.work
-            if not batch or (fits and job.search == batch[0].search):
+            if not batch or (fits and job.request.search == batch[0].request.search):
                 batch.append(job)
-                texts += len(job.texts)
+                texts += len(job.request.all_texts)
                 work += job.work
             else:
                 self._jobs.append(job)
         if not self._jobs:
             self._has_jobs.clear()
-        self.metrics.queue.set(sum(len(job.texts) for job in self._jobs))
+        self.metrics.queue.set(_count_texts(self._jobs))
         if batch:
             self.metrics.batch.observe(texts)
         return batch
@@ -166,20 +140,25 @@ class Batcher:
             return
         start = 0
         for job in batch:
-            loop.call_soon_threadsafe(job.finish, outputs[start : start + len(job.texts)])
-            start += len(job.texts)
+            end = start + len(job.request.all_texts)
+            loop.call_soon_threadsafe(job.finish, outputs[start:end])
+            start = end
 
     def _translate(self, batch: list[_Job]) -> list[list[Translation]]:
-        search = batch[0].search
+        search = batch[0].request
         outputs = self.translators[search.model].translate(
-            [text for job in batch for text in job.texts],
+            [text for job in batch for text in job.request.all_texts],
             search.beam_size,
             search.n_best,
             search.length_penalty,
             _BATCH_TOKENS // max(search.beam_size, search.n_best),
-            prefix=[prefix for job in batch for prefix in job.prefixes],
-            pin=[pins for job in batch for pins in job.pins],
+            prefix=[prefix for job in batch for prefix in job.request.prefixes],
+            pin=[pins for job in batch for pins in job.request.pins],
             ablate_heads=search.ablate_heads,
-            return_tree=search.return_tree,
+            return_tree=search.tree,
         )
         return outputs if search.n_best > 1 else [[output] for output in outputs]
+
+
+def _count_texts(jobs: Iterable[_Job]) -> int:
+    return sum(len(job.request.all_texts) for job in jobs)

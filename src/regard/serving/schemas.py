@@ -89,6 +89,12 @@ class TranslateRequest(_Request):
         return [self.text] if self.text is not None else self.texts or []
 
     @property
+    def search(self) -> tuple[object, ...]:
+        """The settings that must be equal for texts of one batch."""
+        heads = tuple(self.ablate_heads)
+        return self.model, self.beam_size, self.n_best, self.length_penalty, heads, self.tree
+
+    @property
     def prefixes(self) -> list[TextOrTokens]:
         """A forced prefix per text."""
         if isinstance(self.prefix, list):
