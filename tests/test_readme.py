@@ -1,4 +1,4 @@
-"""README and examples: every command and every line of Python in them works."""
+"""README, CONTRIBUTING and examples: commands and code run, and named files exist."""
 
 import io
 import os
@@ -22,7 +22,7 @@ def _blocks(language: str) -> list[str]:
 
 
 def _commands(text: str) -> list[list[str]]:
-    """The words of every `regard` command, behind a pipe or not."""
+    """Return the arguments of every `regard` command, after a pipe or not."""
     lines = text.replace("\\\n", " ").splitlines()
     pieces = [piece.strip() for line in lines for piece in line.split("#")[0].split("|")]
     return [shlex.split(piece)[1:] for piece in pieces if piece.startswith("regard ")]
@@ -35,14 +35,14 @@ def test_the_tour_and_the_python_of_the_readme_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    verbs: list[str] = []
-    for verb, *arguments in _commands(TOUR):
-        if verb == "train":
+    commands: list[str] = []
+    for command, *arguments in _commands(TOUR):
+        if command == "train":
             arguments += ["--training.max_updates", "3", "--training.validate_every", "3"]
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a b c\n")))
-        assert main([verb, *arguments]) == 0, (verb, capsys.readouterr().err)
-        verbs.append(verb)
-    assert set(verbs) == {"data", "train", "translate", "evaluate", "align", "plot"}
+        assert main([command, *arguments]) == 0, (command, capsys.readouterr().err)
+        commands.append(command)
+    assert set(commands) == {"data", "train", "translate", "evaluate", "align", "plot"}
     blocks = _blocks("python")
     assert blocks
     for block in blocks:
@@ -50,20 +50,20 @@ def test_the_tour_and_the_python_of_the_readme_run(
 
 
 @pytest.mark.parametrize(
-    "command", [words for block in _blocks("sh") for words in _commands(block)], ids=" ".join
+    "call", [call for block in _blocks("sh") for call in _commands(block)], ids=" ".join
 )
 def test_every_option_of_the_readme_exists(
-    command: list[str], capsys: pytest.CaptureFixture[str]
+    call: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verb, *arguments = command
-    assert verb in COMMANDS
-    with pytest.raises(SystemExit) as left:
-        sys.exit(main([verb, "--help"]))
-    assert not left.value.code
+    command, *arguments = call
+    assert command in COMMANDS
+    with pytest.raises(SystemExit) as exit_info:
+        sys.exit(main([command, "--help"]))
+    assert not exit_info.value.code
     known = set(re.findall(r"(?<![\w-])--?[a-z][\w.-]*", capsys.readouterr().out))
     for argument in arguments:
         if re.fullmatch(r"--?[a-z].*", argument):
-            assert argument.split("=")[0] in known, f"regard {verb} has no {argument}"
+            assert argument.split("=")[0] in known, f"regard {command} has no {argument}"
 
 
 def test_files_that_the_readme_points_to_exist() -> None:
@@ -77,9 +77,21 @@ def test_the_source_tree_names_every_module() -> None:
     for path in (ROOT / "src" / "regard").rglob("*.py"):
         folder = path.parent.name
         assert folder == "regard" or f"{folder}/" in tree, folder
-        # built-in datasets, charts and commands: one file each, named for what it holds
+        # built-in datasets, charts and commands: one file each, named after its content
         if path.stem != "__init__" and folder not in ("datasets", "charts", "cli"):
             assert f" {path.name} " in tree, path.name
+
+
+def test_the_files_named_under_where_a_change_goes_exist() -> None:
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = contributing.split("## Where a change goes")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| [^|]+ \| (.*`.*) \| (.*`.*) \|$", section, re.MULTILINE)
+    assert len(rows) == 10
+    for sources, tests in rows:
+        files = [ROOT / "src" / "regard" / name for name in re.findall(r"`(.+?)`", sources)]
+        files += [ROOT / "tests" / name for name in re.findall(r"`(.+?)`", tests)]
+        for path in files:
+            assert (path if path.stem != "NAME" else path.parent).exists(), path
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
