@@ -1,8 +1,8 @@
-"""The site: lessons and recipes that are run while it is built, and a reference from the docstrings.
+"""Configuration of the documentation: executed lessons and recipes, reference from docstrings.
 
 sphinx-build -W -b html docs docs/_build/html
 
-Nothing is fetched while it is built, and no page loads anything from elsewhere.
+The build needs no network, and no page loads anything from another host.
 """
 
 import os
@@ -10,9 +10,9 @@ import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 
-# notebooks run beside each other, one thread each, and find the helpers of the lessons
+# notebooks run in parallel, one thread each, and import the helpers of the lessons
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # said by tqdm in every notebook
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # from tqdm in every notebook
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(Path(__file__).parent / "lessons"), os.environ.get("PYTHONPATH")])
 )
@@ -26,28 +26,28 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
+    "commands",
     "docstrings",
     "kernels",
     "mathml",
-    "verbs",
 ]
 exclude_patterns = ["_build", "lessons/_*"]
 templates_path: list[str] = []
 
-# every cell runs at every build, and an error in one ends it
+# every build runs every cell; an error fails the build
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 180
 nb_execution_show_tb = True
 nb_merge_streams = True
-nb_ipywidgets_js = {}  # else pages ask two other hosts for scripts
+nb_ipywidgets_js = {}  # otherwise pages load scripts from two hosts
 nb_mime_priority_overrides = [("html", "image/svg+xml", 0)]
 nb_render_markdown_format = "myst"
-nb_render_image_options = {"alt": "drawn by the cell above"}
+nb_render_image_options = {"alt": "figure drawn by the cell above"}
 
 myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
 myst_heading_anchors = 3
-# headings of what a cell prints do not continue those of the page
+# headings that a cell prints do not continue the levels of the page
 suppress_warnings = ["myst.header", "mystnb.unknown_mime_type"]
 
 autodoc_member_order = "bysource"

@@ -1,4 +1,4 @@
-"""Make docs/page.png: the page of a model, a bar of it just dragged.
+"""Create docs/page.png: the web page of a model after dragging the bar of a weight.
 
     python docs/screenshot.py demo/model
 

@@ -1,7 +1,7 @@
-"""Kernels that are talked to through sockets of their own, not through ports.
+"""Jupyter kernels that communicate through Unix sockets instead of ports.
 
-Jupyter looks for five free ports, lets them go, and starts the kernel, which takes them again; with
-several pages built at once, another one may have taken them in between.
+Jupyter looks for five free ports, releases them and starts the kernel, which binds them again; when
+pages are built in parallel, another kernel may have taken them in between.
 """
 
 import tempfile
@@ -17,7 +17,7 @@ _create = NotebookClient.create_kernel_manager
 
 
 def create_kernel_manager(client: NotebookClient) -> KernelManager:
-    """The manager of one page's kernel."""
+    """Return the manager of the kernel of one page."""
     manager = _create(client)
     manager.transport = "ipc"
     manager.ip = str(Path(tempfile.gettempdir()) / f"kernel-{uuid4().hex}")
@@ -25,6 +25,6 @@ def create_kernel_manager(client: NotebookClient) -> KernelManager:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Whoever runs a page starts its kernel so."""
+    """Start the kernels of all pages this way."""
     NotebookClient.create_kernel_manager = create_kernel_manager
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers draw themselves: no script, no font, nothing to load."""
+"""Render formulas as MathML, which browsers display without scripts or fonts."""
 
 from typing import Any
 
@@ -8,19 +8,19 @@ from sphinx.application import Sphinx
 
 
 def mathml(formula: str, display: str) -> str:
-    """The formula as MathML; bars with a side lie close to what they enclose."""
-    sided = formula.replace(r"\lvert", r"\left|").replace(r"\rvert", r"\right|")
-    return convert(sided, display=display)
+    """Return the formula as MathML; bars with a side are set as delimiters."""
+    delimited = formula.replace(r"\lvert", r"\left|").replace(r"\rvert", r"\right|")
+    return convert(delimited, display=display)
 
 
 def visit_inline(translator: Any, node: nodes.Element) -> None:
-    """A formula within a line."""
+    """Render an inline formula."""
     translator.body.append(mathml(node.astext(), "inline"))
     raise nodes.SkipNode
 
 
 def visit_block(translator: Any, node: nodes.Element) -> None:
-    """A formula on lines of its own."""
+    """Render a displayed formula."""
     translator.body.append('<div class="formula">')
     translator.body.append(mathml(node.astext(), "block"))
     translator.body.append("</div>\n")
@@ -28,6 +28,6 @@ def visit_block(translator: Any, node: nodes.Element) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Offer the renderer `mathml`."""
+    """Register the renderer `mathml`."""
     app.add_html_math_renderer("mathml", (visit_inline, None), (visit_block, None))
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
