@@ -2,6 +2,7 @@
 
 import io
 import os
+import pkgutil
 import re
 import runpy
 import shlex
@@ -92,6 +93,12 @@ def test_the_files_named_under_where_a_change_goes_exist() -> None:
         files += [ROOT / "tests" / name for name in re.findall(r"`(.+?)`", tests)]
         for path in files:
             assert (path if path.stem != "NAME" else path.parent).exists(), path
+
+
+def test_the_names_of_the_reference_exist() -> None:
+    for page in (ROOT / "docs" / "reference").glob("*.md"):
+        for name in re.findall(r"auto\w+:: ([\w.]+)", page.read_text(encoding="utf-8")):
+            assert pkgutil.resolve_name(name), name
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.name)
