@@ -1,4 +1,4 @@
-"""Small models that have learned to turn a few letters round, for tests of what is around models."""
+"""Small models trained to reverse a few letters, for tests of code that uses models."""
 
 import random
 from pathlib import Path
@@ -8,7 +8,7 @@ from regard.config import DataConfig, ModelConfig, TextConfig, TrainingConfig
 
 
 def make_folder(out: Path, **model: object) -> Path:
-    """Train for a few seconds: good enough to look somewhere, too little to look nowhere else."""
+    """Train for a few seconds: attention is then neither uniform nor one-hot."""
     rng = random.Random(3)
     words = [rng.choices("abcd", k=rng.choice([2, 3, 4])) for _ in range(300)]
     pairs = [(" ".join(word), " ".join(word[::-1])) for word in words]

@@ -272,19 +272,17 @@ def _check(request: TranslateRequest, translator: Translator, limits: Limits) ->
 
 def _model_info(name: str, translator: Translator) -> dict[str, Any]:
     trained = translator.trained
-    model = trained.config.model.resolved()
-    transformer = model.kind == "transformer"
-    layers = model.decoder_layers or 1
+    model, decoder = trained.config.model.resolved(), trained.model.decoder
     return {
         "name": name,
         "kind": model.kind,
         "encoder": model.encoder,
-        "decoder": None if transformer else model.decoder,
+        "decoder": None if model.kind == "transformer" else model.decoder,
         "attention": model.attention,
         "normalizer": model.normalizer,
-        "layers": layers if transformer else 1,
-        "heads": model.heads if transformer else 1,
-        "attention_layer": translator.attention_layer(layers) if transformer else 0,
+        "layers": decoder.attention_layers,
+        "heads": decoder.attention_heads,
+        "attention_layer": translator.attention_layer(decoder.attention_layers),
         "parameters": trained.metadata.get("parameters"),
         "source": {"unit": trained.config.source.unit, "vocabulary": len(translator.source)},
         "target": {"unit": trained.config.target.unit, "vocabulary": len(translator.target)},
