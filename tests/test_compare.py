@@ -1,4 +1,4 @@
-"""Comparing models: the same pairs, budget and seeds, a table and a chart."""
+"""Model comparison: same pairs, budget and seeds; a table and a chart."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import pytest
 
 from regard.alignment import Gold
 from regard.cli.main import main
-from regard.compare import Length, Run, by_length, compare, model_settings, table
+from regard.compare import LengthAccuracy, Run, by_length, compare, model_settings, table
 from regard.data import Pair
 from regard.errors import ConfigError, DataError
 from regard.metrics import report
@@ -39,7 +39,7 @@ def _settings(tmp_path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("item", "settings"),
+    ("specification", "settings"),
     [
         ("none", {"kind": "rnn", "attention": "none"}),
         ("additive", {"kind": "rnn", "attention": "additive"}),
@@ -49,26 +49,36 @@ def _settings(tmp_path: Path) -> dict[str, Any]:
         ("transformer:additive", {"kind": "transformer", "attention": "additive"}),
     ],
 )
-def test_items_are_models(item: str, settings: dict[str, str]) -> None:
-    assert model_settings(item) == {"encoder": None, **settings}
+def test_specifications_give_model_settings(specification: str, settings: dict[str, str]) -> None:
+    assert model_settings(specification) == {"encoder": None, **settings}
 
 
-@pytest.mark.parametrize("item", ["", "sum", "luong", "luong:sum", "cho:dot", "dot:luong"])
-def test_what_is_no_model_is_named(item: str) -> None:
-    with pytest.raises(ConfigError, match=f"no model is named '{item}'; items of --attention are"):
-        model_settings(item)
+@pytest.mark.parametrize("specification", ["", "sum", "luong", "luong:sum", "cho:dot", "dot:luong"])
+def test_unknown_models_are_refused(specification: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"unknown model '{specification}'; --attention takes none, "
+    ):
+        model_settings(specification)
 
 
-def test_every_item_is_trained_measured_and_drawn(tmp_path: Path) -> None:
+def test_every_model_is_trained_evaluated_and_plotted(tmp_path: Path) -> None:
     test = _pairs(30, 3)
     gold = [Gold(frozenset((i, i) for i in range(len(pair.source.split())))) for pair in test]
-    items = ["none", "luong:dot", "transformer"]
-    said: list[str] = []
+    models = ["none", "luong:dot", "transformer"]
+    messages: list[str] = []
     runs = compare(
-        _settings(tmp_path), items, tmp_path / "out", test, seeds=(1, 2), gold=gold, say=said.append
+        _settings(tmp_path),
+        models,
+        tmp_path / "out",
+        test,
+        seeds=(1, 2),
+        gold=gold,
+        log=messages.append,
     )
-    assert [(run.name, run.seed) for run in runs] == [(item, s) for item in items for s in (1, 2)]
-    assert said[1] == "[2 of 6] none, seed 2"
+    assert [(run.name, run.seed) for run in runs] == [
+        (model, s) for model in models for s in (1, 2)
+    ]
+    assert messages[1] == "[2 of 6] none, seed 2"
     assert [run.aer is None for run in runs] == [True, True, False, False, False, False]
     for run in runs:
         folder = tmp_path / "out" / run.name.replace(":", "-") / f"seed-{run.seed}"
@@ -90,16 +100,16 @@ def test_every_item_is_trained_measured_and_drawn(tmp_path: Path) -> None:
 
 
 def _run(name: str, seed: int, right: int) -> Run:
-    """A run of which `right` of 20 outputs are right: the first 10 of 3 symbols, the others of 9."""
+    """Return a run with `right` of 20 outputs correct; 10 sources have 3 tokens, 10 have 9."""
     outputs = ["a"] * right + ["b"] * (20 - right)
     scores = report(outputs, [["a"]] * 20, [3] * 10 + [9] * 10)
     lengths = tuple(
-        Length(part.low, part.high, part.n, part.exact_match) for part in scores.by_length
+        LengthAccuracy(part.low, part.high, part.n, part.exact_match) for part in scores.by_length
     )
     return Run(name, seed, scores, 2.0, 100, 1234, 50.0, 9, lengths, 0.25)
 
 
-def test_the_table_gives_means_and_intervals_over_seeds() -> None:
+def test_the_table_has_means_and_intervals_over_seeds() -> None:
     one = table([_run("dot", 1, 10)])
     low, high = (
         _run("dot", 1, 10).scores.exact_match.low,
@@ -114,7 +124,7 @@ def test_the_table_gives_means_and_intervals_over_seeds() -> None:
     assert "| 1,234 | 2.0 | 100 | 50 | 25.0 |" in three
 
 
-def test_the_chart_has_a_line_per_item_and_a_mark_per_length() -> None:
+def test_the_chart_has_a_line_per_model_and_a_point_per_length() -> None:
     chart = by_length([_run("none", 1, 10), _run("none", 2, 15), _run("dot", 1, 20)])
     marks = [(point.series, point.x, point.y) for point in chart.points]
     assert marks == [("none", 3, 100), ("none", 8, 25), ("dot", 3, 100), ("dot", 8, 100)]
@@ -150,15 +160,15 @@ def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("more", "wrong"),
     [
-        (["--attention", "none,sum"], "no model is named 'sum'"),
-        (["--seeds", "1,1"], "--seeds names one twice: 1, 1"),
-        (["--attention", "dot,none,dot"], "--attention names one twice: dot, none, dot"),
+        (["--attention", "none,sum"], "unknown model 'sum'"),
+        (["--seeds", "1,1"], "--seeds has a duplicate: 1, 1"),
+        (["--attention", "dot,none,dot"], "--attention has a duplicate: dot, none, dot"),
         (["--beam-size", "0"], "--beam-size must be at least 1, got 0"),
         (["--seeds", "1,x"], "--seeds takes comma-separated integers, got '1,x'"),
         (["--data.dev", "nowhere.tsv"], "cannot read nowhere.tsv"),
     ],
 )
-def test_bad_calls_are_said_before_anything_is_trained(
+def test_invalid_calls_are_reported_before_anything_is_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], wrong: str
 ) -> None:
     data = _settings(tmp_path)["data"]
@@ -168,7 +178,7 @@ def test_bad_calls_are_said_before_anything_is_trained(
     assert not any((tmp_path / "out").glob("*/*"))
 
 
-def test_runs_are_compared_on_gold_links_of_every_pair(tmp_path: Path) -> None:
+def test_gold_links_must_cover_every_pair(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1 lines of gold links for 5 pairs"):
         compare(
             _settings(tmp_path), ["dot"], tmp_path / "out", _pairs(5, 3), gold=[Gold(frozenset())]
@@ -177,10 +187,10 @@ def test_runs_are_compared_on_gold_links_of_every_pair(tmp_path: Path) -> None:
         compare({}, ["dot"], tmp_path / "out", _pairs(5, 3))
 
 
-def test_a_recipe_for_recurrent_models_leaves_the_transformer_its_own_score(tmp_path: Path) -> None:
+def test_a_recurrent_recipe_does_not_change_the_score_of_the_transformer(tmp_path: Path) -> None:
     settings = _settings(tmp_path)
     settings["model"] = {**settings["model"], "attention": "additive", "kind": "rnn"}
-    compare(settings, ["transformer"], tmp_path / "out", _pairs(5, 3), say=lambda _: None)
+    compare(settings, ["transformer"], tmp_path / "out", _pairs(5, 3), log=lambda _: None)
     config = json.loads((tmp_path / "out" / "transformer" / "seed-1" / "config.json").read_text())
     assert config["model"]["attention"] == "scaled_dot"
     assert config["model"]["encoder"] == "transformer"

@@ -1,16 +1,16 @@
-"""Train several models on the same pairs, budget and seeds, and lay them side by side.
+"""Compare models trained on the same pairs with the same budget and seeds.
 
-What it is for: to see what attention does. A model without it gets the whole source through one
-state, and its accuracy falls with the length of the source; the chart shows where.
+The comparison shows the effect of attention. A model without attention compresses the source into
+one state, and its accuracy falls with the length of the source; the chart shows where.
 """
 
 import dataclasses
 import json
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, NamedTuple, get_args
 
 from regard.alignment import Gold
@@ -19,22 +19,22 @@ from regard.config import AttentionName, Config, from_dict
 from regard.data import Pair
 from regard.errors import ConfigError, DataError
 from regard.evaluation import Report, align, evaluate
-from regard.files import write_text
+from regard.files import read_lines, write_text
 from regard.metrics import Scores, exact_match
 from regard.training import train
 from regard.translator import Translator
 
 MINUTES = 8.0
-"""Budget of all trainings together, where none is given."""
+"""Default budget of all training runs together."""
 
-# 97.5 % points of Student's t with 1, 2, … degrees of freedom
-_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-_MOST_LENGTHS = 30
+# 97.5 % quantiles of Student's t with 1, 2, … degrees of freedom
+_T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+_MAX_DISTINCT_LENGTHS = 30
 _MODELS = "none, transformer, a score, luong:SCORE, bahdanau:SCORE or transformer:SCORE"
 
 
-class Length(NamedTuple):
-    """How a model does on sources of `low` to `high` symbols."""
+class LengthAccuracy(NamedTuple):
+    """Accuracy on the `n` sources of `low` to `high` tokens."""
 
     low: int
     high: int
@@ -45,33 +45,33 @@ class Length(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One trained model and how it did."""
+    """A trained model and its results."""
 
     name: str
-    """The item it was made for, such as `luong:dot`."""
+    """Its specification, such as `luong:dot`."""
     seed: int
     scores: Scores
     minutes: float
-    """Time of training."""
+    """Training time."""
     updates: int
     parameters: int
     sentences_per_second: float
-    """Translated on the pairs that it is measured on, one hypothesis each."""
+    """Translation speed on the test pairs, one hypothesis each."""
     longest_source: int
-    """Symbols of the longest training source."""
-    lengths: tuple[Length, ...]
-    """Accuracy by the length of the source."""
+    """Tokens of the longest training source."""
+    lengths: tuple[LengthAccuracy, ...]
+    """Accuracy by source length."""
     aer: float | None
-    """Alignment error rate against gold links, from 0 to 1, where there are some."""
+    """Alignment error rate against gold links, from 0 to 1; None without gold links or attention."""
 
 
-def model_settings(item: str) -> dict[str, str | None]:
-    """The model settings that an item of the list stands for.
+def model_settings(specification: str) -> dict[str, str | None]:
+    """Return the model settings of a specification such as `luong:dot`.
 
     Raises:
         ConfigError: there is no such model.
     """
-    kind, _, score = item.partition(":")
+    kind, _, score = specification.partition(":")
     if not score and kind in get_args(AttentionName):
         return {"kind": "rnn", "encoder": None, "attention": kind}
     if not score and kind == "transformer":
@@ -79,12 +79,12 @@ def model_settings(item: str) -> dict[str, str | None]:
     if kind in ("luong", "bahdanau", "transformer") and score in get_args(AttentionName):
         name = "kind" if kind == "transformer" else "decoder"
         return {"kind": "rnn", "encoder": None, "attention": score, name: kind}
-    raise ConfigError(f"no model is named {item!r}; items of --attention are {_MODELS}")
+    raise ConfigError(f"unknown model {specification!r}; --attention takes {_MODELS}")
 
 
 def compare(
     settings: Mapping[str, Any],
-    items: Sequence[str],
+    models: Sequence[str],
     out: Path,
     test: Sequence[Pair],
     *,
@@ -92,54 +92,56 @@ def compare(
     gold: Sequence[Gold] | None = None,
     beam_size: int = 1,
     resume: bool = False,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> list[Run]:
-    """Train every item with every seed, measure it, and write the table and the chart.
+    """Train every model with every seed, evaluate it, and write the table and the chart.
 
     Args:
-        settings: groups of settings by name, as `config.from_dict` takes them, for all models.
-        items: what to train, such as `none`, `additive`, `luong:dot`, `transformer`.
+        settings: groups of settings by name, as for `config.from_dict`; common to all models.
+        models: specifications, such as `none`, `additive`, `luong:dot`, `transformer`.
         out: folder for the models, `table.md`, `table.json` and `by_length.html` (and .png, .svg).
-        test: pairs to measure on.
-        seeds: of each training.
-        gold: links of these pairs, where known.
-        beam_size: open hypotheses when measuring.
-        resume: keep the models that are finished already.
-        say: where to announce the next training.
+        test: pairs to evaluate on.
+        seeds: training seeds; each model is trained once per seed.
+        gold: gold links of the test pairs.
+        beam_size: beam size of the evaluation.
+        resume: reuse models that are finished.
+        log: called with a line before each training run.
 
     Raises:
-        ConfigError: an item is no model, or settings do not fit one.
+        ConfigError: a specification is unknown, or settings do not fit a model.
+        DataError: the numbers of gold links and test pairs differ.
     """
-    _check(settings, items, test, seeds, gold, beam_size)
+    _check(settings, models, test, seeds, gold, beam_size)
     plans = [
-        (item, seed, _config(settings, item, seed, items, seeds, out))
-        for item in items
+        (name, _config(settings, name, seed, len(models) * len(seeds), out))
+        for name in models
         for seed in seeds
     ]
     runs: list[Run] = []
-    for number, (item, seed, config) in enumerate(plans, start=1):
-        say(f"[{number} of {len(plans)}] {item}, seed {seed}")
-        # a finished one has no budget left, and is held to the same pairs and model
-        train(config, resume=resume, command=f"regard compare ({item}, seed {seed})")
-        runs.append(_measure(item, config, test, gold, beam_size))
+    for number, (name, config) in enumerate(plans, start=1):
+        label = f"{name}, seed {config.training.seed}"
+        log(f"[{number} of {len(plans)}] {label}")
+        # resuming a finished run has no budget left, but checks that pairs and model are the same
+        train(config, resume=resume, command=f"regard compare ({label})")
+        runs.append(_evaluate(name, config, test, gold, beam_size))
         _write(out, runs)
     return runs
 
 
 def _check(
     settings: Mapping[str, Any],
-    items: Sequence[str],
+    models: Sequence[str],
     test: Sequence[Pair],
     seeds: Sequence[int],
     gold: Sequence[Gold] | None,
     beam_size: int,
 ) -> None:
-    """Say before anything is trained what would be found after it."""
+    """Raise for invalid arguments before anything is trained."""
     if settings.get("data", {}).get("dev") is None:
         raise ConfigError("models are compared on the same pairs: give --data.dev F")
-    for name, values in (("--attention", items), ("--seeds", seeds)):
+    for name, values in (("--attention", models), ("--seeds", seeds)):
         if len(set(values)) < len(values):
-            raise ConfigError(f"{name} names one twice: {', '.join(map(str, values))}")
+            raise ConfigError(f"{name} has a duplicate: {', '.join(map(str, values))}")
     if beam_size < 1:
         raise ConfigError(f"--beam-size must be at least 1, got {beam_size}")
     if gold is not None and len(gold) != len(test):
@@ -149,133 +151,110 @@ def _check(
 
 
 def table(runs: Sequence[Run]) -> str:
-    """A table in Markdown: a row per item, means over its seeds, 95 % intervals."""
-    aligned = any(run.aer is not None for run in runs)
-    heads = [
-        "model",
-        "exact match, %",
-        "PER, %",
-        "BLEU",
-        "parameters",
-        "minutes",
-        "updates",
-        "sentences/s",
-    ]
-    heads += ["alignment error, %"] if aligned else []
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    """Return a Markdown table: a row per model, means over its seeds, 95 % intervals."""
+    columns: dict[str, Callable[[list[Run]], str]] = {
+        "exact match, %": lambda group: _interval(group, "exact_match"),
+        "PER, %": lambda group: _interval(group, "per"),
+        "BLEU": lambda group: _interval(group, "bleu"),
+        "parameters": lambda group: f"{group[0].parameters:,}",
+        "minutes": lambda group: f"{fmean(run.minutes for run in group):.1f}",
+        "updates": lambda group: f"{fmean(run.updates for run in group):,.0f}",
+        "sentences/s": lambda group: f"{fmean(run.sentences_per_second for run in group):,.0f}",
+    }
+    if any(run.aer is not None for run in runs):
+        columns["alignment error, %"] = _mean_aer
+    rows = [["model", *columns], ["---"] * (1 + len(columns))]
     for name, group in _by_name(runs).items():
-        cells = [
-            name,
-            *(_interval(group, key) for key in ("exact_match", "per", "bleu")),
-            f"{group[0].parameters:,}",
-            f"{_mean(run.minutes for run in group):.1f}",
-            f"{_mean(run.updates for run in group):,.0f}",
-            f"{_mean(run.sentences_per_second for run in group):,.0f}",
-        ]
-        if aligned:
-            errors = [run.aer for run in group if run.aer is not None]
-            cells.append(f"{100 * _mean(errors):.1f}" if errors else "no attention")
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append([name, *(column(group) for column in columns.values())])
     seeds = len({run.seed for run in runs})
-    how = (
+    kind = (
         "over the sources, one seed (bootstrap)"
         if seeds == 1
         else f"of the mean over {seeds} seeds (Student's t)"
     )
-    return (
-        "\n".join([*lines, "", f"Intervals are 95 % {how}; {runs[0].scores.n:,} sources."]) + "\n"
-    )
+    lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return f"{lines}\nIntervals are 95 % {kind}; {runs[0].scores.n:,} sources.\n"
 
 
 def by_length(runs: Sequence[Run]) -> LineChart:
-    """Exact match by the length of the source, a line per item."""
+    """Return a chart of exact match by source length, one line per model."""
     points: list[Point] = []
     for name, group in _by_name(runs).items():
-        for part in group[0].lengths:
-            same = [each for run in group for each in run.lengths if each.low == part.low]
-            value = _mean(each.exact_match for each in same)
-            span = f"{part.low}" if part.low == part.high else f"{part.low}–{part.high}"
-            label = f"{span} symbols: {value:.1f} % of {part.n:,}"
-            points.append(Point(name, (part.low + part.high) / 2, value, label))
+        for low, high, n, _ in group[0].lengths:
+            value = fmean(
+                part.exact_match for run in group for part in run.lengths if part.low == low
+            )
+            span = f"{low}" if low == high else f"{low}–{high}"
+            tooltip = f"{span} tokens: {value:.1f} % of {n:,}"
+            points.append(Point(name, (low + high) / 2, value, tooltip))
     return LineChart(
         points,
-        x_title="length of the source, in symbols",
-        y_title="right to the last symbol, %",
-        title="What fits through one state, and what attention looks up",
-        explanation="Same pairs, same budget; each mark is a length, or a range of lengths.",
+        x_title="source length, tokens",
+        y_title="exact match, %",
+        title="Exact match by source length",
+        explanation="Same pairs, same budget; each point is one length or a range of lengths.",
         rule=(float(runs[0].longest_source), "longest in training"),
         y_domain=(0.0, 100.0),
     )
 
 
 def _config(
-    settings: Mapping[str, Any],
-    item: str,
-    seed: int,
-    items: Sequence[str],
-    seeds: Sequence[int],
-    out: Path,
+    settings: Mapping[str, Any], name: str, seed: int, number_of_runs: int, out: Path
 ) -> Config:
     training = {**settings.get("training", {}), "seed": seed}
     if training.get("max_minutes") is None:
-        training["max_minutes"] = MINUTES / (len(items) * len(seeds))
-    model = {**settings.get("model", {}), **model_settings(item)}
-    folder = out / item.replace(":", "-") / f"seed-{seed}"
+        training["max_minutes"] = MINUTES / number_of_runs
+    model = {**settings.get("model", {}), **model_settings(name)}
+    folder = out / name.replace(":", "-") / f"seed-{seed}"
     return from_dict({**settings, "model": model, "training": training, "out": str(folder)})
 
 
-def _measure(
-    item: str,
-    config: Config,
-    test: Sequence[Pair],
-    gold: Sequence[Gold] | None,
-    beam_size: int,
+def _evaluate(
+    name: str, config: Config, test: Sequence[Pair], gold: Sequence[Gold] | None, beam_size: int
 ) -> Run:
     folder = Path(str(config.out))
     translator = Translator.load(folder, config.device)
-    begin = time.perf_counter()
+    started = time.perf_counter()
     report = evaluate(translator, test, beam_size)
-    seconds = time.perf_counter() - begin
-    attends = translator.trained.config.model.attention != "none"
-    found = align(translator, test, gold)[1] if gold is not None and attends else None
-    history = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    seconds = time.perf_counter() - started
+    metadata = translator.trained.metadata
+    has_attention = translator.trained.config.model.attention != "none"
+    aligned = align(translator, test, gold)[1] if gold is not None and has_attention else None
+    last = json.loads(read_lines(folder / "metrics.jsonl")[-1])
     return Run(
-        item,
-        config.training.seed,
-        report.scores,
-        history[-1]["minutes"],
-        history[-1]["update"],
-        translator.trained.metadata["parameters"],
-        report.scores.n / seconds,
-        translator.trained.metadata["max_source_length"],
-        _by_length(report),
-        None if found is None else found.aer,
+        name,
+        seed=config.training.seed,
+        scores=report.scores,
+        minutes=last["minutes"],
+        updates=last["update"],
+        parameters=metadata["parameters"],
+        sentences_per_second=report.scores.n / seconds,
+        longest_source=metadata["max_source_length"],
+        lengths=_length_accuracies(report),
+        aer=None if aligned is None else aligned.aer,
     )
 
 
-def _by_length(report: Report) -> tuple[Length, ...]:
-    """A range for every length, or where there are many of them, those of the scores."""
+def _length_accuracies(report: Report) -> tuple[LengthAccuracy, ...]:
+    """Return the accuracy of every length, or of the bins of the scores where lengths are many."""
     lengths = [len(translation.source_tokens) - 1 for translation in report.translations]
-    if len(set(lengths)) > _MOST_LENGTHS:
-        return tuple(Length(p.low, p.high, p.n, p.exact_match) for p in report.scores.by_length)
-    parts: list[Length] = []
+    if len(set(lengths)) > _MAX_DISTINCT_LENGTHS:
+        return tuple(
+            LengthAccuracy(part.low, part.high, part.n, part.exact_match)
+            for part in report.scores.by_length
+        )
+    parts: list[LengthAccuracy] = []
     for length in sorted(set(lengths)):
-        chosen = [place for place, each in enumerate(lengths) if each == length]
-        outputs = [report.translations[place].text for place in chosen]
-        right = exact_match(outputs, [report.references[place] for place in chosen])
-        parts.append(Length(length, length, len(chosen), right.value))
+        indices = [index for index, other in enumerate(lengths) if other == length]
+        outputs = [report.translations[index].text for index in indices]
+        accuracy = exact_match(outputs, [report.references[index] for index in indices])
+        parts.append(LengthAccuracy(length, length, len(indices), accuracy.value))
     return tuple(parts)
 
 
 def _write(out: Path, runs: Sequence[Run]) -> None:
     write_text(out / "table.md", table(runs))
-    rows = [
-        {
-            **{key: value for key, value in vars(run).items() if key != "scores"},
-            "scores": run.scores.to_dict(),
-        }
-        for run in runs
-    ]
+    rows = [{**vars(run), "scores": run.scores.to_dict()} for run in runs]
     write_text(out / "table.json", json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
     chart = by_length(runs)
     for suffix in ("html", "svg", "png"):
@@ -289,16 +268,16 @@ def _by_name(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return groups
 
 
-def _interval(group: Sequence[Run], key: str) -> str:
-    """A figure and its 95 % interval: bootstrapped for one seed, else of the mean over seeds."""
-    figures = [getattr(run.scores, key) for run in group]
+def _interval(group: Sequence[Run], metric: str) -> str:
+    """Format a metric and its 95 % interval: bootstrap for one seed, else of the mean over seeds."""
+    figures = [getattr(run.scores, metric) for run in group]
     if len(figures) == 1:
         return f"{figures[0].value:.1f} ({figures[0].low:.1f} – {figures[0].high:.1f})"
     values = [figure.value for figure in figures]
-    mean, points = statistics.fmean(values), _T[min(len(values) - 2, len(_T) - 1)]
-    half = points * statistics.stdev(values) / math.sqrt(len(values))
-    return f"{mean:.1f} ± {half:.1f}"
+    quantile = _T_QUANTILES[min(len(values) - 2, len(_T_QUANTILES) - 1)]
+    return f"{fmean(values):.1f} ± {quantile * stdev(values) / math.sqrt(len(values)):.1f}"
 
 
-def _mean(values: Any) -> float:
-    return statistics.fmean(values)
+def _mean_aer(group: Sequence[Run]) -> str:
+    errors = [run.aer for run in group if run.aer is not None]
+    return f"{100 * fmean(errors):.1f}" if errors else "no attention"

@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> None:
         gold=read_gold(args.gold) if args.gold else None,
         beam_size=args.beam_size,
         resume=args.resume,
-        say=lambda text: print(f"regard compare: {text}", file=sys.stderr),
+        log=lambda text: print(f"regard compare: {text}", file=sys.stderr),
     )
     print(table(runs), end="")
     print(f"\n{args.out} holds the models, table.md, table.json and by_length.html")
