@@ -13,7 +13,7 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from regard.demo import PICTURE
+from regard.demo import MAP_SENTENCE
 
 SIZE = {"width": 860, "height": 730}
 
@@ -21,7 +21,7 @@ SIZE = {"width": 860, "height": 730}
 def main(folder: str, out: Path) -> None:
     command = [sys.executable, "-m", "regard.cli.main", "serve", folder, "--port", "0"]
     with subprocess.Popen(
-        [*command, "--example", PICTURE], stdout=subprocess.PIPE, text=True
+        [*command, "--example", MAP_SENTENCE], stdout=subprocess.PIPE, text=True
     ) as server:
         try:
             assert server.stdout is not None

@@ -1,4 +1,4 @@
-"""Train on pairs in memory, translate, and look at the alignment.
+"""Train on pairs in memory, translate, and print the alignment.
 
 python examples/train_in_memory.py [UPDATES]
 """
@@ -10,15 +10,15 @@ import tempfile
 import regard
 
 
-def turned_round(count: int, seed: int) -> list[tuple[str, str]]:
-    """Letters and the same letters backwards."""
+def reversed_pairs(count: int, seed: int) -> list[tuple[str, str]]:
+    """Return sequences of letters with their reversals."""
     rng = random.Random(seed)
     rows = [[rng.choice("abcdefgh") for _ in range(rng.randint(3, 6))] for _ in range(count)]
     return [(" ".join(row), " ".join(reversed(row))) for row in rows]
 
 
 def main(updates: int = 600) -> None:
-    """Learn to turn sequences round: the alignment runs from corner to corner."""
+    """Learn to reverse sequences; the alignment is the anti-diagonal."""
     with tempfile.TemporaryDirectory() as folder:
         config = regard.Config(
             out=f"{folder}/model",
@@ -29,7 +29,7 @@ def main(updates: int = 600) -> None:
                 max_updates=updates, batch_tokens=1000, validate_every=200, learning_rate=5e-3
             ),
         )
-        translator = regard.train(config, turned_round(4000, seed=1), turned_round(100, seed=2))
+        translator = regard.train(config, reversed_pairs(4000, seed=1), reversed_pairs(100, seed=2))
         translation = translator.translate(["a b c d"])[0]
     print(translation.source, "->", translation.text, f"(score {translation.score:.3f})")
     print("alignment", translation.alignment())

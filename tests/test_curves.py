@@ -1,4 +1,4 @@
-"""Curves: what several runs have measured on the way, in one chart."""
+"""Training curves: a metric of several runs in one chart."""
 
 import json
 from pathlib import Path
@@ -22,23 +22,23 @@ def _run(folder: Path, **metrics: list[float]) -> str:
     return str(folder)
 
 
-def test_a_line_per_run_of_what_the_best_was_chosen_by(tmp_path: Path) -> None:
+def test_the_default_metric_is_the_one_that_selects_the_best_weights(tmp_path: Path) -> None:
     one, two = _run(tmp_path / "one", bleu=[1, 2, 3]), _run(tmp_path / "two", bleu=[4, 5, 6])
     chart = curves([one, two])
     assert [(point.series, point.x, point.y) for point in chart.points] == [
         (one, 0.5, 1), (one, 1, 2), (one, 1.5, 3), (two, 0.5, 4), (two, 1, 5), (two, 1.5, 6),
     ]  # fmt: skip
-    assert (chart.x_title, chart.y_title) == ("minutes of training", "bleu")
+    assert (chart.x_title, chart.y_title, chart.title) == ("minutes of training", "bleu", "bleu")
     losses = curves([one], "dev_loss", by="update")
     assert [(point.x, point.y) for point in losses.points] == [(10, 2), (20, 1), (30, 2 / 3)]
     assert curves([_run(tmp_path / "loss")]).y_title == "dev loss"
 
 
-def test_what_cannot_be_drawn_is_said(tmp_path: Path) -> None:
+def test_invalid_metrics_axes_and_folders_are_reported(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", bleu=[1, 2, 3])
     with pytest.raises(ConfigError, match="no folder has a metric 'per'; they have train_loss"):
         curves([run], "per")
-    with pytest.raises(ConfigError, match="by minutes or by update, got 'epoch'"):
+    with pytest.raises(ConfigError, match="is minutes or update, got 'epoch'"):
         curves([run], by="epoch")
     with pytest.raises(FolderError, match=r"has no metrics.jsonl yet"):
         curves([tmp_path])

@@ -1,4 +1,4 @@
-"""The demo: learn a small built-in set in about a minute, and draw where the model looks."""
+"""The demo: train on a small built-in dataset in about a minute and draw the attention."""
 
 import shutil
 import sys
@@ -15,62 +15,62 @@ from regard.training import train
 from regard.translator import Translator
 
 SENTENCES: tuple[str, ...] = ("我 爱 机器 学习", "te quiero")
-"""Two sentences that the training part does not hold."""
+"""Two sentences that are not in the training part."""
 
-PICTURE = "por la noche tu hermana compra un libro nuevo"
-"""The sentence of map.png: any font draws it."""
+MAP_SENTENCE = "por la noche tu hermana compra un libro nuevo"
+"""The sentence of map.png, in Latin script, which every font supports."""
 
-_MARK = ".regard-demo"
+_MARKER = ".regard-demo"
 
 
 @dataclass(frozen=True)
-class Demo:
-    """What the demo found."""
+class DemoResult:
+    """Results of the demo."""
 
     outputs: dict[str, str]
-    """Each of `SENTENCES` with its translation."""
+    """The translation of each of `SENTENCES`."""
     exact_match: float
     """Percent of test sentences translated exactly."""
     aer: float
     """Alignment error rate of the attention on the test part, from 0 to 1."""
     folder: Path
-    """Holds model/, data/, map.html and map.png."""
+    """Contains model/, data/, map.html and map.png."""
 
 
-def demo(out: str | Path, device: str = "auto", say: Callable[[str], None] = print) -> Demo:
-    """Train on `phrasebook`, translate two sentences it never saw, measure, and draw two maps.
+def demo(out: str | Path, device: str = "auto", log: Callable[[str], None] = print) -> DemoResult:
+    """Train on `phrasebook`, translate two unseen sentences, evaluate, and draw two heatmaps.
 
     Args:
-        out: folder to write; one that an earlier demo made is replaced.
+        out: folder to write; the folder of an earlier demo is replaced.
         device: `auto`, `cpu`, `cuda` or `mps`.
-        say: where to print.
+        log: called with every line of output.
 
     Raises:
-        ConfigError: the folder holds something else.
+        ConfigError: the folder has other contents.
     """
-    folder = _clear(Path(out))
-    made = datasets.make("phrasebook")
-    datasets.write(made, folder / "data")
+    folder = new_folder(Path(out))
+    splits = datasets.make("phrasebook")
+    datasets.write(splits, folder / "data")
     translator = train(demo_config(folder, device), command="regard demo")
     outputs = translator.translate(SENTENCES)
     for output in outputs:
-        say(f"{output.source} -> {output.text}")
-    pairs = [(example.source, example.target) for example in made.test]
-    gold = [Gold(frozenset(example.links or ())) for example in made.test]
+        log(f"{output.source} -> {output.text}")
+    pairs = [(example.source, example.target) for example in splits.test]
+    gold = [Gold(frozenset(example.links or ())) for example in splits.test]
     exact = evaluate(translator, pairs).scores.exact_match.value
     _, scores = align(translator, pairs, gold)
     assert scores is not None
-    say(f"test: {exact:.1f} % exactly right, alignment error rate {scores.aer:.3f}")
-    _draw(translator, folder, say)
+    log(f"test: {exact:.1f} % exact match, alignment error rate {scores.aer:.3f}")
+    _draw(translator, folder, log)
     texts = {output.source: output.text for output in outputs}
-    return Demo(texts, exact, scores.aer, folder)
+    return DemoResult(texts, exact, scores.aer, folder)
 
 
 def demo_config(folder: Path, device: str = "auto") -> Config:
-    """The settings of the demo: a small GRU model with Luong's decoder.
+    """Return the settings of the demo: a small GRU model with Luong's decoder.
 
-    Dropout and label smoothing are as strong as they are for the alignments: without them the
-    sentences come out as well, and the attention wanders.
+    The amount of dropout and label smoothing is chosen for the alignments: translations are as good
+    without them, but the attention is less accurate.
     """
     return Config(
         out=str(folder / "model"),
@@ -101,29 +101,33 @@ def demo_config(folder: Path, device: str = "auto") -> Config:
     )
 
 
-def _draw(translator: Translator, folder: Path, say: Callable[[str], None]) -> None:
-    """map.html shows the Chinese sentence, in the reader's fonts; map.png the Spanish one."""
-    chinese, spanish = translator.translate([SENTENCES[0], PICTURE])
+def _draw(translator: Translator, folder: Path, log: Callable[[str], None]) -> None:
+    """Draw the Chinese sentence as map.html, in the browser's fonts, and the Spanish one as map.png."""
+    chinese, spanish = translator.translate([SENTENCES[0], MAP_SENTENCE])
     chinese.chart(f"{chinese.source} → {chinese.text}").save(folder / "map.html")
     spanish.chart(f"{spanish.source} → {spanish.text}").save(folder / "map.png")
-    say(f"see where it looked: {folder / 'map.html'}, {folder / 'map.png'}")
+    log(f"attention: {folder / 'map.html'}, {folder / 'map.png'}")
     if sys.stdout.isatty() and spanish.attention is not None:
         from rich.console import Console
 
         from regard.charts import terminal_heatmap
 
-        shown = terminal_heatmap(spanish.attention, spanish.source_tokens, spanish.tokens)
-        Console().print(shown)
+        heatmap = terminal_heatmap(spanish.attention, spanish.source_tokens, spanish.tokens)
+        Console().print(heatmap)
 
 
-def _clear(folder: Path) -> Path:
-    """An empty folder with our mark: a new one, or that of an earlier demo."""
-    if folder.is_dir() and (folder / _MARK).exists():
+def new_folder(folder: Path) -> Path:
+    """Create a folder with the demo's marker file, replacing that of an earlier demo.
+
+    Raises:
+        ConfigError: the folder has other contents.
+    """
+    if folder.is_dir() and (folder / _MARKER).exists():
         shutil.rmtree(folder)
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
-            f"{folder} exists and was not made by the demo; choose another folder with --out"
+            f"{folder} exists and was not created by the demo; choose another folder with --out"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / _MARK).touch()
+    (folder / _MARKER).touch()
     return folder

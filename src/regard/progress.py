@@ -1,4 +1,4 @@
-"""Long work, watched: a live bar on a terminal, plain lines elsewhere; always on standard error."""
+"""Progress on standard error: a bar on a terminal, plain lines elsewhere."""
 
 import sys
 import time
@@ -6,13 +6,13 @@ from types import TracebackType
 
 
 class Progress:
-    """Show how far a piece of work is, its rate and the time that remains.
+    """Display the progress, rate and remaining time of a task.
 
-    On a terminal one line is redrawn by rich; elsewhere a plain line appears every `every` seconds.
+    On a terminal rich redraws one line; elsewhere a plain line is printed every `every` seconds.
 
     Args:
-        label: what is being done.
-        total: how many units there are; None where nobody knows.
+        label: name of the task.
+        total: number of units; None if unknown.
         unit: name of the unit, in the plural.
         every: seconds between two plain lines.
     """
@@ -21,7 +21,7 @@ class Progress:
         self.label, self.total, self.unit, self.every = label, total, unit, every
         self.done = self._before = 0
         self.note = ""
-        self._started = self._said = time.monotonic()
+        self._started = self._printed = time.monotonic()
         self._bar = None
         self._remaining: float | None = None
 
@@ -42,7 +42,7 @@ class Progress:
             self._bar.stop()
 
     def start_at(self, done: int) -> None:
-        """Begin with units that were done before; they do not count for the rate."""
+        """Start with units done earlier, which do not count for the rate."""
         self.done = self._before = done
 
     def advance(self, count: int = 1, note: str = "", remaining: float | None = None) -> None:
@@ -50,15 +50,15 @@ class Progress:
 
         Args:
             count: units done since the last call.
-            note: what else to show, such as a loss.
-            remaining: seconds left, where the caller knows better than the rate does.
+            note: further text to display, such as a loss.
+            remaining: seconds left; by default estimated from the rate.
         """
         self.done += count
         self.note, self._remaining = note, remaining
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, note=note, left=self._left())
-        elif time.monotonic() - self._said >= self.every:
-            self._said = time.monotonic()
+        elif time.monotonic() - self._printed >= self.every:
+            self._printed = time.monotonic()
             print(self._line(), file=sys.stderr, flush=True)  # noqa: T201
 
     def say(self, text: str) -> None:

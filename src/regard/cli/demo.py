@@ -14,11 +14,11 @@ def run(arguments: list[str]) -> None:
     add_output_folder(parser, "demo")
     add_device(parser)
     args = parser.parse_args(arguments)
-    from regard.demo import PICTURE, demo
+    from regard.demo import MAP_SENTENCE, demo
 
     model = demo(args.out, args.device).folder / "model"
     print(f"try it: echo 'me gusta el perro' | {_command()} translate {model}")
-    print(f"edit its attention: {_command()} serve {model} --example '{PICTURE}'")
+    print(f"edit its attention: {_command()} serve {model} --example '{MAP_SENTENCE}'")
 
 
 def _command() -> str:
