@@ -1,4 +1,4 @@
-"""The walk: the numbers worked by hand, every score against its layer, and a model's own looks."""
+"""Explanations: worked examples, every score against its layer, and steps of trained models."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ from regard.scores import make_score
 from regard.text import Tokenizer
 
 STATES = [[1, 0], [0, 1], [1, 1]]
-WALK = """Given
+CALCULATION = """Given
   s = [1, 2]
   h1 = [1, 0]
   h2 = [0, 1]
@@ -37,24 +37,24 @@ WALK = """Given
   alpha = exp(e) / Z = [0.0900, 0.2447, 0.6652]
   they sum to 1
 
-3. Average
+3. Weighted sum
   c = 0.0900 h1 + 0.2447 h2 + 0.6652 h3
   0.0900 x [1, 0] = [0.0900, 0]
   0.2447 x [0, 1] = [0, 0.2447]
   0.6652 x [1, 1] = [0.6652, 0.6652]
   c = [0.7553, 0.9100]
-  (with weights cut to two digits, 0.09, 0.24, 0.66, as texts worked by hand print them: [0.75, 0.90])
+  (with weights truncated to two digits, 0.09, 0.24, 0.66, as in calculations by hand: [0.75, 0.90])
 
-What the decoder goes on with
+Concatenation with the query
   [s; c] = [1, 2, 0.7553, 0.9100]
 
-(Computed in float64, shown to 4 digits.)
+(Computed in float64, rounded to 4 digits.)
 """
 
 
-def test_the_walk_through() -> None:
+def test_worked_example() -> None:
     found = regard.explain([1, 2], STATES)
-    assert str(found) == WALK
+    assert str(found) == CALCULATION
     np.testing.assert_allclose(found.scores, [1, 2, 3])
     np.testing.assert_allclose(found.exponentials, np.exp([1, 2, 3]))
     assert found.partition == pytest.approx(30.1929, abs=5e-5)
@@ -95,7 +95,7 @@ def test_given_weights() -> None:
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_every_score_is_the_one_of_its_layer(name: str) -> None:
+def test_every_score_equals_its_layer(name: str) -> None:
     torch.manual_seed(3)
     width = 4 if SCORES[name].equal_widths else 3
     score = make_score(name, query_dim=4, key_dim=width, hidden_dim=5).double()
@@ -110,23 +110,23 @@ def test_every_score_is_the_one_of_its_layer(name: str) -> None:
     assert SCORES[name].text in str(found)
 
 
-def test_missing_parameters_are_the_identity_and_ones_and_said() -> None:
+def test_missing_parameters_get_defaults_and_a_note() -> None:
     found = explain([1, 2], STATES, score="mlp")
     np.testing.assert_allclose(found.scores, [np.tanh(np.add([1, 2], h)).sum() for h in STATES])
-    assert "W = [[1, 0], [0, 1]] (not given: the identity)" in str(found)
-    assert "v = [1, 1] (not given: ones)" in str(found)
+    assert "W = [[1, 0], [0, 1]] (default: the identity)" in str(found)
+    assert "v = [1, 1] (default: ones)" in str(found)
     one = explain([1, 2], STATES, score="additive", parameters={"v": [2, 0]})
     assert "v = [2, 0]\n" in str(one)
 
 
-def test_scores_too_high_for_an_exponential_are_shifted_and_said() -> None:
+def test_scores_that_would_overflow_are_shifted_with_a_note() -> None:
     found = explain([1000.0, 0], [[1, 0], [0.999, 0]])
     np.testing.assert_allclose(found.weights, [1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])
-    assert "the largest score was taken off each" in str(found)
+    assert "the largest score was subtracted from all scores" in str(found)
 
 
-def test_without_normalising_the_raw_sum_stands_beside() -> None:
-    text = explain([1, 2], STATES).to_text(without_normalising=True)
+def test_unnormalised_sum() -> None:
+    text = explain([1, 2], STATES).to_text(unnormalised=True)
     assert "sum_i e_i h_i = [4, 5]" in text
 
 
@@ -139,7 +139,7 @@ def test_markdown_and_json() -> None:
     document = json.loads(found.to_json())
     assert document["scores"] == [1, 2, 3]
     assert document["context"] == found.context.tolist()
-    assert document["without_normalising"] == [4, 5]
+    assert document["unnormalised_sum"] == [4, 5]
 
 
 @pytest.mark.parametrize(
@@ -151,17 +151,17 @@ def test_markdown_and_json() -> None:
         (([1, float("nan")], STATES), ShapeError, "expected query of finite numbers"),
         (([1, 2], STATES, [[1]]), ShapeError, "expected a value for each of 3 keys, got 1"),
         (([1, 2], STATES, None, "sum"), ConfigError, "no score is named 'sum'"),
-        ((None, STATES), ConfigError, "there is no query to score the keys with"),
+        ((None, STATES), ConfigError, "scoring needs a query"),
     ],
 )
-def test_what_cannot_be_walked_is_said(given: Any, error: type[Exception], wrong: str) -> None:
+def test_invalid_arguments_raise(given: Any, error: type[Exception], wrong: str) -> None:
     with pytest.raises(error, match=wrong):
         explain(*given)
     with pytest.raises(ConfigError, match="dot has no parameter 'W'; it has no parameters"):
         explain([1, 2], STATES, parameters={"W": [[1]]})
 
 
-def test_variances_are_those_derived() -> None:
+def test_measured_variances_equal_the_derived_ones() -> None:
     for row in variances([1, 16, 300]):
         # of 20,000 samples the variance is known to about one percent
         assert row["dot"] == pytest.approx(row["dim"], rel=0.06)
@@ -193,7 +193,7 @@ def _translator(out: Path, **model: object) -> regard.Translator:
     return regard.Translator(trained, torch.device("cpu"))
 
 
-LOOKS = [
+MODELS = [
     *({"attention": name} for name in SCORES),
     {"attention": "additive", "decoder": "bahdanau", "cell": "gru", "decoder_layers": 2},
     {"attention": "dot", "decoder": "luong", "input_feeding": True, "decoder_layers": 2},
@@ -201,8 +201,10 @@ LOOKS = [
 ]
 
 
-@pytest.mark.parametrize("settings", LOOKS, ids=str)
-def test_a_models_look_is_the_one_it_took(tmp_path: Path, settings: dict[str, object]) -> None:
+@pytest.mark.parametrize("settings", MODELS, ids=str)
+def test_a_step_of_a_model_equals_its_attention(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
     translator = _translator(tmp_path / "model", **settings)
     for step in (1, 3):
         found, output = explain_step(translator, "a c b a", step, target="c b a")
@@ -219,13 +221,13 @@ def test_a_models_look_is_the_one_it_took(tmp_path: Path, settings: dict[str, ob
     ("settings", "more", "wrong"),
     [
         ({"attention": "none"}, {}, "no attention to explain"),
-        ({"normalizer": "sparsemax"}, {}, "only looks at the whole source by softmax"),
-        ({}, {"step": 9}, "--step goes from 1 to 2 for this output, got 9"),
+        ({"normalizer": "sparsemax"}, {}, "only softmax attention over the whole source"),
+        ({}, {"step": 9}, "--step must be from 1 to 2 for this output, got 9"),
         ({"kind": "transformer"}, {"layer": 3}, "the model has 3 layers of 2 heads, both counted"),
         ({"kind": "transformer"}, {"head": 2}, "there is no layer 1, head 2"),
     ],
 )
-def test_looks_that_are_not_there(
+def test_steps_that_do_not_exist_raise(
     tmp_path: Path, settings: dict[str, object], more: dict[str, int], wrong: str
 ) -> None:
     translator = _translator(tmp_path / "model", **settings)
@@ -233,43 +235,43 @@ def test_looks_that_are_not_there(
         explain_step(translator, "a b", more.pop("step", 1), target="a b", **more)
 
 
-def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def said(*arguments: str, status: int = 0) -> str:
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*arguments: str, status: int = 0) -> str:
         assert main(["explain", *arguments]) == status
         done = capsys.readouterr()
         return done.err if status else done.out
 
     vectors = "--query", "1,2", "--keys", "1,0;0,1;1,1"
-    assert said(*vectors) == WALK
-    assert "s = [-1, 2]" in said("--query", "-1,2", "--keys", "-1,0;0,1")
+    assert run(*vectors) == CALCULATION
+    assert "s = [-1, 2]" in run("--query", "-1,2", "--keys", "-1,0;0,1")
     (tmp_path / "query.json").write_text("[1, 2]")
     np.save(tmp_path / "keys.npy", np.array(STATES))
     files = "--query", str(tmp_path / "query.json"), "--keys", str(tmp_path / "keys.npy")
-    assert said(*files) == WALK
+    assert run(*files) == CALCULATION
     np.savez(tmp_path / "p.npz", W=np.diag([2.0, 1.0]))
-    assert "e = [2, 2, 4]" in said(
+    assert "e = [2, 2, 4]" in run(
         *vectors, "--score", "general", "--parameters", str(tmp_path / "p.npz")
     )
-    assert json.loads(said(*vectors, "--format", "json"))["partition"] == pytest.approx(
+    assert json.loads(run(*vectors, "--format", "json"))["partition"] == pytest.approx(
         30.1929, abs=1e-4
     )
-    assert "### 1. Score" in said(*vectors, "--format", "markdown")
-    assert "c = 0.40 Ann + 0.60 Bob" in said(
+    assert "### 1. Score" in run(*vectors, "--format", "markdown")
+    assert "c = 0.40 Ann + 0.60 Bob" in run(
         "--keys", "1;2", "--weights", "0.4,0.6", "--labels", "Ann,Bob", "--digits", "2"
     )
-    table = said("--dim", "1..8")
+    table = run("--dim", "1..8")
     assert [line.split()[1] for line in table.splitlines()[4:8]] == ["1", "2", "4", "8"]
     translator = _translator(tmp_path / "model")
     output = translator.align(["a b"], ["c a"])[0]
-    walk = said("--model", str(tmp_path / "model"), "a b", "--target", "c a", "--step", "2")
-    assert walk.startswith("a b -> c a; step 2: a\n")
-    assert f"{output.attention[1, 0]:.4f} a(1) + {output.attention[1, 1]:.4f} b(2)" in walk
+    text = run("--model", str(tmp_path / "model"), "a b", "--target", "c a", "--step", "2")
+    assert text.startswith("a b -> c a; step 2: a\n")
+    assert f"{output.attention[1, 0]:.4f} a(1) + {output.attention[1, 1]:.4f} b(2)" in text
     for arguments, wrong in (
         ((), "give --query and --keys"),
-        (("--query", "1,x", "--keys", "1"), "--query takes numbers with commas"),
-        ((*vectors, "--format", "pdf"), "--format is text, markdown or json"),
+        (("--query", "1,x", "--keys", "1"), "--query takes numbers separated by commas"),
+        ((*vectors, "--format", "pdf"), "--format must be text, markdown or json"),
         (("--dim", "8..1"), "--dim takes widths such as 1..1024"),
         (("--query", "gone.npy", "--keys", "1"), "cannot read gone.npy"),
         (("--model", str(tmp_path / "model")), "--model needs a text"),
     ):
-        assert wrong in said(*arguments, status=1)
+        assert wrong in run(*arguments, status=1)

@@ -13,10 +13,6 @@ from regard.errors import ConfigError
 Parameters = Mapping[str, Any]
 
 
-def _no_parameters(query_dim: int, key_dim: int) -> dict[str, Any]:
-    return {}
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ScoreEntry:
     """One score: its names, its class, its kind and its formula.
@@ -46,49 +42,16 @@ class ScoreEntry:
     """Paper, or what the score computes."""
     compute: Callable[[Any, Any, Parameters], Any]
     """Score of one query and one key (NumPy vectors), given the parameters by letter."""
-    defaults: Callable[[int, int], dict[str, Any]] = _no_parameters
-    """Default parameters by letter, given Dq and Dk: identity matrices, vectors of ones."""
+    parameters: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
+    """Axes of the parameters by letter: widths q and k, q+k for blocks of columns, "" for a number."""
     optional_parameters: tuple[str, ...] = ()
-    """Letters of parameters without a default."""
+    """Letters of parameters that may be absent."""
 
 
-def _identity(query_dim: int, key_dim: int) -> dict[str, Any]:
+def _tanh(vector: Any) -> Any:
     import numpy as np
 
-    return {"W": np.eye(query_dim, key_dim)}
-
-
-def _additive_defaults(query_dim: int, key_dim: int) -> dict[str, Any]:
-    import numpy as np
-
-    return {"W": np.eye(query_dim), "U": np.eye(query_dim, key_dim), "v": np.ones(query_dim)}
-
-
-def _concat_defaults(query_dim: int, key_dim: int) -> dict[str, Any]:
-    import numpy as np
-
-    matrix = np.concatenate([np.eye(query_dim), np.eye(query_dim, key_dim)], axis=1)
-    return {"W": matrix, "v": np.ones(query_dim)}
-
-
-def _unit(query_dim: int, key_dim: int) -> dict[str, Any]:
-    import numpy as np
-
-    return {"temperature": np.array(1.0)}
-
-
-def _additive(query: Any, key: Any, parameters: Parameters) -> Any:
-    import numpy as np
-
-    hidden = parameters["W"] @ query + parameters["U"] @ key + parameters.get("bias", 0.0)
-    return parameters["v"] @ np.tanh(hidden)
-
-
-def _concat(query: Any, key: Any, parameters: Parameters) -> Any:
-    import numpy as np
-
-    hidden = parameters["W"] @ np.concatenate([query, key]) + parameters.get("bias", 0.0)
-    return parameters["v"] @ np.tanh(hidden)
+    return np.tanh(vector)
 
 
 _ENTRIES = (
@@ -119,7 +82,7 @@ _ENTRIES = (
         latex=r"s \cdot h / (|s| |h| \tau)",
         source="the cosine of the angle between them",
         compute=lambda s, h, p: s @ h / (math.sqrt(s @ s) * math.sqrt(h @ h) * p["temperature"]),
-        defaults=_unit,
+        parameters={"temperature": ""},
     ),
     ScoreEntry(
         name="bilinear",
@@ -129,7 +92,7 @@ _ENTRIES = (
         latex=r"s^\top W h",
         source="Luong et al. 2015, general",
         compute=lambda s, h, p: s @ p["W"] @ h,
-        defaults=_identity,
+        parameters={"W": "q k"},
     ),
     ScoreEntry(
         name="inner_product",
@@ -139,7 +102,7 @@ _ENTRIES = (
         latex=r"s^\top W h,\ W \succ 0",
         source="a generalised dot product",
         compute=lambda s, h, p: s @ p["W"] @ h,
-        defaults=_identity,
+        parameters={"W": "q k"},
     ),
     ScoreEntry(
         name="additive",
@@ -150,8 +113,8 @@ _ENTRIES = (
         text="v . tanh(W s + U h)",
         latex=r"v \cdot \tanh(W s + U h)",
         source="Bahdanau et al. 2015",
-        compute=_additive,
-        defaults=_additive_defaults,
+        compute=lambda s, h, p: p["v"] @ _tanh(p["W"] @ s + p["U"] @ h + p.get("bias", 0.0)),
+        parameters={"W": "q q", "U": "q k", "v": "q"},
         optional_parameters=("bias",),
     ),
     ScoreEntry(
@@ -162,8 +125,8 @@ _ENTRIES = (
         text="v . tanh(W [s; h])",
         latex=r"v \cdot \tanh(W [s; h])",
         source="Luong et al. 2015",
-        compute=_concat,
-        defaults=_concat_defaults,
+        compute=lambda s, h, p: p["v"] @ _tanh(p["W"] @ [*s, *h] + p.get("bias", 0.0)),
+        parameters={"W": "q q+k", "v": "q"},
         optional_parameters=("bias",),
     ),
 )

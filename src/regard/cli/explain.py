@@ -1,6 +1,6 @@
-"""regard explain --query 1,2 --keys '1,0;0,1;1,1': walk through one look, every move with numbers.
+"""regard explain --query 1,2 --keys '1,0;0,1;1,1': show every number of one attention step.
 
-Vectors are numbers with commas, rows divided by semicolons, or the name of a .json or .npy file. With
+Vectors are numbers separated by commas, rows separated by semicolons, or a .json or .npy file. With
 --model DIR TEXT --step T the query, the keys and the score are those of a trained model at that step.
 """
 
@@ -15,113 +15,121 @@ from regard.errors import ConfigError, DataError
 
 
 def run(arguments: list[str]) -> None:
-    """Print the walk."""
+    """Print the explanation."""
     parser = Parser(prog="regard explain", description=__doc__)
-    parser.add_argument("text", type=str, nargs="?", help="with --model: what to translate")
-    parser.add_argument("--query", type=str, help="the decoder's state")
-    parser.add_argument("--keys", type=str, help="the encoder's states, a row each")
-    parser.add_argument("--values", type=str, help="what is averaged; the keys by default")
-    parser.add_argument("--weights", type=str, help="average with these instead of scoring")
-    parser.add_argument("--labels", type=str, help="names of the states, with commas")
+    parser.add_argument("text", type=str, nargs="?", help="with --model: text to translate")
+    parser.add_argument("--query", type=str, help="decoder state")
+    parser.add_argument("--keys", type=str, help="encoder states, one per row")
+    parser.add_argument("--values", type=str, help="values; the keys by default")
+    parser.add_argument("--weights", type=str, help="attention weights, instead of scoring")
+    parser.add_argument("--labels", type=str, help="names of the states, separated by commas")
     parser.add_argument("--score", type=str, default="dot", help="name of the score")
     parser.add_argument(
-        "--parameters", type=str, help="of the score, by letter (W, U, v, …): a .json or .npz file"
+        "--parameters",
+        type=str,
+        help=".json or .npz file with parameters of the score by letter (W, U, v, …)",
     )
     parser.add_argument("--model", type=str, help="a model folder")
-    parser.add_argument("--step", type=int, default=1, help="output symbol to explain, from 1")
-    parser.add_argument("--target", type=str, help="with --model: the output to force")
-    parser.add_argument("--layer", type=int, help="with --model: layer of a transformer, from 0")
-    parser.add_argument("--head", type=int, default=0, help="with --model: its head, from 0")
+    parser.add_argument("--step", type=int, default=1, help="output token to explain, from 1")
+    parser.add_argument("--target", type=str, help="with --model: output to force")
+    parser.add_argument("--layer", type=int, help="with --model: layer of a Transformer, from 0")
     parser.add_argument(
-        "--without-normalising", action="store_true", help="show the raw average beside it"
+        "--head", type=int, default=0, help="with --model: head of a Transformer, from 0"
+    )
+    parser.add_argument(
+        "--unnormalised", action="store_true", help="also show the sum weighted by the scores"
     )
     parser.add_argument(
         "--dim", type=str, help="widths A..B: variance of dot products, measured and derived"
     )
-    parser.add_argument("--digits", type=int, default=4, help="digits that are shown")
+    parser.add_argument("--digits", type=int, default=4, help="digits after the decimal point")
     parser.add_argument(
         "--format", type=str, default="text", help="text, markdown (formulas in LaTeX) or json"
     )
-    given = parser.parse_args(arguments)
-    if given.format not in ("text", "markdown", "json"):
-        raise ConfigError(f"--format is text, markdown or json, got {given.format!r}")
-    if given.dim:
-        print(_variances(given.dim, given.format), end="")
+    options = parser.parse_args(arguments)
+    if options.format not in ("text", "markdown", "json"):
+        raise ConfigError(f"--format must be text, markdown or json, got {options.format!r}")
+    if options.dim:
+        print(_variances(options.dim, options.format), end="")
         return
-    found = _from_model(given) if given.model else _from_vectors(given)
-    match given.format:
+    explanation = _from_model(options) if options.model else _from_vectors(options)
+    match options.format:
         case "json":
-            print(found.to_json(), end="")
+            print(explanation.to_json(), end="")
         case "markdown":
-            print(found.to_markdown(given.digits, given.without_normalising), end="")
+            print(explanation.to_markdown(options.digits, options.unnormalised), end="")
         case _:
-            print(found.to_text(given.digits, given.without_normalising), end="")
+            print(explanation.to_text(options.digits, options.unnormalised), end="")
 
 
-def _from_model(given: Namespace) -> Any:
+def _from_model(options: Namespace) -> Any:
     from regard.explanation.from_model import explain_step
     from regard.translator import Translator
 
-    if not (given.text or "").strip():
+    if not (options.text or "").strip():
         raise DataError(
             "--model needs a text to translate: regard explain --model DIR TEXT --step 1"
         )
-    translator = Translator.load(given.model, "cpu")
-    found, output = explain_step(
-        translator, given.text, given.step, target=given.target, layer=given.layer, head=given.head
+    translator = Translator.load(options.model, "cpu")
+    explanation, output = explain_step(
+        translator,
+        options.text,
+        options.step,
+        target=options.target,
+        layer=options.layer,
+        head=options.head,
     )
-    if given.format != "json":
+    if options.format != "json":
         print(
-            f"{given.text} -> {output.text}; step {given.step}: {output.tokens[given.step - 1]}\n"
+            f"{options.text} -> {output.text}; step {options.step}: {output.tokens[options.step - 1]}\n"
         )
-    return found
+    return explanation
 
 
-def _from_vectors(given: Namespace) -> Any:
+def _from_vectors(options: Namespace) -> Any:
     from regard.explanation import explain
 
-    if given["keys"] is None or (given.query is None and given.weights is None):
+    if options["keys"] is None or (options.query is None and options.weights is None):
         raise ConfigError(
             "give --query and --keys, such as --query 1,2 --keys '1,0;0,1;1,1', or --model DIR TEXT"
         )
     return explain(
-        None if given.query is None else _flat(_numbers(given.query, "--query")),
-        _numbers(given["keys"], "--keys"),
-        None if given["values"] is None else _numbers(given["values"], "--values"),
-        given.score,
-        parameters=None if given.parameters is None else _parameters(given.parameters),
-        weights=None if given.weights is None else _flat(_numbers(given.weights, "--weights")),
-        labels=None if given.labels is None else given.labels.split(","),
+        None if options.query is None else _flat(_numbers(options.query, "--query")),
+        _numbers(options["keys"], "--keys"),
+        None if options["values"] is None else _numbers(options["values"], "--values"),
+        options.score,
+        parameters=None if options.parameters is None else _parameters(options.parameters),
+        weights=None if options.weights is None else _flat(_numbers(options.weights, "--weights")),
+        labels=None if options.labels is None else options.labels.split(","),
     )
 
 
 def _numbers(text: str, option: str) -> Any:
-    """Rows of numbers from the line, or from a file."""
+    """Parse rows of numbers, or read them from a file."""
     if text.endswith((".json", ".npy")):
         return _read(text)
     try:
         return [[float(number) for number in row.split(",")] for row in text.split(";")]
     except ValueError:
         raise ConfigError(
-            f"{option} takes numbers with commas, rows divided by semicolons (1,0;0,1), or a .json "
-            f"or .npy file, got {text!r}"
+            f"{option} takes numbers separated by commas, rows separated by semicolons (1,0;0,1), "
+            f"or a .json or .npy file, got {text!r}"
         ) from None
 
 
 def _flat(rows: Any) -> Any:
-    """One row as a vector."""
-    return (
-        rows[0] if isinstance(rows, list) and len(rows) == 1 and isinstance(rows[0], list) else rows
-    )
+    """Return a single row as a vector."""
+    is_single = isinstance(rows, list) and len(rows) == 1 and isinstance(rows[0], list)
+    return rows[0] if is_single else rows
 
 
 def _parameters(path: str) -> dict[str, Any]:
     if not path.endswith((".json", ".npz")):
         raise ConfigError(f"--parameters takes a .json or .npz file, got {path!r}")
-    found = _read(path)
-    if not isinstance(found, dict):
-        raise DataError(f'{path} holds no parameters by letter, such as {{"W": [[1, 0], [0, 1]]}}')
-    return found
+    parameters = _read(path)
+    if not isinstance(parameters, dict):
+        raise DataError(f'{path} has no parameters by letter, such as {{"W": [[1, 0], [0, 1]]}}')
+    return parameters
 
 
 def _read(path: str) -> Any:
@@ -130,8 +138,8 @@ def _read(path: str) -> Any:
     try:
         if path.endswith(".json"):
             return json.loads(Path(path).read_text(encoding="utf-8"))
-        found = np.load(path, allow_pickle=False)  # nothing in a file can execute
-        return dict(found) if path.endswith(".npz") else found
+        arrays = np.load(path, allow_pickle=False)  # never executes code from the file
+        return dict(arrays) if path.endswith(".npz") else arrays
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"cannot read {path}: {reason}") from None

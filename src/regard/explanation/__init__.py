@@ -1,7 +1,4 @@
-"""The three moves of attention with numbers: for vectors, or for a trained model's look.
-
-walk.py the moves · formulas.py scores by hand · writing.py as text and Markdown · model.py from a folder
-"""
+"""Explanations: every number of one attention step, for given vectors or a trained model."""
 
 from regard.explanation.worked_example import Explanation, explain, variances
 

@@ -1,6 +1,7 @@
-"""An explanation in words: plain text, or Markdown with formulas in LaTeX."""
+"""Explanations as plain text, or as Markdown with formulas in LaTeX."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -8,162 +9,154 @@ import numpy as np
 from regard.explanation.worked_example import Explanation, Vector
 from regard.score_registry import SCORES
 
-_WIDEST, _SHOWN = 16, 6
-"""Numbers of a row up to which all are shown, and how many of a wider one (JSON holds all)."""
+_MAX_COLUMNS, _PREFIX = 16, 6
+"""Longest row that is printed in full, and the numbers printed of a longer one."""
 
-_BY_HAND = 6
-"""Most states of a look that one would work by hand."""
+_MAX_TRUNCATED = 6
+"""Largest number of states for which the result with truncated weights is printed."""
 
 
-def write(of: Explanation, digits: int, without_normalising: bool, plain: bool) -> str:
-    """All moves, numbers rounded to so many digits; plain text, or Markdown."""
-    return _Writer(of, digits, plain).walk(without_normalising)
+def write(explanation: Explanation, digits: int, unnormalised: bool, plain: bool) -> str:
+    """Return all three steps with rounded numbers, as plain text or Markdown."""
+    writer = _Writer(explanation, digits, plain)
+    parts = [writer.inputs(), *writer.score_and_normalise(), writer.weighted_sum()]
+    if explanation.query is not None:
+        row = writer.row(explanation.concatenated)
+        title = writer.heading("Concatenation with the query")
+        parts.append(f"{title}\n{writer.formula(f'[s; c] = {row}')}")
+    if unnormalised and explanation.unnormalised_sum is not None:
+        parts.append(writer.unnormalised_sum(explanation.unnormalised_sum))
+    parts.append(f"(Computed in float64, rounded to {digits} digits.)")
+    return "\n\n".join(parts) + "\n"
 
 
 @dataclasses.dataclass(frozen=True)
 class _Writer:
-    """An explanation in words."""
-
-    of: Explanation
+    explanation: Explanation
     digits: int
     plain: bool
 
-    def walk(self, without_normalising: bool) -> str:
-        """All parts, a blank line between them."""
-        parts = [self._given(), *self._moves(), self._average(), self._end()]
-        if without_normalising and self.of.raw is not None:
-            parts.append(self._raw())
-        parts.append(f"(Computed in float64, shown to {self.digits} digits.)")
-        return "\n\n".join(part for part in parts if part) + "\n"
+    def number(self, value: Any) -> str:
+        value = float(value)
+        is_integer = value.is_integer() and abs(value) < 1e6
+        return f"{value:.0f}" if is_integer else f"{value:.{self.digits}f}"
 
-    def _number(self, value: Any) -> str:
-        text = f"{float(value):.{self.digits}f}"
-        whole = float(value).is_integer() and abs(float(value)) < 1e6
-        return f"{float(value):.0f}" if whole else text
+    def numbers(self, values: Iterable[Any], separator: str = ", ") -> str:
+        return separator.join(map(self.number, values))
 
-    def _row(self, values: Vector) -> str:
-        if len(values) <= _WIDEST:
-            return f"[{', '.join(map(self._number, values))}]"
-        shown = ", ".join(map(self._number, values[:_SHOWN]))
-        return f"[{shown}, … {len(values)} numbers]"
+    def row(self, values: Vector) -> str:
+        if len(values) <= _MAX_COLUMNS:
+            return f"[{self.numbers(values)}]"
+        return f"[{self.numbers(values[:_PREFIX])}, … {len(values)} numbers]"
 
-    def _head(self, title: str) -> str:
+    def heading(self, title: str) -> str:
         return title if self.plain else f"### {title}"
 
-    def _math(self, plain: str, latex: str) -> str:
-        return f"  {plain}" if self.plain else f"$${latex}$$"
+    def bullet(self, text: str) -> str:
+        return f"  {text}" if self.plain else f"- {text}"
 
-    def _name(self, number: int) -> str:
-        label = self.of.labels[number]
-        return label if self.plain or not label.startswith("h") else f"h_{{{label[1:]}}}"
+    def formula(self, plain: str, latex: str | None = None) -> str:
+        return f"  {plain}" if self.plain else f"$${plain if latex is None else latex}$$"
 
-    def _given(self) -> str:
-        of = self.of
-        lines = [self._head("Given")]
-        rows = [] if of.query is None else [("s", of.query)]
-        rows += list(zip(of.labels, of.keys, strict=True))
-        if of.values is not of.keys:
-            rows += [
-                (f"value of {name}", row) for name, row in zip(of.labels, of.values, strict=True)
+    def latex_label(self, label: str) -> str:
+        return f"h_{{{label[1:]}}}" if label.startswith("h") else label
+
+    def parameter(self, letter: str, value: Vector) -> str:
+        note = ""
+        if letter in self.explanation.assumed:
+            default = "ones" if letter == "v" else "the identity" if value.ndim else "1"
+            note = f" (default: {default})"
+        if value.ndim == 0:
+            return f"{letter} = {self.number(value)}{note}"
+        if value.ndim == 1:
+            return f"{letter} = {self.row(value)}{note}"
+        if len(value) > _MAX_COLUMNS:
+            return f"{letter}: {value.shape[0]} x {value.shape[1]} numbers{note}"
+        return f"{letter} = [{', '.join(map(self.row, value))}]{note}"
+
+    def inputs(self) -> str:
+        given = self.explanation
+        rows = [] if given.query is None else [("s", given.query)]
+        rows += zip(given.labels, given.keys, strict=True)
+        if given.values is not given.keys:
+            names = [f"value of {label}" for label in given.labels]
+            rows += zip(names, given.values, strict=True)
+        lines = [f"{name} = {self.row(row)}" for name, row in rows]
+        lines += [self.parameter(*item) for item in given.parameters.items()]
+        return "\n".join([self.heading("Given"), *map(self.bullet, lines)])
+
+    def table(self, name: str, values: Vector, plain_name: str | None = None) -> str:
+        if self.plain:
+            return f"  {plain_name or name} = [{self.numbers(values)}]"
+        header = f"| | {' | '.join(self.explanation.labels)} |\n|---|{'---|' * len(values)}"
+        return f"\n{header}\n| {name} | {self.numbers(values, ' | ')} |\n"
+
+    def score_and_normalise(self) -> list[str]:
+        result = self.explanation
+        if result.scores is None or result.exponentials is None:
+            return [
+                f"{self.heading('Weights (given)')}\n{self.table('α', result.weights, 'alpha')}"
             ]
-        bullet = "  " if self.plain else "- "
-        lines += [f"{bullet}{name} = {self._row(row)}" for name, row in rows]
-        for letter, value in of.parameters.items():
-            what = "ones" if letter == "v" else "the identity" if value.ndim else "1"
-            how = f" (not given: {what})" if letter in of.assumed else ""
-            rows_of = [self._row(row) for row in value] if value.ndim == 2 else []
-            if value.ndim == 2 and len(value) > _WIDEST:
-                shape = f"{value.shape[0]} x {value.shape[1]} numbers"
-                lines.append(f"{bullet}{letter}: {shape}{how}")
-                continue
-            one = (
-                self._row(value)
-                if value.ndim == 1
-                else self._number(value)
-                if not value.ndim
-                else ""
-            )
-            lines.append(f"{bullet}{letter} = {one or '[' + ', '.join(rows_of) + ']'}{how}")
-        return "\n".join(lines)
-
-    def _moves(self) -> list[str]:
-        of = self.of
-        if of.scores is None or of.exponentials is None:
-            return [f"{self._head('Weights, given')}\n{self._list(of.weights, 'alpha', 'α')}"]
-        formula = SCORES[of.score]
+        entry = SCORES[result.score]
         score = [
-            self._head(f"1. Score ({of.score}, {formula.source})"),
-            self._math(f"e_i = {formula.text}", f"e_i = {formula.latex}"),
-            self._list(of.scores, "e", "e"),
+            self.heading(f"1. Score ({result.score}, {entry.source})"),
+            self.formula(f"e_i = {entry.text}", f"e_i = {entry.latex}"),
+            self.table("e", result.scores),
         ]
-        shifted = f" - {self._number(of.shift)}" if of.shift else ""
-        powers = " + ".join(map(self._number, of.exponentials))
+        power = f"exp(e - {self.number(result.shift)})" if result.shift else "exp(e)"
+        terms = self.numbers(result.exponentials, " + ")
+        total = f"they sum to {self.number(result.weights.sum())}"
         normalise = [
-            self._head("2. Normalise (softmax)"),
-            self._list(of.exponentials, f"exp(e{shifted})", f"exp(e{shifted})"),
-            self._math(
-                f"Z = {powers} = {self._number(of.partition)}",
-                f"Z = {powers} = {self._number(of.partition)}",
-            ),
-            self._list(of.weights, "alpha = exp(e) / Z", "alpha = exp(e) / Z"),
-            f"  they sum to {self._number(of.weights.sum())}"
-            if self.plain
-            else f"They sum to {self._number(of.weights.sum())}.",
+            self.heading("2. Normalise (softmax)"),
+            self.table(power, result.exponentials),
+            self.formula(f"Z = {terms} = {self.number(result.partition)}"),
+            self.table("alpha = exp(e) / Z", result.weights),
+            f"  {total}" if self.plain else f"{total.capitalize()}.",
         ]
-        if of.shift:
-            normalise.append("  (the largest score was taken off each, which changes no weight)")
+        if result.shift:
+            normalise.append(
+                "  (the largest score was subtracted from all scores, which changes no weight)"
+            )
         return ["\n".join(score), "\n".join(normalise)]
 
-    def _list(self, values: Vector, plain: str, other: str) -> str:
-        if self.plain:
-            return f"  {plain} = [{', '.join(map(self._number, values))}]"
-        heads = " | ".join(self.of.labels)
-        numbers = " | ".join(map(self._number, values))
-        return f"\n| | {heads} |\n|---|{'---|' * len(values)}\n| {other} | {numbers} |\n"
-
-    def _average(self) -> str:
-        of = self.of
-        bullet = "  " if self.plain else "- "
-        lines = [self._head("3. Average" if of.scores is not None else "Average")]
-        terms = [f"{self._number(w)} {name}" for w, name in zip(of.weights, of.labels, strict=True)]
-        latex = [f"{self._number(w)}\\,{self._name(i)}" for i, w in enumerate(of.weights)]
-        lines.append(self._math(f"c = {' + '.join(terms)}", f"c = {' + '.join(latex)}"))
+    def weighted_sum(self) -> str:
+        result = self.explanation
+        weights = [self.number(weight) for weight in result.weights]
+        pairs = list(zip(weights, result.labels, strict=True))
+        text = " + ".join(f"{weight} {label}" for weight, label in pairs)
+        latex = " + ".join(rf"{weight}\,{self.latex_label(label)}" for weight, label in pairs)
+        lines = [
+            self.heading("3. Weighted sum" if result.scores is not None else "Weighted sum"),
+            self.formula(f"c = {text}", f"c = {latex}"),
+        ]
         lines += [
-            f"{bullet}{self._number(w)} x {self._row(value)} = {self._row(part)}"
-            for w, value, part in zip(of.weights, of.values, of.weighted, strict=True)
+            self.bullet(f"{weight} x {self.row(value)} = {self.row(product)}")
+            for weight, value, product in zip(weights, result.values, result.weighted, strict=True)
         ]
         if not self.plain:
-            lines.append("")  # else Markdown takes the formula for a part of the last bullet
-        lines.append(self._math(f"c = {self._row(of.context)}", f"c = {self._row(of.context)}"))
-        cut = np.trunc(of.weights * 100) / 100
-        if (
-            of.scores is not None
-            and len(cut) <= _BY_HAND
-            and not np.allclose(cut, of.weights, atol=1e-9)
-        ):
-            shown = ", ".join(f"{w:.2f}" for w in cut)
-            total = ", ".join(f"{x:.2f}" for x in cut @ of.values)
             lines.append(
-                f"{bullet}(with weights cut to two digits, {shown}, as texts worked by hand print "
-                f"them: [{total}])"
+                ""
+            )  # ends the list, otherwise Markdown adds the formula to the last bullet
+        lines.append(self.formula(f"c = {self.row(result.context)}"))
+        truncated = np.trunc(result.weights * 100) / 100
+        differ = not np.allclose(truncated, result.weights, atol=1e-9)
+        if result.scores is not None and len(truncated) <= _MAX_TRUNCATED and differ:
+            shares = ", ".join(f"{weight:.2f}" for weight in truncated)
+            context = ", ".join(f"{value:.2f}" for value in truncated @ result.values)
+            lines.append(
+                self.bullet(
+                    f"(with weights truncated to two digits, {shares}, as in calculations by hand: "
+                    f"[{context}])"
+                )
             )
         return "\n".join(lines)
 
-    def _end(self) -> str:
-        if self.of.query is None:
-            return ""
-        both = self._row(self.of.concatenated)
-        return f"{self._head('What the decoder goes on with')}\n{self._math(f'[s; c] = {both}', f'[s; c] = {both}')}"
-
-    def _raw(self) -> str:
-        assert self.of.raw is not None
-        lines = [
-            self._head("Without normalising"),
-            self._math(
-                f"sum_i e_i h_i = {self._row(self.of.raw)}",
-                rf"\sum_i e_i h_i = {self._row(self.of.raw)}",
-            ),
-            f"{'  ' if self.plain else ''}against c = {self._row(self.of.context)}: the raw sum grows with the "
-            "scores and with the number of states, the average stays among them.",
-        ]
-        return "\n".join(lines)
+    def unnormalised_sum(self, total: Vector) -> str:
+        row = self.row(total)
+        note = (
+            f"compared with c = {self.row(self.explanation.context)}: the unnormalised sum grows "
+            "with the scores and with the number of states, the weighted average does not."
+        )
+        title = self.heading("Unnormalised sum")
+        sums = self.formula(f"sum_i e_i h_i = {row}", rf"\sum_i e_i h_i = {row}")
+        return f"{title}\n{sums}\n{'  ' if self.plain else ''}{note}"

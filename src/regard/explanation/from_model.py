@@ -1,4 +1,4 @@
-"""The query, the keys and the score of a trained model, at one step of one of its outputs."""
+"""Explanation of one step of a trained model."""
 
 from typing import Any
 
@@ -26,36 +26,37 @@ def explain_step(
     layer: int | None = None,
     head: int = 0,
 ) -> tuple[Explanation, Translation]:
-    """Walk through the look behind one symbol of an output.
+    """Explain the attention that produced one token of an output.
 
     Args:
-        translator: a model with attention, normalised by softmax over the whole source.
-        text: what to translate.
-        step: number of the output symbol, from 1.
-        target: the output to force, as text or tokens; None: the model's own.
-        layer: of a Transformer, from 0; None: the one whose attention is shown.
-        head: of a Transformer, from 0.
+        translator: a model with softmax attention over the whole source.
+        text: text to translate.
+        step: number of the output token, from 1.
+        target: output to force, as text or tokens; None: the output of the model.
+        layer: layer of a Transformer, from 0; None: the layer that `Translation.attention` is from.
+        head: head of a Transformer, from 0.
 
     Returns:
         The explanation, and the output with its tokens.
 
     Raises:
-        ConfigError: the model has no such look, step, layer or head.
+        ConfigError: the model has no such attention, step, layer or head.
     """
     settings = translator.trained.config.model
     decoder = translator.trained.model.decoder
     if settings.attention == "none":
         raise ConfigError("this model has no attention to explain (model.attention none)")
-    plain = settings.window == "none" and not settings.coverage and settings.normalizer == "softmax"
-    if not plain:
+    if settings.window != "none" or settings.coverage or settings.normalizer != "softmax":
         raise ConfigError(
-            "only looks at the whole source by softmax can be walked through, this model has "
+            "only softmax attention over the whole source can be explained; this model has "
             f"model.window {settings.window}, model.coverage {settings.coverage} and "
             f"model.normalizer {settings.normalizer}"
         )
     output = translator.align([text], [target])[0] if target else translator.translate([text])[0]
     if not 1 <= step <= len(output.tokens):
-        raise ConfigError(f"--step goes from 1 to {len(output.tokens)} for this output, got {step}")
+        raise ConfigError(
+            f"--step must be from 1 to {len(output.tokens)} for this output, got {step}"
+        )
     layers, heads = decoder.attention_layers, decoder.attention_heads
     number = translator.attention_layer(layers) if layer is None else layer
     if not (0 <= number < layers and 0 <= head < heads):
@@ -111,5 +112,5 @@ def _explained(inputs: AttentionInputs, head: int, labels: list[str]) -> Explana
 
 
 def _labels(tokens: list[str]) -> list[str]:
-    """Source tokens with their places, which tell equal ones apart."""
-    return [f"{token}({place})" for place, token in enumerate(tokens, start=1)]
+    """Return the source tokens with their positions, which distinguish equal tokens."""
+    return [f"{token}({position})" for position, token in enumerate(tokens, start=1)]

@@ -1,8 +1,8 @@
-"""The walk: every move of attention for one query, in numbers.
+"""Worked example: every number of the three steps of attention, for one query.
 
-    score e_i = score(s, h_i)    normalise alpha_i = exp(e_i) / Z    average c = sum_i alpha_i h_i
+    score e_i = score(s, h_i)    normalise alpha_i = exp(e_i) / Z    sum c = sum_i alpha_i h_i
 
-Worked in float64 straight from the formulas, apart from the layers that it explains.
+Computed in float64 from the formulas, independently of the layers.
 """
 
 import dataclasses
@@ -18,86 +18,86 @@ from regard.score_registry import Parameters, ScoreEntry, find_score
 
 Vector = npt.NDArray[np.float64]
 
-_LARGEST = 700.0
-"""Scores above it have exponentials that float64 cannot hold."""
+_MAX_SCORE = 700.0
+"""Scores above it have exponentials that overflow float64."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Explanation:
-    """Every number of one look; `str()` is the walk."""
+    """Every number of one attention step; `str()` is the calculation as text."""
 
     query: Vector | None
-    """(Dq,): the decoder's state s; None where weights were given."""
+    """(Dq,): the decoder's state s; None if weights are given."""
     keys: Vector
     """(T, Dk): the encoder's states h_i."""
     values: Vector
-    """(T, Dv): what is averaged."""
+    """(T, Dv): the values."""
     score: str
-    """Name of the score; "given" where weights were."""
+    """Name of the score; "given" if weights are given."""
     parameters: dict[str, Vector]
-    """Of the score, by the letters of its formula."""
+    """Parameters of the score, by the letters of its formula."""
     scores: Vector | None
     """(T,): e_i."""
     exponentials: Vector | None
     """(T,): exp(e_i - shift)."""
     partition: float
-    """Z, the sum of the exponentials; of given weights their sum."""
+    """Z, the sum of the exponentials; the sum of the weights if they are given."""
     weights: Vector
     """(T,): alpha_i."""
     labels: list[str]
     """Names of the T states."""
     shift: float = 0.0
-    """What was taken off every score before the exponential; weights do not feel it."""
+    """Number subtracted from every score before the exponential; weights do not change."""
     assumed: frozenset[str] = frozenset()
-    """Letters of the parameters that were not given: the identity, and ones."""
+    """Letters of the parameters with default values: the identity, ones or 1."""
 
     @property
     def weighted(self) -> Vector:
-        """(T, Dv): every value times its weight."""
+        """(T, Dv): the values times their weights."""
         return self.weights[:, None] * self.values
 
     @property
     def context(self) -> Vector:
-        """(Dv,): c, the sum of them."""
+        """(Dv,): c, the weighted sum of the values."""
         return self.weights @ self.values
 
     @property
-    def raw(self) -> Vector | None:
-        """(Dv,): the average without normalising: sum_i e_i h_i."""
+    def unnormalised_sum(self) -> Vector | None:
+        """(Dv,): sum_i e_i h_i, the sum weighted by the scores."""
         return None if self.scores is None else self.scores @ self.values
 
     @property
     def concatenated(self) -> Vector:
-        """(Dq + Dv,): [s; c], what a decoder goes on with."""
+        """(Dq + Dv,): [s; c], query and context concatenated."""
         query = np.zeros(0) if self.query is None else self.query
         return np.concatenate([query, self.context])
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, at full precision."""
+        """Return all numbers at full precision."""
         fields = {
             "score": self.score, "labels": self.labels, "query": self.query, "keys": self.keys,
             "values": self.values, "parameters": self.parameters, "scores": self.scores,
             "shift": self.shift, "exponentials": self.exponentials, "partition": self.partition,
             "weights": self.weights, "weighted": self.weighted, "context": self.context,
-            "concatenated": self.concatenated, "without_normalising": self.raw,
+            "concatenated": self.concatenated, "unnormalised_sum": self.unnormalised_sum,
         }  # fmt: skip
-        return {name: _plain(value) for name, value in fields.items()}
+        return {name: _to_json(value) for name, value in fields.items()}
 
     def to_json(self) -> str:
-        """The same as JSON."""
+        """Return `to_dict` as JSON."""
         return json.dumps(self.to_dict(), ensure_ascii=False, indent=2) + "\n"
 
-    def to_text(self, digits: int = 4, without_normalising: bool = False) -> str:
-        """The walk as plain text, numbers rounded to so many digits."""
+    def to_text(self, digits: int = 4, unnormalised: bool = False) -> str:
+        """Return the calculation as plain text, rounded to `digits` digits."""
         from regard.explanation.formatting import write
 
-        return write(self, digits, without_normalising, plain=True)
+        return write(self, digits, unnormalised, plain=True)
 
-    def to_markdown(self, digits: int = 4, without_normalising: bool = False) -> str:
-        """The walk as Markdown with formulas in LaTeX."""
+    def to_markdown(self, digits: int = 4, unnormalised: bool = False) -> str:
+        """Return the calculation as Markdown with formulas in LaTeX."""
         from regard.explanation.formatting import write
 
-        return write(self, digits, without_normalising, plain=False)
+        return write(self, digits, unnormalised, plain=False)
 
     def __str__(self) -> str:
         return self.to_text()
@@ -113,20 +113,20 @@ def explain(
     weights: Any = None,
     labels: Sequence[str] | None = None,
 ) -> Explanation:
-    """Walk through one look at the keys, move by move.
+    """Compute one attention step and return every number of it.
 
     Args:
-        query: (Dq,), the decoder's state; None where `weights` are given.
+        query: (Dq,), the decoder's state; may be None if `weights` are given.
         keys: (T, Dk), the encoder's states.
-        values: (T, Dv), what is averaged; the keys by default.
+        values: (T, Dv), the values; the keys by default.
         score: name or alias of a score.
-        parameters: of the score, by the letters of its formula: W, U, v, bias, temperature. Those
-            that are missing are W = U = I and v = 1.
-        weights: (T,), to average with these instead of scoring.
+        parameters: of the score, by the letters of its formula: W, U, v, bias, temperature. Defaults
+            are identity matrices, vectors of ones and temperature 1.
+        weights: (T,), used instead of scoring.
         labels: names of the T states; h1, h2, … by default.
 
     Raises:
-        ConfigError: there is no such score, or parameter of it.
+        ConfigError: no score has this name, or the score no such parameter.
         ShapeError: shapes do not fit; the message names them.
     """
     states = _matrix(keys, "keys")
@@ -145,16 +145,16 @@ def explain(
             state, states, means, "given", {}, None, None, float(shares.sum()), shares, names
         )
     if query is None:
-        raise ConfigError("there is no query to score the keys with: give one, or weights")
+        raise ConfigError("scoring needs a query: give query, or weights")
     state = _vector(query, "query")
     entry = find_score(score)
     used = _parameters(entry, parameters or {}, len(state), states.shape[1])
-    found = _scores(entry, state, states, used)
-    shift = float(found.max()) if found.max() > _LARGEST else 0.0
-    powers = np.exp(found - shift)
+    scores = _scores(entry, state, states, used)
+    shift = float(scores.max()) if scores.max() > _MAX_SCORE else 0.0
+    powers = np.exp(scores - shift)
     total = float(powers.sum())
     return Explanation(
-        state, states, means, entry.name, used, found, powers, total, powers / total, names, shift,
+        state, states, means, entry.name, used, scores, powers, total, powers / total, names, shift,
         frozenset(used.keys() - (parameters or {}).keys()),
     )  # fmt: skip
 
@@ -162,7 +162,7 @@ def explain(
 def variances(
     dims: Sequence[int], samples: int = 20_000, seed: int = 1
 ) -> list[dict[str, int | float]]:
-    """Variance of s . h, of s . h / sqrt(D) and of s . h / D, measured, for every width D.
+    """Measure the variance of s . h, s . h / sqrt(D) and s . h / D for every width D.
 
     The components of s and h are drawn from N(0, 1), so s . h is a sum of D products of variance 1:
     the derivation gives D, 1 and 1 / D (Vaswani et al. 2017, arXiv:1706.03762, footnote 4).
@@ -172,7 +172,7 @@ def variances(
     for dim in dims:
         products = np.concatenate([
             np.einsum("nd,nd->n", *rng.standard_normal((2, part, dim)))
-            for part in _parts(samples, 2_000_000 // dim + 1)
+            for part in _chunk_sizes(samples, 2_000_000 // dim + 1)
         ])  # fmt: skip
         variance = float(products.var())
         rows.append({
@@ -181,8 +181,8 @@ def variances(
     return rows
 
 
-def _parts(total: int, most: int) -> list[int]:
-    return [min(most, total - start) for start in range(0, total, most)]
+def _chunk_sizes(total: int, limit: int) -> list[int]:
+    return [min(limit, total - start) for start in range(0, total, limit)]
 
 
 def _scores(entry: ScoreEntry, query: Vector, keys: Vector, parameters: Parameters) -> Vector:
@@ -199,43 +199,47 @@ def _scores(entry: ScoreEntry, query: Vector, keys: Vector, parameters: Paramete
 def _parameters(
     entry: ScoreEntry, given: Parameters, query_dim: int, key_dim: int
 ) -> dict[str, Vector]:
-    defaults = entry.defaults(query_dim, key_dim)
-    allowed = {*defaults, *entry.optional_parameters}
+    allowed = [*entry.parameters, *entry.optional_parameters]
     for letter in given:
         if letter not in allowed:
             known = ", ".join(sorted(allowed)) or "no parameters"
             raise ConfigError(f"{entry.name} has no parameter {letter!r}; it has {known}")
-    arrays = {letter: np.asarray(value, dtype=float) for letter, value in given.items()}
-    return {**defaults, **arrays}
+    widths = {"q": query_dim, "k": key_dim}
+    defaults = {letter: _default(axes, widths) for letter, axes in entry.parameters.items()}
+    return {**defaults, **{name: np.asarray(value, float) for name, value in given.items()}}
+
+
+def _default(axes: str, widths: dict[str, int]) -> Vector:
+    """Return an identity for each block of columns, a vector of ones, or 1."""
+    if not axes:
+        return np.array(1.0)
+    rows, _, columns = axes.partition(" ")
+    if not columns:
+        return np.ones(widths[rows])
+    return np.hstack([np.eye(widths[rows], widths[block]) for block in columns.split("+")])
 
 
 def _vector(values: Any, name: str) -> Vector:
-    found = _array(values, name)
-    if found.ndim != 1 or not found.size:
-        raise ShapeError(f"expected {name} as one row of numbers, got shape {found.shape}")
-    return found
+    return _array(values, name, 1, "one row of numbers")
 
 
 def _matrix(values: Any, name: str) -> Vector:
-    found = _array(values, name)
-    if found.ndim != 2 or not found.size:
-        raise ShapeError(
-            f"expected {name} as rows of numbers, all as long, got shape {found.shape}"
-        )
-    return found
+    return _array(values, name, 2, "rows of numbers of one length")
 
 
-def _array(values: Any, name: str) -> Vector:
+def _array(values: Any, name: str, axes: int, expected: str) -> Vector:
     try:
-        found = np.asarray(values, dtype=float)
+        array = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
         raise ShapeError(f"expected {name} as numbers in rows of one length") from None
-    if not np.isfinite(found).all():
+    if not np.isfinite(array).all():
         raise ShapeError(f"expected {name} of finite numbers")
-    return found
+    if array.ndim != axes or not array.size:
+        raise ShapeError(f"expected {name} as {expected}, got shape {array.shape}")
+    return array
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _to_json(item) for name, item in value.items()}
     return value.tolist() if isinstance(value, np.ndarray) else value
