@@ -102,7 +102,7 @@ def _bars(
     margin = 0.12 * (high - low or 1)
     scale = _SIDE / (high - low + margin * (2 if low < 0 else 1))
     zero = scale * (high + margin)
-    canvas.line(0.0, zero, width, zero, 1.0, FAINT)
+    canvas.line((0.0, zero), (width, zero), 1.0, FAINT)
     for x, name, number in zip(centres, names, numbers.tolist(), strict=True):
         text, height = _decimal(number, digits), scale * number
         fill, bar = weight_colour(number) if shaded else BLUES[4], min(26.0, 0.6 * pitch)
@@ -132,7 +132,7 @@ def _plane(heading: str, explanation: ExplainedAttention, names: Sequence[str]) 
     canvas.add(element("polygon", points=corners, **hull), (0.0, 0.0), (_SIDE, _SIDE))
     for (x, y), name, weight in zip(pixels[:-1], names, weights.tolist(), strict=True):
         width, colour = max(0.75, 10 * min(1.0, abs(weight))), weight_colour(abs(weight))
-        canvas.line(x, y, cx, cy, width, colour, f"{name}: {weight:.3f}")
+        canvas.line((x, y), (cx, cy), width, colour, f"{name}: {weight:.3f}")
     for x, y in pixels[:-1]:
         canvas.box(x, y, 8.0, 8.0, rx=4, fill=GREY)
     canvas.box(cx, cy, 12.0, 12.0, rx=6, fill=STRONG, stroke="white", stroke_width=1.5)

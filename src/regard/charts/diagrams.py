@@ -58,7 +58,7 @@ def encoder_decoder(
     x, output = target_x[step], target[step] if attends else ""
     canvas = Canvas()
     _draw_attention(canvas, weights[step], source, source_x, encoder_y, output, x)
-    canvas.arrow(x, _CONTEXT_Y, x, _STATE / 2 + 1, width=2.0, colour=STRONG)
+    canvas.arrow((x, _CONTEXT_Y), (x, _STATE / 2 + 1), 2.0, STRONG)
     _draw_states(canvas, "h", source_x, encoder_y, pitch)
     _draw_states(canvas, "s", target_x, 0.0, pitch, step)
     canvas.box(x, _CONTEXT_Y, 32.0, 32.0, rx=16, fill="white", stroke=STRONG, stroke_width=1.2)
@@ -121,7 +121,7 @@ def self_attention(
         colour = weight_colour(share) if highlighted or position is None else "#e6eaee"
         tooltip = f"{labels[i]} attends to {labels[j]}: {weight:.3f}"
         width = max(0.5, _LINE_WIDTH * share)
-        canvas.line(centres[i], 14.0, centres[j], keys_y - 14, width, colour, tooltip)
+        canvas.line((centres[i], 14.0), (centres[j], keys_y - 14), width, colour, tooltip)
     fill = INK if position is None else GREY
     canvas.labels(centres, 0.0, labels, pitch, above=True, current=position, fill=fill)
     canvas.labels(centres, keys_y, labels, pitch)
@@ -169,7 +169,8 @@ def _draw_attention(
         tooltip = f"{output} attends to {source[i]}: {weight:.3f}" if output else "the whole source"
         if output or weight:
             width = max(0.75, _LINE_WIDTH * min(1.0, abs(weight)))
-            canvas.line(x, top, context_x, _CONTEXT_Y, width, weight_colour(abs(weight)), tooltip)
+            colour = weight_colour(abs(weight))
+            canvas.line((x, top), (context_x, _CONTEXT_Y), width, colour, tooltip)
         if output and abs(weight) >= _PRINTED:
             printed.append((x + 0.3 * (context_x - x), f"{weight:.2f}"))
     y = top + 0.3 * (_CONTEXT_Y - top)
@@ -189,7 +190,7 @@ def _draw_states(
     """Draw a row of states, with arrows up to the current one or, without one, to the last."""
     width, last = min(44.0, pitch - 14), len(centres) - 1 if current is None else current
     for x, following in pairwise(centres[: last + 1]):
-        canvas.arrow(x + width / 2, y, following - width / 2, y, width=1.0, colour=GREY)
+        canvas.arrow((x + width / 2, y), (following - width / 2, y), 1.0, GREY)
     for i, x in enumerate(centres):
         fill, stroke, colour = ("white", GREY, INK) if i <= last else ("white", FAINT, FAINT)
         if i == current:

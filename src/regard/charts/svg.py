@@ -20,6 +20,7 @@ FAINT, STRONG = "#c3cad2", "#08519c"
 _PADDING = 16.0
 _SLANTED_LIMIT = 105.0
 """Pixels to which slanted labels are truncated."""
+Position = tuple[float, float]
 _ANCHORS = {"start": 0.0, "middle": 0.5, "end": 1.0}
 
 
@@ -64,7 +65,7 @@ class Canvas:
         self.left = self.top = math.inf
         self.right = self.bottom = -math.inf
 
-    def add(self, element: str, *corners: tuple[float, float]) -> None:
+    def add(self, element: str, *corners: Position) -> None:
         """Add an element that lies between `corners`."""
         self.elements.append(element)
         for x, y in corners:
@@ -78,29 +79,24 @@ class Canvas:
         self.add(group, (x, other.top), (other.right + shift, other.bottom))
 
     def line(
-        self,
-        x1: float,
-        y1: float,
-        x2: float,
-        y2: float,
-        width: float,
-        colour: str,
-        tooltip: str = "",
+        self, start: Position, end: Position, width: float, colour: str, tooltip: str = ""
     ) -> None:
         """Add a straight line."""
         style = {"stroke": colour, "stroke_width": width, "stroke_linecap": "round"}
+        (x1, y1), (x2, y2) = start, end
         line = element("line", *_title(tooltip), x1=x1, y1=y1, x2=x2, y2=y2, **style)
-        self.add(line, (x1, y1), (x2, y2))
+        self.add(line, start, end)
 
-    def arrow(self, x1: float, y1: float, x2: float, y2: float, width: float, colour: str) -> None:
+    def arrow(self, start: Position, end: Position, width: float, colour: str) -> None:
         """Add a straight arrow."""
-        length, head = math.hypot(x2 - x1, y2 - y1), 5 + 2 * width
-        angle = math.degrees(math.atan2(y2 - y1, x2 - x1))
+        across, down = end[0] - start[0], end[1] - start[1]
+        length, head = math.hypot(across, down), 5 + 2 * width
         shaft = element("path", d=f"M0,0H{length - head:.2f}", stroke=colour, stroke_width=width)
         tip = f"M{length:.2f},0l{-head:g},{0.4 * head:g}v{-0.8 * head:g}Z"
-        move = f"translate({x1:.2f},{y1:.2f}) rotate({angle:.2f})"
+        move = f"translate({start[0]:.2f},{start[1]:.2f})"
+        move += f" rotate({math.degrees(math.atan2(down, across)):.2f})"
         parts = shaft, element("path", d=tip, fill=colour)
-        self.add(element("g", *parts, class_="arrow", transform=move), (x1, y1), (x2, y2))
+        self.add(element("g", *parts, class_="arrow", transform=move), start, end)
 
     def box(
         self, x: float, y: float, width: float, height: float, tooltip: str = "", **attributes: Any
@@ -213,7 +209,8 @@ def text_width(content: str, size: float, bold: bool = False) -> float:
     wide = sum(character in "mwMW@%" for character in content)
     capitals = sum(map(str.isupper, content))
     ems = 0.56 * cell_len(content) - 0.26 * narrow + 0.3 * wide + 0.13 * capitals
-    return size * ems * (1.06 if bold else 1.0)
+    fallback = any(character > "\u2e7f" for character in content)  # CJK, emoji: wider fonts
+    return size * ems * (1.06 if bold else 1.0) * (1.2 if fallback else 1.0)
 
 
 def truncate(content: str, size: float, limit: float) -> str:
