@@ -1,4 +1,4 @@
-"""Pushing: prefixes that outputs begin with, weights pinned by hand, heads dropped."""
+"""Interventions: forced prefixes, pinned weights, ablated heads."""
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def test_outputs_begin_with_their_prefix(model: dict[str, object], beam_size: in
         assert forced.score == pytest.approx(found[0].score, abs=1e-4)
 
 
-def test_what_a_model_says_by_itself_is_no_push() -> None:
+def test_forcing_the_models_own_output_changes_nothing() -> None:
     translator = _translator()
     free = translator.translate(["a b c"], 3)[0]
     begun = translator.translate(["a b c"], 3, prefix=" ".join(free.tokens))[0]
@@ -71,7 +71,7 @@ def test_what_a_model_says_by_itself_is_no_push() -> None:
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 @pytest.mark.parametrize("model", MODELS, ids=str)
-def test_pinned_weights_stand_and_the_others_share_the_rest(
+def test_pinned_weights_are_kept_and_free_ones_share_the_rest(
     model: dict[str, object], beam_size: int
 ) -> None:
     translator = _translator(**model)
@@ -92,7 +92,7 @@ def test_pinned_weights_stand_and_the_others_share_the_rest(
 
 
 @pytest.mark.parametrize("model", MODELS, ids=str)
-def test_pinning_what_a_look_had_changes_nothing(model: dict[str, object]) -> None:
+def test_pinning_the_models_own_weights_changes_nothing(model: dict[str, object]) -> None:
     if model.get("kind") == "transformer":  # every head has weights of its own
         model = {**model, "decoder_layers": 1, "heads": 1}
     translator = _translator(**model)
@@ -106,7 +106,7 @@ def test_pinning_what_a_look_had_changes_nothing(model: dict[str, object]) -> No
     assert found.score == pytest.approx(free.score, abs=1e-4)
 
 
-def test_a_push_reaches_the_text_it_is_for_alone() -> None:
+def test_an_intervention_affects_only_its_own_text() -> None:
     translator = _translator()
     free = translator.translate(["a b", "c d"])
     found = translator.translate(["a b", "c d"], prefix=["", "a"], pin=[{}, {0: {0: 1.0}}])
@@ -116,7 +116,7 @@ def test_a_push_reaches_the_text_it_is_for_alone() -> None:
     assert (one.tokens, one.score) == (found[1].tokens, pytest.approx(found[1].score, abs=1e-5))
 
 
-def test_looking_elsewhere_changes_what_is_said() -> None:
+def test_pinning_other_positions_changes_the_output() -> None:
     translator = _translator()
     scores = {
         round(translator.translate(["a b c"], 1, pin={0: {place: 1.0}})[0].score, 5)
@@ -125,7 +125,7 @@ def test_looking_elsewhere_changes_what_is_said() -> None:
     assert len(scores) > 1
 
 
-def test_dropped_heads_find_nothing() -> None:
+def test_ablated_heads_have_zero_weights() -> None:
     translator = _translator(kind="transformer")
     free = translator.translate(["a b c"], prefix="a")[0]
     found = translator.translate(["a b c"], prefix="a", ablate_heads=[(0, 1), (2, 0)])[0]
@@ -137,11 +137,11 @@ def test_dropped_heads_find_nothing() -> None:
     assert found.score != pytest.approx(free.score, abs=1e-6)
 
 
-def test_a_push_on_every_axis() -> None:
+def test_apply_redistributes_the_free_weights() -> None:
     nan = float("nan")
-    push = Intervention(torch.tensor([[nan, 0.5, nan], [nan, nan, nan]]))
+    intervention = Intervention(torch.tensor([[nan, 0.5, nan], [nan, nan, nan]]))
     weights = torch.tensor([[[0.2, 0.2, 0.6]], [[0.1, 0.4, 0.5]]])
-    context, found = push.apply(weights, torch.eye(3).expand(2, 3, 3))
+    context, found = intervention.apply(weights, torch.eye(3).expand(2, 3, 3))
     torch.testing.assert_close(found, torch.tensor([[[0.125, 0.5, 0.375]], [[0.1, 0.4, 0.5]]]))
     torch.testing.assert_close(context, found)
     lonely = Intervention(torch.tensor([[0.25, nan]])).apply(
@@ -165,7 +165,7 @@ def test_a_push_on_every_axis() -> None:
         ),
     ],
 )
-def test_pushes_that_cannot_be_are_refused(given: dict[str, object], wrong: str) -> None:
+def test_invalid_interventions_raise(given: dict[str, object], wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
         _translator().translate(["a b c"], **given)
     with pytest.raises(ConfigError, match="no attention to push"):

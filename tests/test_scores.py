@@ -1,4 +1,4 @@
-"""Scores: each as in its paper, by every name, and what each refuses."""
+"""Scores: formulas, gradients, names, options and errors."""
 
 from itertools import product
 
@@ -57,7 +57,7 @@ def _parameters(score: nn.Module) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", SCORES)
-def test_every_score_is_its_formula_with_every_gradient(name: str, dtype: torch.dtype) -> None:
+def test_every_score_equals_its_formula_with_every_gradient(name: str, dtype: torch.dtype) -> None:
     score, (query, key) = _score(name, dtype), _rows(name, dtype)
     tolerance = bound(dtype, float32=16, bfloat16=8)
     found = score(query, key)
@@ -80,7 +80,7 @@ def test_first_and_second_derivatives(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_a_score_depends_on_its_pair_alone(name: str) -> None:
+def test_a_score_depends_only_on_its_query_and_key(name: str) -> None:
     score, (query, key) = _score(name), _rows(name)
     found = score(query, key)
     for item, step, place in product(range(2), range(4), range(6)):
@@ -105,7 +105,7 @@ def test_names() -> None:
         assert issubclass(kind, PairwiseScore if pairwise else InnerProductScore)
 
 
-def test_an_unknown_name_lists_the_known() -> None:
+def test_an_unknown_name_lists_the_names() -> None:
     with pytest.raises(ConfigError, match=r"'dott'.*dot, scaled_dot, .*additive, concat"):
         make_score("dott", query_dim=5, key_dim=5, hidden_dim=7)
 
@@ -117,7 +117,7 @@ def test_unequal_widths_name_both(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_rows_that_do_not_fit_name_their_shapes(name: str, unchecked: None) -> None:
+def test_errors_name_the_shapes(name: str, unchecked: None) -> None:
     score, (query, key) = _score(name), _rows(name)
     wrong = [
         (query[0], key),
@@ -160,7 +160,7 @@ def test_scaled_dot_has_variance_1_at_any_width() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 4.0])
-def test_cosine_is_bounded_whatever_the_norms(temperature: float) -> None:
+def test_cosine_is_bounded_at_any_norm(temperature: float) -> None:
     score = Cosine(temperature).double()
     query, key = _rows("cosine")
     scores = score(query, key)
@@ -170,7 +170,7 @@ def test_cosine_is_bounded_whatever_the_norms(temperature: float) -> None:
     assert score(torch.zeros_like(query), key).abs().max() == 0
 
 
-def test_cosine_learns_its_temperature_where_asked() -> None:
+def test_cosine_learns_its_temperature_as_an_option() -> None:
     assert not _parameters(Cosine())
     score = make_score("cosine", query_dim=5, key_dim=5, hidden_dim=7, learned_temperature=True)
     query, key = _rows("cosine", torch.float32)
@@ -180,7 +180,7 @@ def test_cosine_learns_its_temperature_where_asked() -> None:
     assert temperature.grad < 0  # a higher temperature makes scores smaller
 
 
-def test_bilinear_is_scaled_only_where_asked() -> None:
+def test_bilinear_is_scaled_as_an_option() -> None:
     plain, scaled = Bilinear(5, 3), Bilinear(5, 3, scaled=True)
     scaled.load_state_dict(plain.state_dict())
     query, key = _rows("bilinear", torch.float32)
@@ -203,7 +203,7 @@ def test_inner_product_is_symmetric_and_positive() -> None:
     assert (scores.diagonal() >= 0.1 * rows[0].square().sum(-1) * (1 - 1e-12)).all()
 
 
-def test_concat_is_additive_with_its_matrix_cut_in_two() -> None:
+def test_concat_equals_additive_with_its_matrix_split() -> None:
     concat, additive = Concat(5, 3, 7).double(), Additive(5, 3, 7).double()
     additive.query_proj.weight.data = concat.weight.data[:, :5].clone()
     additive.key_proj.weight.data = concat.weight.data[:, 5:].clone()
@@ -254,7 +254,7 @@ def test_aliases_are_accepted_wherever_a_score_is_named(alias: str) -> None:
     assert type(heads[0]) is type(heads[1])
 
 
-def test_a_new_score_needs_a_row_and_a_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_score_needs_only_a_row_and_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
     class NegativeDistance(scores.InnerProductScore):
         """e = 2 s . h - h . h, which softmax treats as -|s - h|^2."""
 
@@ -290,7 +290,7 @@ def test_a_new_score_needs_a_row_and_a_class_alone(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
-def test_settings_that_must_be_above_0(value: float) -> None:
+def test_arguments_that_must_be_positive(value: float) -> None:
     with pytest.raises(ConfigError, match=f"temperature of Cosine must be above 0, got {value}"):
         Cosine(value)
     with pytest.raises(ConfigError, match=f"eps of InnerProduct must be above 0, got {value}"):

@@ -26,13 +26,13 @@ from regard.score_registry import find_score
 class Score(nn.Module, ABC):
     """Base class of the scores: queries and keys are projected independently, then compared."""
 
-    @abstractmethod
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
-        """Project the queries."""
+        """Return the projected queries; by default the queries themselves."""
+        return query
 
-    @abstractmethod
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
-        """Project the keys; `Attention` calls this once per source."""
+        """Return the projected keys, computed once per source; by default the keys themselves."""
+        return key
 
     @abstractmethod
     def compare(
@@ -60,14 +60,6 @@ class Score(nn.Module, ABC):
 
 class InnerProductScore(Score):
     """Base class of scores that are an inner product of projected rows."""
-
-    def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
-        """Return the queries unchanged."""
-        return query
-
-    def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
-        """Return the keys unchanged."""
-        return key
 
     def compare(
         self, queries: Float[Tensor, "*n L E"], keys: Float[Tensor, "*n T E"]
@@ -312,14 +304,6 @@ class AdditiveHeads(PairwiseScore):
         self.vector = nn.Parameter(torch.empty(heads, dim))
         bound = math.sqrt(6 / (dim + 1))  # Xavier's, as for one head
         nn.init.uniform_(self.vector, -bound, bound)
-
-    def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
-        """Return the queries unchanged."""
-        return query
-
-    def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
-        """Return the keys unchanged."""
-        return key
 
     def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
         """Return v of the head; the projected queries and keys contain W and U."""
