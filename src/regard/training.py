@@ -130,7 +130,7 @@ def _choose_attention_layer(
 ) -> Translator:
     """Store the layer whose attention is displayed, where there are several."""
     trained = translator.trained
-    if trained.config.model.kind != "transformer" or trained.config.model.decoder_layers == 1:
+    if trained.model.decoder.attention_layers < 2:
         return translator
     examples, tokens = [], 0
     for example in corpus.dev:
