@@ -8,7 +8,7 @@ import torch
 
 import regard
 from regard.config import Config, ModelConfig, TextConfig, TrainingConfig
-from regard.copy_mechanism import copies_of, hide, widened
+from regard.copy_mechanism import copies_of, extended_ids, hide_tokens
 from regard.data import Batch, Example, collate
 from regard.errors import ConfigError
 from regard.models import Seq2Seq, build
@@ -46,8 +46,8 @@ def test_symbols_have_their_ids_on_the_target_side_and_others_follow() -> None:
     copies = copies_of(source.encode("b x a x"), target)
     b, size = target.encode("b").ids[0], len(target)
     assert copies.ids == [b, size, size + 1, size, EOS]
-    assert copies.symbols == ["x", "a"]
-    assert widened(target.encode("a b y x"), copies, size) == [size + 1, b, UNK, size]
+    assert copies.extra_tokens == ["x", "a"]
+    assert extended_ids(target.encode("a b y x"), copies, size) == [size + 1, b, UNK, size]
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=str)
@@ -117,7 +117,7 @@ def test_hidden_symbols_are_unknown_on_both_sides_and_copied() -> None:
     example = Example([4, 5, 4, 3], [5, 4, 4, 8], [4, 5, 4, 3])
     seen = set()
     for seed in range(3000):
-        changed = hide(example, V, random.Random(seed))
+        changed = hide_tokens(example, V, random.Random(seed))
         assert [UNK if copy >= V else copy for copy in changed.copies] == changed.source
         pairs = dict(zip(example.copies, changed.copies, strict=True))
         assert changed.target == [pairs.get(id, id) for id in example.target]

@@ -209,7 +209,7 @@ def test_a_step_of_a_model_equals_its_attention(
     for step in (1, 3):
         found, output = explain_step(translator, "a c b a", step, target="c b a")
         heads = output.attention_heads[step - 1]
-        layer = translator.attention_layer(len(heads))
+        layer = translator.attention_layer
         np.testing.assert_allclose(found.weights, heads[layer, 0], atol=1e-5)
         assert found.labels == ["a(1)", "c(2)", "b(3)", "a(4)", "</s>(5)"]
     if settings.get("kind") == "transformer":

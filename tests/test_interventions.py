@@ -161,14 +161,14 @@ def test_apply_redistributes_the_free_weights() -> None:
         ({"prefix": ["a", "b"]}, "expected one prefix for all texts or one each, got 2"),
         (
             {"ablate_heads": [(0, 1)]},
-            "no head 1 in layer 0 to drop; the model has 1 layers of 1 heads",
+            "no head 1 in layer 0 to ablate; the model has 1 layers of 1 heads",
         ),
     ],
 )
 def test_invalid_interventions_raise(given: dict[str, object], wrong: str) -> None:
     with pytest.raises(ConfigError, match=wrong):
         _translator().translate(["a b c"], **given)
-    with pytest.raises(ConfigError, match="no attention to push"):
+    with pytest.raises(ConfigError, match="no attention to pin or ablate"):
         _translator(attention="none").translate(["a"], pin={0: {0: 1.0}})
 
 
@@ -189,7 +189,7 @@ def test_a_prefix_copies_what_the_vocabulary_does_not_hold() -> None:
 
 def test_a_pin_beyond_the_longest_output_is_refused() -> None:
     translator = _translator(attention="additive")
-    (limit,) = translator.check(["a b"])
+    limit = translator.prepare(["a b"]).sources[0].limit
     translator.translate(["a b"], pin={limit - 1: {0: 1.0}})
     with pytest.raises(ConfigError, match=f"steps from 0 to {limit - 1}"):
         translator.translate(["a b"], pin={limit: {0: 1.0}})

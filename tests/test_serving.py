@@ -23,6 +23,7 @@ from fastapi.testclient import TestClient
 
 import regard
 from regard.cli.main import main
+from regard.request import PreparedRequest
 from regard.serving.app import Settings, create_app
 from regard.serving.batching import Batcher, QueueFull
 from regard.serving.limits import BodyLimit, Limits
@@ -354,11 +355,13 @@ class _RecordingTranslator(regard.Translator):
     started: threading.Event = dataclasses.field(default_factory=threading.Event)
     resume: threading.Event = dataclasses.field(default_factory=threading.Event)
 
-    def translate(self, texts: list[str], *args: Any, **kwargs: Any) -> Any:
-        self.sizes.append(len(texts))
+    def search(self, request: PreparedRequest, *args: Any, **kwargs: Any) -> Any:
+        self.sizes.append(len(request.sources))
         self.started.set()
         self.resume.wait()
-        return super().translate(texts, *args, **kwargs)
+        if any(source.text == "wrong" for source in request.sources):
+            raise regard.ConfigError("wrong")
+        return super().search(request, *args, **kwargs)
 
 
 def _recording(folder: Path, *, paused: bool = False) -> _RecordingTranslator:
@@ -371,6 +374,11 @@ def _recording(folder: Path, *, paused: bool = False) -> _RecordingTranslator:
 
 def _request(text: str, **fields: Any) -> TranslateRequest:
     return TranslateRequest(text=text, **fields)
+
+
+async def _submit(batcher: Batcher, request: TranslateRequest, work: int = 0) -> Any:
+    prepared = batcher.translators[0].prepare(request.all_texts)
+    return await batcher.translate(request, prepared, work)
 
 
 def _with_batcher(translator: regard.Translator, limits: Limits, work: Any) -> Any:
@@ -395,7 +403,7 @@ def test_batched_requests_equal_single_ones(folder: Path) -> None:
     ]
 
     async def work(batcher: Batcher) -> Any:
-        return await asyncio.gather(*map(batcher.translate, requests))
+        return await asyncio.gather(*(_submit(batcher, request) for request in requests))
 
     results = _with_batcher(translator, Limits(batch_delay=0.0), work)
     assert len(translator.sizes) < 8
@@ -408,9 +416,8 @@ def test_batched_requests_equal_single_ones(folder: Path) -> None:
 
 def test_an_invalid_request_does_not_affect_its_batch(folder: Path) -> None:
     async def work(batcher: Batcher) -> Any:
-        pins = [{}, {0: {50: 1.0}}, {}]
         return await asyncio.gather(
-            *(batcher.translate(_request("a b", pin=pin)) for pin in pins),
+            *(_submit(batcher, _request(text)) for text in ("a b", "wrong", "a b")),
             return_exceptions=True,
         )
 
@@ -425,7 +432,7 @@ def test_a_full_queue_and_a_timeout(folder: Path) -> None:
 
     async def work(batcher: Batcher) -> Any:
         requests = [
-            asyncio.create_task(batcher.translate(TranslateRequest(texts=["a"] * 3)))  # type: ignore[call-arg]
+            asyncio.create_task(_submit(batcher, TranslateRequest(texts=["a"] * 3)))  # type: ignore[call-arg]
             for _ in range(4)
         ]
         await asyncio.to_thread(translator.started.wait)
@@ -448,7 +455,7 @@ def test_the_work_of_a_batch_is_limited(folder: Path) -> None:
     translator = _recording(folder)
 
     async def work(batcher: Batcher) -> Any:
-        requests = [batcher.translate(_request("a"), work=40) for _ in range(6)]
+        requests = [_submit(batcher, _request("a"), work=40) for _ in range(6)]
         return await asyncio.gather(*requests)
 
     assert len(_with_batcher(translator, Limits(work=100, batch_delay=0.0), work)) == 6

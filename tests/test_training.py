@@ -279,7 +279,7 @@ def test_the_displayed_layer_of_a_transformer_is_chosen_and_stored(
         f"attention: layer {layer} of 2 (counted from 0) agrees most often"
         in capsys.readouterr().err
     )
-    assert regard.Translator.load(out).attention_layer(2) == layer
+    assert regard.Translator.load(out).attention_layer == layer
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import ConfigError
-from regard.translation import Translation, nothing
+from regard.translation import Translation, empty_translation
 
 WEIGHTS = np.array(
     [[0.5, 0.3, 0.1, 0.1], [0.1, 0.5, 0.2, 0.2], [0.0, 0.1, 0.8, 0.1]], dtype=np.float32
@@ -61,7 +61,7 @@ def test_a_word_is_written_without_marks(parts, word):
 def test_symbols_that_are_words_stay_as_they_are():
     one = made(WEIGHTS, [0, 1, 2, None], [0, 1, 2], ["▁", "‿x", "▁y", "</s>"])
     assert one.words() is one
-    assert nothing(" ", attends=True).words().tokens == []
+    assert empty_translation(" ", attends=True).words().tokens == []
 
 
 def test_one_side_is_merged_without_the_other():

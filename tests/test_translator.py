@@ -11,7 +11,7 @@ from regard import model_folder
 from regard.config import Config, ModelConfig, TextConfig
 from regard.errors import ConfigError
 from regard.models import build
-from regard.text import Tokenizer
+from regard.text import Encoding, Tokenizer
 
 SOURCES = ["a b c", "c", "b a", "", "a a a b", "  ", "c b"]
 
@@ -88,6 +88,29 @@ def test_n_best_gives_lists_best_first() -> None:
         assert all(one.attention.shape[0] == len(one.tokens) for one in best)
     with pytest.raises(regard.ConfigError, match="at least 1"):
         _translator().translate(["a"], n_best=0)
+
+
+def test_texts_are_tokenised_once_per_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    translator = _translator()
+    batches: list[list[str]] = []
+    encode = Tokenizer.encode_batch
+
+    def count(self: Tokenizer, texts: list[str]) -> list[Encoding]:
+        batches.append(list(texts))
+        return encode(self, texts)
+
+    monkeypatch.setattr(Tokenizer, "encode_batch", count)
+    once = [["b"] * len(SOURCES), SOURCES]
+    found = translator.translate(SOURCES, prefix="b", pin={0: {0: 0.5}})
+    assert batches == once
+    batches.clear()
+    request = translator.prepare(SOURCES, prefix="b", pin={0: {0: 0.5}})
+    prepared = translator.search(request)
+    assert batches == once
+    assert [best[0].tokens for best in prepared] == [one.tokens for one in found]
+    batches.clear()
+    translator.align(SOURCES, ["b"] * len(SOURCES))
+    assert batches == once
 
 
 def test_align_gives_what_a_search_gave() -> None:

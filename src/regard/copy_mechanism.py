@@ -1,7 +1,7 @@
-"""What a copying decoder may copy: source symbols as ids of the target side.
+"""Copying: source tokens as ids of the target side.
 
-A source symbol that the target vocabulary holds has its id there; the others follow after the
-vocabulary of size V as V, V + 1, …, in the order in which each source has them.
+A source token of the target vocabulary has its id there; the others follow the vocabulary of size V
+as V, V + 1, …, in the order of each source (the extended vocabulary of See et al. 2017).
 """
 
 import random
@@ -10,22 +10,22 @@ from typing import NamedTuple
 from regard.data import Example
 from regard.text import EOS, SPECIAL_TOKENS, UNK, Encoding, Tokenizer
 
-HIDDEN = 0.05
-"""Share of a pair's distinct symbols that are hidden in training, so that copying unknown ones is
-learned: a vocabulary made from the training pairs knows them all."""
+HIDDEN_SHARE = 0.05
+"""Share of a pair's distinct tokens that are hidden in training, so that copying unknown ones is
+learned: a vocabulary learned from the training pairs contains them all."""
 
 
 class Copies(NamedTuple):
-    """What can be copied from one source."""
+    """Target-side ids of one source."""
 
     ids: list[int]
-    """Of every source symbol, the end symbol included, its id on the target side."""
-    symbols: list[str]
-    """What V, V + 1, … stand for."""
+    """Target-side id of every source token, EOS included."""
+    extra_tokens: list[str]
+    """The tokens with the ids V, V + 1, …"""
 
 
 def copies_of(source: Encoding, target: Tokenizer) -> Copies:
-    """The source's symbols on the target side."""
+    """Return the target-side ids of the source's tokens."""
     extra: dict[str, int] = {}
     ids: list[int] = []
     for token, id in zip(source.tokens, target.tokens_to_ids(source.tokens), strict=True):
@@ -35,21 +35,21 @@ def copies_of(source: Encoding, target: Tokenizer) -> Copies:
     return Copies([*ids, EOS], list(extra))
 
 
-def widened(target: Encoding, copies: Copies, vocabulary: int) -> list[int]:
-    """The ids of a target, with those of copied symbols where the vocabulary has none."""
-    extra = {symbol: id for id, symbol in enumerate(copies.symbols, start=vocabulary)}
+def extended_ids(target: Encoding, copies: Copies, vocabulary: int) -> list[int]:
+    """Return the ids of a target, with those of copied tokens that the vocabulary lacks."""
+    extra = {token: id for id, token in enumerate(copies.extra_tokens, start=vocabulary)}
     return [
         extra.get(token, UNK) if id == UNK else id
         for id, token in zip(target.ids, target.tokens, strict=True)
     ]
 
 
-def hide(example: Example, vocabulary: int, rng: random.Random) -> Example:
-    """The example with a share of its symbols unknown on both sides, to be copied."""
+def hide_tokens(example: Example, vocabulary: int, rng: random.Random) -> Example:
+    """Return the example with a share of its tokens unknown on both sides, to be copied."""
     next_id = max(vocabulary, *(id + 1 for id in example.copies))
     new: dict[int, int] = {}
     for id in sorted(set(example.copies)):
-        if len(SPECIAL_TOKENS) <= id < vocabulary and rng.random() < HIDDEN:
+        if len(SPECIAL_TOKENS) <= id < vocabulary and rng.random() < HIDDEN_SHARE:
             new[id] = next_id + len(new)
     if not new:
         return example

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from regard.config import Config, TextConfig
-from regard.copy_mechanism import copies_of, widened
+from regard.copy_mechanism import copies_of, extended_ids
 from regard.data import BadLine, Example, Pairs, pairs_from, read_pairs
 from regard.errors import ConfigError, DataError
 from regard.text import EOS, Encoding, Tokenizer, unknown_tokens_message
@@ -225,7 +225,7 @@ def _encode(
     examples: list[Example] = []
     for place in kept:
         copies = copies_of(sources[place], target)
-        ids = widened(targets[place], copies, len(target))
+        ids = extended_ids(targets[place], copies, len(target))
         examples.append(Example([*sources[place].ids, EOS], ids, copies.ids))
     return good, examples
 

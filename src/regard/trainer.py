@@ -17,7 +17,7 @@ from torch import nn
 
 from regard import checkpoints, metrics, model_card, model_folder
 from regard.config import TrainingConfig
-from regard.copy_mechanism import hide
+from regard.copy_mechanism import hide_tokens
 from regard.corpus import Corpus
 from regard.data import Batch, Example, bucket, collate, epoch
 from regard.errors import ConfigError, FolderError
@@ -146,15 +146,15 @@ class Trainer:
         return True
 
     def _batches(self) -> Iterator[Batch]:
-        change = self._hide if self.trained.config.model.copy else None
+        change = self._hide_tokens if self.trained.config.model.copy else None
         while not self.schedule.over():
             seed, size = self.settings.seed, self.settings.batch_tokens
             done = self.batches_done
             yield from epoch(self.corpus.train, size, seed, self.epoch, done, change)
             self.epoch, self.batches_done = self.epoch + 1, 0
 
-    def _hide(self, example: Example, rng: random.Random) -> Example:
-        return hide(example, len(self.corpus.target), rng)
+    def _hide_tokens(self, example: Example, rng: random.Random) -> Example:
+        return hide_tokens(example, len(self.corpus.target), rng)
 
     def _loss(self, batch: Batch, **options: float) -> torch.Tensor:
         bfloat16 = self.settings.precision == "bfloat16"

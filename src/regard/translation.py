@@ -21,7 +21,7 @@ class Branch(NamedTuple):
     """The branch it goes on from, by its place in the tree; -1 at the start."""
     token: str | None
     """What it adds; None for the end."""
-    score: float
+    log_prob: float
     """Sum of the log-probabilities so far, nats."""
 
 
@@ -168,8 +168,8 @@ class Translation:
         return self.attention
 
 
-def nothing(text: str, attends: bool) -> Translation:
-    """The translation of a blank text: no tokens."""
+def empty_translation(text: str, attends: bool) -> Translation:
+    """Return the translation of a blank text, which has no tokens."""
     attention = np.zeros((0, 0), np.float32) if attends else None
     heads = np.zeros((0, 1, 1, 0), np.float32) if attends else None
     return Translation(text, [], [], "", 0.0, attention, heads)

@@ -105,9 +105,9 @@ def _translate(
     first = 1
     with Progress("translating", total, "lines") as progress:
         for chunk in chunks:
-            outputs = translator.translate(chunk, args.beam_size, args.n_best, args.length_penalty)
-            for number, output in enumerate(outputs, start=first):
-                yield number, output if args.n_best > 1 else [output]
+            request = translator.prepare(chunk)
+            outputs = translator.search(request, args.beam_size, args.n_best, args.length_penalty)
+            yield from enumerate(outputs, start=first)
             sys.stdout.flush()
             first += len(chunk)
             progress.advance(len(chunk))

@@ -5,16 +5,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.copy_mechanism import copies_of, widened
+from regard.copy_mechanism import copies_of, extended_ids
 from regard.data import Example, collate
 from regard.decoders import AttentionInputs
 from regard.errors import ConfigError
 from regard.explanation.worked_example import Explanation, explain
+from regard.request import TextOrTokens
 from regard.score_registry import SCORES
 from regard.scores import Score
 from regard.text import EOS, Encoding
 from regard.translation import Translation
-from regard.translator import TextOrTokens, Translator
+from regard.translator import Translator
 
 
 def explain_step(
@@ -58,7 +59,7 @@ def explain_step(
             f"--step must be from 1 to {len(output.tokens)} for this output, got {step}"
         )
     layers, heads = decoder.attention_layers, decoder.attention_heads
-    number = translator.attention_layer(layers) if layer is None else layer
+    number = translator.attention_layer if layer is None else layer
     if not (0 <= number < layers and 0 <= head < heads):
         raise ConfigError(
             f"there is no layer {number}, head {head}: the model has {layers} layers of {heads} "
@@ -76,7 +77,7 @@ def _encoded(translator: Translator, output: Translation) -> tuple[Any, Tensor]:
     ids, copied = target.ids, None
     if translator.trained.config.model.copy:
         copies = copies_of(source, translator.target)
-        ids = widened(target, copies, len(translator.target))
+        ids = extended_ids(target, copies, len(translator.target))
         copied = torch.tensor([copies.ids], device=translator.device)
     batch = collate([Example([*source.ids, EOS], ids)])
     device = translator.device

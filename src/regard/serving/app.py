@@ -21,6 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from regard import model_folder
 from regard.errors import ConfigError, RegardError
 from regard.explanation.from_model import explain_step
+from regard.request import PreparedRequest
 from regard.score_registry import SCORES
 from regard.serving.batching import Batcher, QueueFull
 from regard.serving.limits import BodyLimit, Limits
@@ -198,8 +199,8 @@ _ERROR_HANDLERS = {
 
 
 async def _translate(request: TranslateRequest, batcher: Batcher) -> Response:
-    work = _check(request, _translator(batcher, request.model), batcher.limits)
-    outputs = await batcher.translate(request, work)
+    prepared, work = _prepare(request, _translator(batcher, request.model), batcher.limits)
+    outputs = await batcher.translate(request, prepared, work)
     weights, limit = count_weights(request, outputs), batcher.limits.weights
     if weights > limit:
         raise ConfigError(
@@ -248,8 +249,10 @@ def _translator(batcher: Batcher, model: int) -> Translator:
     return batcher.translators[model]
 
 
-def _check(request: TranslateRequest, translator: Translator, limits: Limits) -> int:
-    """Reject a request that breaks a limit before it is queued; return its work."""
+def _prepare(
+    request: TranslateRequest, translator: Translator, limits: Limits
+) -> tuple[PreparedRequest, int]:
+    """Reject a request that breaks a limit before it is queued; return it prepared, and its work."""
     texts = request.all_texts
     if len(texts) > limits.texts:
         raise ConfigError(f"at most {limits.texts} texts per request, got {len(texts)}")
@@ -257,9 +260,10 @@ def _check(request: TranslateRequest, translator: Translator, limits: Limits) ->
         if (value := getattr(request, name)) > limits.beam_size:
             raise ConfigError(f"{name} is at most {limits.beam_size}, got {value}")
     limits.check_text(request.strings)
-    lengths = [len(encoding.ids) + 1 for encoding in translator.source.encode_batch(texts)]
+    prepared = translator.prepare(texts, request.prefixes, request.pins, request.ablate_heads)
+    lengths = [source.length for source in prepared.sources]
     limits.check_length(max(lengths))
-    maximum = translator.check(texts, request.prefixes, request.pins, request.ablate_heads)
+    maximum = [source.limit for source in prepared.sources]
     beams = max(request.beam_size, request.n_best)
     work = (sum(lengths) + sum(maximum)) * beams
     if work > limits.work:
@@ -267,7 +271,7 @@ def _check(request: TranslateRequest, translator: Translator, limits: Limits) ->
             f"{sum(lengths):,} source tokens and up to {sum(maximum):,} output tokens times {beams} "
             f"hypotheses are {work:,} (at most {limits.work:,}); send fewer texts or a smaller beam"
         )
-    return work
+    return prepared, work
 
 
 def _model_info(name: str, translator: Translator) -> dict[str, Any]:
@@ -282,7 +286,7 @@ def _model_info(name: str, translator: Translator) -> dict[str, Any]:
         "normalizer": model.normalizer,
         "layers": decoder.attention_layers,
         "heads": decoder.attention_heads,
-        "attention_layer": translator.attention_layer(decoder.attention_layers),
+        "attention_layer": translator.attention_layer,
         "parameters": trained.metadata.get("parameters"),
         "source": {"unit": trained.config.source.unit, "vocabulary": len(translator.source)},
         "target": {"unit": trained.config.target.unit, "vocabulary": len(translator.target)},
@@ -295,9 +299,11 @@ def _examples(translators: Sequence[Translator], settings: Settings) -> list[dic
     text = settings.example or translators[0].trained.metadata.get("example") or ""
     n_best = min(5, settings.limits.beam_size)
     request = TranslateRequest(text=text, n_best=n_best, heads=True, tree=True)  # type: ignore[call-arg]
-    outputs = [model.translate([text], n_best=n_best, return_tree=True)[0] for model in translators]
-    n_best_lists = outputs if n_best > 1 else [[output] for output in outputs]
-    return translate_response(request, n_best_lists)["translations"]
+    outputs = [
+        model.search(model.prepare([text]), n_best=n_best, return_tree=True)[0]
+        for model in translators
+    ]
+    return translate_response(request, outputs)["translations"]
 
 
 def _render_page(

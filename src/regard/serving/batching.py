@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from regard.request import PreparedRequest, Source
 from regard.serving.limits import Limits
 from regard.serving.metrics import Metrics
 from regard.serving.schemas import TranslateRequest
@@ -30,6 +31,7 @@ class _Job:
     """A request, its cost in tokens times beam size, and the future of its translations."""
 
     request: TranslateRequest
+    sources: Sequence[Source]
     work: int
     result: "asyncio.Future[list[list[Translation]]]"
 
@@ -54,7 +56,9 @@ class Batcher:
         self._has_jobs = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "regard")
 
-    async def translate(self, request: TranslateRequest, work: int = 0) -> list[list[Translation]]:
+    async def translate(
+        self, request: TranslateRequest, prepared: PreparedRequest, work: int = 0
+    ) -> list[list[Translation]]:
         """Return the outputs of each text, best first; `work` is the cost of the request.
 
         Raises:
@@ -63,11 +67,11 @@ class Batcher:
             RegardError: the model cannot do this.
         """
         waiting = _count_texts(job for job in self._jobs if not job.result.done())
-        texts = waiting + len(request.all_texts)
+        texts = waiting + len(prepared.sources)
         if texts > self.limits.queue:
             raise QueueFull
         result = asyncio.get_running_loop().create_future()
-        self._jobs.append(_Job(request, work, result))
+        self._jobs.append(_Job(request, prepared.sources, work, result))
         self._has_jobs.set()
         self.metrics.queue.set(texts)
         # a timeout cancels the future, and a cancelled job is not computed
@@ -108,11 +112,11 @@ class Batcher:
         self._jobs.clear()
         texts = work = 0
         for job in waiting:
-            fits = texts + len(job.request.all_texts) <= self.limits.batch_texts
+            fits = texts + len(job.sources) <= self.limits.batch_texts
             fits = fits and work + job.work <= self.limits.work
             if not batch or (fits and job.request.search == batch[0].request.search):
                 batch.append(job)
-                texts += len(job.request.all_texts)
+                texts += len(job.sources)
                 work += job.work
             else:
                 self._jobs.append(job)
@@ -140,25 +144,22 @@ class Batcher:
             return
         start = 0
         for job in batch:
-            end = start + len(job.request.all_texts)
+            end = start + len(job.sources)
             loop.call_soon_threadsafe(job.finish, outputs[start:end])
             start = end
 
     def _translate(self, batch: list[_Job]) -> list[list[Translation]]:
         search = batch[0].request
-        outputs = self.translators[search.model].translate(
-            [text for job in batch for text in job.request.all_texts],
+        sources = [source for job in batch for source in job.sources]
+        return self.translators[search.model].search(
+            PreparedRequest(sources, tuple(search.ablate_heads)),
             search.beam_size,
             search.n_best,
             search.length_penalty,
             _BATCH_TOKENS // max(search.beam_size, search.n_best),
-            prefix=[prefix for job in batch for prefix in job.request.prefixes],
-            pin=[pins for job in batch for pins in job.request.pins],
-            ablate_heads=search.ablate_heads,
             return_tree=search.tree,
         )
-        return outputs if search.n_best > 1 else [[output] for output in outputs]
 
 
 def _count_texts(jobs: Iterable[_Job]) -> int:
-    return sum(len(job.request.all_texts) for job in jobs)
+    return sum(len(job.sources) for job in jobs)

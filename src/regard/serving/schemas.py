@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from regard.request import TextOrTokens
 from regard.search import length_normalization
 from regard.translation import Translation
-from regard.translator import TextOrTokens
 
 Weight = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Index = Annotated[int, Field(ge=0)]
@@ -200,7 +200,7 @@ def _best_output(request: TranslateRequest, outputs: Sequence[Translation]) -> d
         result["n_best"] = [_output(request, output) for output in outputs]
     if request.tree:
         result["tree"] = [
-            {"parent": branch.parent, "token": branch.token, "log_prob": branch.score}
+            {"parent": branch.parent, "token": branch.token, "log_prob": branch.log_prob}
             for branch in best.tree or []
         ]
     return result

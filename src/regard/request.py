@@ -1,0 +1,196 @@
+"""Requests: texts and interventions, checked and tokenised once, in batches for the decoder."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.attention import Memory
+from regard.copy_mechanism import Copies, copies_of, extended_ids
+from regard.data import bucket, pad
+from regard.errors import ConfigError
+from regard.model_folder import TrainedModel
+from regard.search import SearchConstraints
+from regard.text import EOS, Encoding, Tokenizer
+
+Pins = Mapping[int, Mapping[int, float]]
+"""Attention weights to impose: {step: {source token: weight}}, both counted from 0."""
+
+TextOrTokens = str | Sequence[str]
+"""A text, or its tokens."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One text of a request, tokenised, with the interventions on its output."""
+
+    text: str
+    encoding: Encoding
+    prefix: Encoding
+    """Tokens that the output begins with, or the whole output in forced decoding."""
+    pins: Pins
+    limit: int
+    """The most tokens of the output, its prefix included."""
+
+    @property
+    def length(self) -> int:
+        """Number of source tokens, EOS included."""
+        return len(self.encoding.ids) + 1
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """A checked and tokenised request."""
+
+    sources: list[Source]
+    ablate_heads: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some sources of a request that are decoded together."""
+
+    positions: list[int]
+    """Of the sources in the request."""
+    sources: list[Source]
+    copies: list[Copies] | None
+    """Target-side ids of the source tokens, for a copying decoder."""
+    ablate_heads: tuple[tuple[int, int], ...]
+
+    def encode(self, trained: TrainedModel, device: torch.device) -> Memory:
+        """Return the encoded sources."""
+        ids = pad([[*source.encoding.ids, EOS] for source in self.sources])
+        lengths = torch.tensor([source.length for source in self.sources])
+        copies = None if self.copies is None else pad([row.ids for row in self.copies]).to(device)
+        with torch.inference_mode():
+            return trained.model.encode(ids.to(device), lengths.to(device), copies)
+
+    def prefix_ids(self, target: Tokenizer) -> list[list[int]]:
+        """Return the ids of the prefixes, with those of copied tokens."""
+        if self.copies is None:
+            return [source.prefix.ids for source in self.sources]
+        return [
+            extended_ids(source.prefix, copies, len(target))
+            for source, copies in zip(self.sources, self.copies, strict=True)
+        ]
+
+    def constraints(self, trained: TrainedModel, device: torch.device) -> SearchConstraints | None:
+        """Return the prefixes and interventions; None if there are none."""
+        prefixes, decoder = self.prefix_ids(trained.target), trained.model.decoder
+        if not (any(prefixes) or any(source.pins for source in self.sources) or self.ablate_heads):
+            return None
+        ablated = None
+        if self.ablate_heads:
+            shape = decoder.attention_layers, decoder.attention_heads
+            ablated = torch.zeros(shape, dtype=torch.bool)
+            for layer, head in self.ablate_heads:
+                ablated[layer, head] = True
+            ablated = ablated.to(device)
+        return SearchConstraints(pad(prefixes).to(device), self._pins().to(device), ablated)
+
+    def _pins(self) -> Tensor:
+        """(B, S, T): the pinned weights, NaN where there are none."""
+        steps = max((step + 1 for source in self.sources for step in source.pins), default=0)
+        width = max(source.length for source in self.sources)
+        pins = torch.full((len(self.sources), steps, width), torch.nan)
+        for row, source in enumerate(self.sources):
+            for step, weights in source.pins.items():
+                for position, weight in weights.items():
+                    pins[row, step, position] = weight
+        return pins
+
+
+def prepare(
+    trained: TrainedModel,
+    texts: Sequence[str],
+    prefix: str | Sequence[TextOrTokens] | None = None,
+    pin: Pins | Sequence[Pins] | None = None,
+    ablate_heads: Sequence[tuple[int, int]] = (),
+) -> PreparedRequest:
+    """Check and tokenise texts and interventions.
+
+    Raises:
+        ConfigError: an intervention does not fit the model or the text.
+    """
+    pins: list[Pins] = _one_each(pin or {}, texts, "pin")
+    _check_interventions(trained, any(pins), ablate_heads)
+    prefixes = encode_targets(trained.target, _one_each(prefix or "", texts, "prefix"))
+    longest = trained.metadata.get("max_target_length", 100)
+    sources: list[Source] = []
+    encodings = trained.source.encode_batch(texts)
+    for text, encoding, start, by_step in zip(texts, encodings, prefixes, pins, strict=True):
+        limit = longest + 2 * (len(encoding.ids) + 1) + len(start.ids)
+        source = Source(text, encoding, start, by_step, limit)
+        for step, weights in by_step.items():
+            _check_pins(weights, step, limit, source.length)
+        sources.append(source)
+    return PreparedRequest(sources, tuple(ablate_heads))
+
+
+def encode_targets(target: Tokenizer, texts: Sequence[TextOrTokens]) -> list[Encoding]:
+    """Return targets as ids; lists of tokens are taken as they are."""
+    plain = target.encode_batch([text if isinstance(text, str) else "" for text in texts])
+    return [
+        encoding
+        if isinstance(text, str)
+        else Encoding(target.tokens_to_ids(list(text)), list(text))
+        for text, encoding in zip(texts, plain, strict=True)
+    ]
+
+
+def batches(request: PreparedRequest, trained: TrainedModel, batch_tokens: int) -> Iterator[Batch]:
+    """Yield the sources that are not blank, in batches of similar length."""
+    featured = trained.source.features is not None
+    positions = [
+        position
+        for position, source in enumerate(request.sources)
+        if (source.text.partition("\t")[0] if featured else source.text).strip()
+    ]
+    sizes = [(request.sources[position].length, 0) for position in positions]
+    for indices in bucket(sizes, batch_tokens):
+        chosen = [positions[index] for index in indices]
+        sources = [request.sources[position] for position in chosen]
+        copies = None
+        if trained.config.model.copy:
+            copies = [copies_of(source.encoding, trained.target) for source in sources]
+        yield Batch(chosen, sources, copies, request.ablate_heads)
+
+
+def _check_interventions(
+    trained: TrainedModel, pinned: bool, ablate_heads: Sequence[tuple[int, int]]
+) -> None:
+    layers = trained.model.decoder.attention_layers
+    heads = trained.model.decoder.attention_heads
+    if (pinned or ablate_heads) and not layers:
+        raise ConfigError("this model has no attention to pin or ablate (model.attention none)")
+    for layer, head in ablate_heads:
+        if not (0 <= layer < layers and 0 <= head < heads):
+            raise ConfigError(
+                f"there is no head {head} in layer {layer} to ablate; the model has {layers} "
+                f"layers of {heads} heads, both counted from 0"
+            )
+
+
+def _one_each(values: Any, texts: Sequence[str], name: str) -> list[Any]:
+    """Return one value per text, from one for all or one each."""
+    if isinstance(values, str | Mapping):
+        return [values] * len(texts)
+    if len(values) != len(texts):
+        raise ConfigError(f"expected one {name} for all texts or one each, got {len(values)}")
+    return list(values)
+
+
+def _check_pins(weights: Mapping[int, float], step: int, limit: int, length: int) -> None:
+    if not (0 <= step < limit and all(0 <= position < length for position in weights)):
+        raise ConfigError(
+            f"pins name steps from 0 to {limit - 1} and source tokens from 0 to {length - 1}, got "
+            f"step {step} and tokens {', '.join(map(str, weights))}"
+        )
+    total = sum(weights.values())
+    if not (all(weight >= 0 for weight in weights.values()) and total <= 1 + 1e-6):
+        raise ConfigError(
+            f"pinned weights of a step must be at least 0 and sum to at most 1, got {total:.4g} at "
+            f"step {step}"
+        )
