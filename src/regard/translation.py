@@ -1,4 +1,4 @@
-"""One output, and where each of its tokens looked."""
+"""One output and its attention."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,50 +15,50 @@ if TYPE_CHECKING:
 
 
 class Branch(NamedTuple):
-    """A step of a search: what it tried."""
+    """A node of a search tree: a hypothesis that the search kept."""
 
     parent: int
-    """The branch it goes on from, by its place in the tree; -1 at the start."""
+    """Index of the branch that it continues; -1 at the start."""
     token: str | None
-    """What it adds; None for the end."""
+    """Its last token; None for EOS."""
     log_prob: float
     """Sum of the log-probabilities so far, nats."""
 
 
 @dataclass(frozen=True)
 class Translation:
-    """One output, and where each of its tokens looked."""
+    """One output and its attention."""
 
     source: str
-    """The text that was given."""
+    """The source text."""
     source_tokens: list[str]
-    """What the encoder saw, its end symbol included; unknown symbols as they were written."""
+    """Tokens that the encoder read, EOS included; unknown tokens in their own spelling."""
     tokens: list[str]
-    """What was written, without the end symbol."""
+    """Tokens of the output, without EOS."""
     text: str
-    """The same as a string."""
+    """The output as a string."""
     score: float
-    """Sum of log-probabilities (nats), the end symbol's included, over the length penalty."""
+    """Sum of log-probabilities (nats), EOS included, over the length penalty."""
     attention: np.ndarray | None
-    """(len(tokens), len(source_tokens)), rows sum to 1 (not with normalizer none); None where the model has no attention. Of many
-    heads their average, of many layers the one that looks where it matters (found after training)."""
+    """(len(tokens), len(source_tokens)), rows sum to 1 (not with normalizer none); None without attention.
+    The average over the heads of one layer, chosen after training."""
     attention_heads: np.ndarray | None = None
-    """(len(tokens), layers, heads, len(source_tokens)): every head of every layer."""
+    """(len(tokens), layers, heads, len(source_tokens)): attention of every head of every layer."""
     complete: bool = True
-    """False where the output was cut at its length limit."""
+    """False if the output was truncated at its length limit."""
     unknown: list[str] = field(default_factory=list)
-    """Source symbols that the model does not know."""
+    """Source tokens that the vocabulary lacks."""
     source_words: list[int | None] = field(default_factory=list, repr=False)
-    """For every source token the word it belongs to; None for the end symbol."""
+    """Index of the word of every source token; None for EOS."""
     target_words: list[int | None] = field(default_factory=list, repr=False)
-    """For every token the word it belongs to."""
+    """Index of the word of every token of the output."""
     tree: list[Branch] | None = field(default=None, repr=False)
-    """What the search tried, if it was asked to keep it."""
+    """The search tree, if `return_tree` was set."""
 
     def alignment(self) -> Alignment:
-        """Pairs (source word, target word), 0-based; `str()` of them is Pharaoh, `0-0 1-2`.
+        """Return the pairs (source word, target word), 0-based; `str()` gives Pharaoh, `0-0 1-2`.
 
-        Words are separated by spaces (subwords merged); without them every symbol is one.
+        Words are separated by spaces (subwords merged); in text without spaces every token is a word.
 
         Raises:
             ConfigError: the model has no attention.
@@ -68,12 +68,12 @@ class Translation:
     def chart(
         self, title: str = "", layer: int | None = None, head: int | None = None
     ) -> "Heatmap":
-        """The attention as a heatmap: source across, output down.
+        """Return the attention as a heatmap, a column per source token and a row per output token.
 
         Args:
-            title: a line above the map.
-            layer: one layer of `attention_heads`, from 0; None: what `attention` shows.
-            head: one head of it, from 0; None: the average of its heads.
+            title: title above the heatmap.
+            layer: one layer of `attention_heads`, from 0; None: that of `attention`.
+            head: one head of that layer, from 0; None: the average of its heads.
 
         Raises:
             ConfigError: the model has no attention, or no such layer or head.
@@ -82,42 +82,41 @@ class Translation:
 
         weights = self._weights()
         if layer is not None or head is not None:
-            weights = self._of_head(layer or 0, head)
+            weights = self._head_weights(layer or 0, head)
         return heatmap(
             weights, self.source_tokens, self.tokens, title=title, heads=self.attention_heads
         )
 
     def words(self) -> "Translation":
-        """The same with whole words in place of their parts, so that `words().chart()` shows words.
+        """Return the translation with subwords merged into words, so that `words().chart()` shows words.
 
-        Weights on the parts of a source word are added, rows of the parts of a target word
-        averaged, so that rows sum to what they did and `alignment()` stays the same. What belongs
-        to no word, such as the end symbol, stays as it is; so does all where every symbol is a
-        word of its own.
+        Weights of the parts of a source word are added and rows of the parts of a target word
+        averaged, so that the sums of rows and `alignment()` do not change. Tokens of no word, such
+        as EOS, stay as they are.
         """
-        source = _groups(self.source_words, len(self.source_tokens))
-        target = _groups(self.target_words, len(self.tokens))
+        source = _word_groups(self.source_words, len(self.source_tokens))
+        target = _word_groups(self.target_words, len(self.tokens))
         if len(source) == len(self.source_tokens) and len(target) == len(self.tokens):
             return self
         attention, heads = self.attention, self.attention_heads
         if attention is not None:
-            attention = _merged(attention[:, None, None], source, target)[:, 0, 0]
+            attention = _merge_weights(attention[:, None, None], source, target)[:, 0, 0]
         return dataclasses.replace(
             self,
-            source_tokens=_written(self.source_tokens, source),
-            tokens=_written(self.tokens, target),
+            source_tokens=_merge_tokens(self.source_tokens, source),
+            tokens=_merge_tokens(self.tokens, target),
             attention=attention,
-            attention_heads=None if heads is None else _merged(heads, source, target),
+            attention_heads=None if heads is None else _merge_weights(heads, source, target),
             source_words=[self.source_words[group[0]] for group in source if self.source_words],
             target_words=[self.target_words[group[0]] for group in target if self.target_words],
         )
 
     def to_bertviz(self) -> dict[str, Any]:
-        """What BertViz shows: `bertviz.head_view(**t.to_bertviz())`; its `model_view` takes it, too.
+        """Return the arguments of BertViz: `bertviz.head_view(**t.to_bertviz())`, or its `model_view`.
 
         Returns:
-            cross_attention, a tensor (1, heads, L, T) for every layer; encoder_tokens, the T that
-            the encoder saw; decoder_tokens, the L that were written.
+            cross_attention, a tensor (1, heads, L, T) for every layer; encoder_tokens, the T tokens of
+            the source; decoder_tokens, the L tokens of the output.
 
         Raises:
             ConfigError: the model has no attention.
@@ -133,7 +132,7 @@ class Translation:
             "decoder_tokens": list(self.tokens),
         }
 
-    def _of_head(self, layer: int, head: int | None) -> np.ndarray:
+    def _head_weights(self, layer: int, head: int | None) -> np.ndarray:
         assert self.attention_heads is not None
         _, layers, heads, _ = self.attention_heads.shape
         if not (0 <= layer < layers and (head is None or 0 <= head < heads)):
@@ -145,7 +144,7 @@ class Translation:
         return of_layer.mean(1) if head is None else of_layer[:, head]
 
     def to_dict(self) -> dict[str, Any]:
-        """What `regard translate --attention` writes."""
+        """Return the object that `regard translate --attention` writes."""
         attention = (
             None if self.attention is None else np.round(self.attention.astype(float), 6).tolist()
         )
@@ -175,32 +174,32 @@ def empty_translation(text: str, attends: bool) -> Translation:
     return Translation(text, [], [], "", 0.0, attention, heads)
 
 
-def _groups(words: Sequence[int | None], length: int) -> list[list[int]]:
-    """The positions of the tokens of each word, in order; without a word a token is alone."""
+def _word_groups(words: Sequence[int | None], length: int) -> list[list[int]]:
+    """Return the token positions of each word, in order; a token without a word is a group."""
     groups: dict[Any, list[int]] = {}
     for position, word in enumerate(words or [None] * length):
         groups.setdefault(("alone", position) if word is None else word, []).append(position)
     return list(groups.values())
 
 
-def _merged(
+def _merge_weights(
     heads: np.ndarray, source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]
 ) -> np.ndarray:
-    """(L, layers, heads, T) with columns of a group added and rows of a group averaged."""
+    """Add the columns and average the rows of each group of (L, layers, heads, T)."""
     columns = np.stack([heads[..., group].sum(-1) for group in source], -1)
     return np.stack([columns[group].mean(0) for group in target])
 
 
-def _written(tokens: Sequence[str], groups: Sequence[Sequence[int]]) -> list[str]:
-    """The tokens of every group as one; all stay as they are where every group has one."""
+def _merge_tokens(tokens: Sequence[str], groups: Sequence[Sequence[int]]) -> list[str]:
+    """Join the tokens of every group; single tokens stay as they are if all groups have one."""
     if len(groups) == len(tokens):
         return list(tokens)
     parts = [[tokens[position] for position in group] for group in groups]
-    return ["".join(map(_bare, each)) or "".join(each) for each in parts]
+    return ["".join(map(_strip_marks, each)) or "".join(each) for each in parts]
 
 
-def _bare(token: str) -> str:
-    """A part of a word without the marks of the space before it and of where it is joined."""
+def _strip_marks(token: str) -> str:
+    """Strip the marks of a preceding space and of a joint from a token."""
     if token.startswith("▁"):
         return token[1:]
     return token.removeprefix("‿").removesuffix("‿") if len(token) > 1 else token
