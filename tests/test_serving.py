@@ -57,39 +57,41 @@ def _translate(client: TestClient, **body: Any) -> list[dict[str, Any]]:
     return response.json()["translations"]
 
 
-def _close(found: Any, expected: np.ndarray) -> bool:
+def _close(weights: Any, expected: np.ndarray) -> bool:
     # an output without tokens is an empty list in JSON, of any other dimensions
-    return np.allclose(np.reshape(found, expected.shape), expected, atol=1e-5)
+    return np.allclose(np.reshape(weights, expected.shape), expected, atol=1e-5)
 
 
 def test_responses_equal_those_of_the_translator(client: TestClient, folder: Path) -> None:
     translator = regard.Translator.load(folder, "cpu")
     texts = ["a b c", "", "d q", "b"]
-    found = _translate(client, texts=texts, n_best=3, beam_size=4)
-    for answer, expected in zip(found, translator.translate(texts, 4, 3), strict=True):
+    outputs = _translate(client, texts=texts, n_best=3, beam_size=4)
+    for answer, expected in zip(outputs, translator.translate(texts, 4, 3), strict=True):
         assert answer["text"] == expected[0].text
         assert answer["source_tokens"] == expected[0].source_tokens
         assert answer["unknown"] == expected[0].unknown
-        assert [one["tokens"] for one in answer["n_best"]] == [one.tokens for one in expected]
-        for one, other in zip(answer["n_best"], expected, strict=True):
-            assert one["score"] == pytest.approx(other.score, abs=1e-5)
-            assert _close(one["attention"], other.attention)
-    alone = _translate(client, text="a b c", attention=False)
-    assert alone[0]["text"] == translator.translate(["a b c"])[0].text
-    assert "attention" not in alone[0]
-    assert "n_best" not in alone[0]
+        assert [output["tokens"] for output in answer["n_best"]] == [
+            output.tokens for output in expected
+        ]
+        for output, other in zip(answer["n_best"], expected, strict=True):
+            assert output["score"] == pytest.approx(other.score, abs=1e-5)
+            assert _close(output["attention"], other.attention)
+    single = _translate(client, text="a b c", attention=False)
+    assert single[0]["text"] == translator.translate(["a b c"])[0].text
+    assert "attention" not in single[0]
+    assert "n_best" not in single[0]
 
 
 def test_log_prob_is_that_of_the_full_output(client: TestClient) -> None:
     best = _translate(client, text="a b", n_best=8, beam_size=8, length_penalty=0)[0]["n_best"]
-    for one in best:
-        assert one["log_prob"] == pytest.approx(one["score"], abs=1e-6)
+    for output in best:
+        assert output["log_prob"] == pytest.approx(output["score"], abs=1e-6)
     other = _translate(client, text="a b", n_best=8, beam_size=8)[0]["n_best"]
-    known = {tuple(one["tokens"]): one["log_prob"] for one in best}
-    shared = [one for one in other if tuple(one["tokens"]) in known]
+    known = {tuple(output["tokens"]): output["log_prob"] for output in best}
+    shared = [output for output in other if tuple(output["tokens"]) in known]
     assert shared
-    for one in shared:
-        assert one["log_prob"] == pytest.approx(known[tuple(one["tokens"])], abs=1e-4)
+    for output in shared:
+        assert output["log_prob"] == pytest.approx(known[tuple(output["tokens"])], abs=1e-4)
 
 
 @pytest.mark.parametrize("model", [0, 1])
@@ -101,7 +103,7 @@ def test_interventions_equal_those_of_the_translator(
     ablated = [(0, 1)] if model else []
     expected = translator.translate(["a b c"], prefix="b", ablate_heads=ablated, **interventions)[0]
     for prefix in ({"prefix": "b"}, {"prefix_tokens": ["b"]}):
-        found = _translate(
+        outputs = _translate(
             client,
             text="a b c",
             model=model,
@@ -110,22 +112,22 @@ def test_interventions_equal_those_of_the_translator(
             **prefix,
             **interventions,
         )
-        assert found[0]["tokens"] == expected.tokens
-        assert _close(found[0]["attention_heads"], expected.attention_heads)
+        assert outputs[0]["tokens"] == expected.tokens
+        assert _close(outputs[0]["attention_heads"], expected.attention_heads)
 
 
 def test_interventions_apply_to_each_text_separately(client: TestClient) -> None:
     pins = [{0: {0: 1.0}}, {}, {0: {1: 1.0}}]
-    found = _translate(client, texts=["a b"] * 3, prefix=["c", "", "d"], pin=pins)
-    assert found[0]["attention"][0] == pytest.approx([1, 0, 0], abs=1e-6)
-    assert found[2]["attention"][0] == pytest.approx([0, 1, 0], abs=1e-6)
-    assert (found[0]["tokens"][0], found[2]["tokens"][0]) == ("c", "d")
-    assert found[1]["tokens"] == _translate(client, text="a b")[0]["tokens"]
+    outputs = _translate(client, texts=["a b"] * 3, prefix=["c", "", "d"], pin=pins)
+    assert outputs[0]["attention"][0] == pytest.approx([1, 0, 0], abs=1e-6)
+    assert outputs[2]["attention"][0] == pytest.approx([0, 1, 0], abs=1e-6)
+    assert (outputs[0]["tokens"][0], outputs[2]["tokens"][0]) == ("c", "d")
+    assert outputs[1]["tokens"] == _translate(client, text="a b")[0]["tokens"]
 
 
 def test_the_search_tree_holds_every_output(client: TestClient) -> None:
-    found = _translate(client, text="a b c", tree=True, n_best=3)[0]
-    tree = found["tree"]
+    best = _translate(client, text="a b c", tree=True, n_best=3)[0]
+    tree = best["tree"]
     assert all(branch["parent"] < place for place, branch in enumerate(tree))
     for branch in tree:
         before = 0.0 if branch["parent"] < 0 else tree[branch["parent"]]["log_prob"]
@@ -138,8 +140,8 @@ def test_the_search_tree_holds_every_output(client: TestClient) -> None:
                 tokens.append(tree[parent]["token"])
                 parent = tree[parent]["parent"]
             ended[tuple(tokens[::-1])] = branch["log_prob"]
-    for one in found["n_best"]:
-        assert ended[tuple(one["tokens"])] == pytest.approx(one["log_prob"], abs=1e-4)
+    for output in best["n_best"]:
+        assert ended[tuple(output["tokens"])] == pytest.approx(output["log_prob"], abs=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -225,24 +227,24 @@ def test_unknown_paths_and_hosts_are_rejected(client: TestClient) -> None:
 
 
 def test_explain_returns_the_values_of_a_step(client: TestClient, folder: Path) -> None:
-    asked = {"text": "a b c", "target": "b a", "step": 2}
-    walk = client.post("/api/explain", json=asked).json()
+    body = {"text": "a b c", "target": "b a", "step": 2}
+    explanation = client.post("/api/explain", json=body).json()
     forced = regard.Translator.load(folder, "cpu").align(["a b c"], ["b a"])[0]
-    assert np.allclose(walk["weights"], forced.attention[1], atol=1e-4)
-    assert walk["partition"] == pytest.approx(sum(walk["exponentials"]))
-    assert walk["formula"].startswith("v")
-    response = client.post("/api/explain", json={**asked, "step": 99})
+    assert np.allclose(explanation["weights"], forced.attention[1], atol=1e-4)
+    assert explanation["partition"] == pytest.approx(sum(explanation["exponentials"]))
+    assert explanation["formula"].startswith("v")
+    response = client.post("/api/explain", json={**body, "step": 99})
     assert response.status_code == 422
-    assert "--step goes from 1" in response.json()["error"]
+    assert "--step must be from 1" in response.json()["error"]
 
 
 def test_explain_limits_the_tokens_of_a_text(client: TestClient) -> None:
-    for asked in (
+    for body in (
         {"text": "a " * 600, "target": "a"},
         {"text": "a", "target": "a " * 600},
         {"text": "a", "target": ["a"] * 600},
     ):
-        response = client.post("/api/explain", json={**asked, "step": 1})
+        response = client.post("/api/explain", json={**body, "step": 1})
         assert response.status_code == 422
         assert "at most 500 tokens" in response.json()["error"]
 
@@ -266,19 +268,19 @@ def test_models_without_attention_or_with_copying_are_served(
     with TestClient(
         create_app(Settings(folder=str(folder))), base_url="http://localhost"
     ) as client:
-        found = _translate(client, texts=["a b c", "b x y"])
+        outputs = _translate(client, texts=["a b c", "b x y"])
         expected = regard.Translator.load(folder, "cpu").translate(["a b c", "b x y"])
-        assert [one["tokens"] for one in found] == [one.tokens for one in expected]
-        asked = {"text": "a x c", "target": ["c", "x"], "step": 2}
-        walk = client.post("/api/explain", json=asked)
+        assert [output["tokens"] for output in outputs] == [output.tokens for output in expected]
+        body = {"text": "a x c", "target": ["c", "x"], "step": 2}
+        explanation = client.post("/api/explain", json=body)
         if "copy" in model:
             forced = regard.Translator.load(folder, "cpu").align(["a x c"], [["c", "x"]])[0]
-            assert np.allclose(walk.json()["weights"], forced.attention[1], atol=1e-4)
+            assert np.allclose(explanation.json()["weights"], forced.attention[1], atol=1e-4)
             begun = _translate(client, text="a x c", prefix_tokens=["x"])[0]
             assert begun["tokens"][0] == "x"
         else:
-            assert found[0]["attention"] is None
-            assert walk.status_code == 422
+            assert outputs[0]["attention"] is None
+            assert explanation.status_code == 422
             response = client.post("/api/translate", json={"text": "a", "pin": {"0": {"0": 1}}})
             assert "no attention" in response.json()["error"]
 
@@ -292,9 +294,9 @@ def test_the_page_contains_its_example_and_loads_nothing_from_other_hosts(
     assert "<img" not in page.text
     content = re.search(r'id="content">(.*?)</script>', page.text, re.DOTALL)
     assert content is not None
-    held = json.loads(content[1])
-    assert [example["source"] for example in held["examples"]] == [HOSTILE] * 2
-    assert [model["kind"] for model in held["models"]] == ["rnn", "transformer"]
+    page_data = json.loads(content[1])
+    assert [example["source"] for example in page_data["examples"]] == [HOSTILE] * 2
+    assert [model["kind"] for model in page_data["models"]] == ["rnn", "transformer"]
     for path in ["/", "/docs", *re.findall(r'(?:src|href)="(/page/[^"]+)"', page.text)]:
         text = client.get(path).text
         assert not re.findall(r'(?:src|href|from|import|url)\W{1,3}https?://[^"\']+', text)
