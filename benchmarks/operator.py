@@ -41,7 +41,7 @@ SIZES = [
 ]  # fmt: skip
 ROOM = 12e9
 """Bytes that a way may take; where it needs more, the table says how much."""
-TESTS = [f"tests/test_{name}.py" for name in ("lanes", "kernels", "cpu", "attention")]
+TESTS = [f"tests/test_{name}.py" for name in ("simd", "kernels", "cpu_kernels", "attention")]
 
 
 class Concat(nn.Module):
@@ -261,7 +261,7 @@ def peak_elsewhere(way: str, sizes: tuple[int, ...], threads: int) -> float:
 
 
 def rooflines() -> list[Callable[[int], Any]]:
-    """The kernels' inner loops on registers only, for so many (pair, feature)s."""
+    """Return the inner loops of the kernels on registers only, for a number of (pair, feature)s."""
     import numba
     import numpy as np
 
@@ -285,7 +285,7 @@ def rooflines() -> list[Callable[[int], Any]]:
             p, q = x * y, z * w
             t += ((a1 * y + a0 * x) * q + (a3 * w + a2 * z) * p) * reciprocal(p * q)
             f += step
-        return simd.total(s + t)
+        return simd.reduce_sum(s + t)
 
     @numba.njit(**flags)
     def gradients(n: int, a: Any) -> Any:
@@ -302,38 +302,39 @@ def rooflines() -> list[Callable[[int], Any]]:
             d, e = fma(a1, y, fma(a0, x, d)), fma(a3, w, fma(a2, z, e))
             p, q, u, v = fma(a0, x, p), fma(a1, y, q), fma(a2, z, u), fma(a3, w, v)
             f += step
-        return simd.total(s + t + p + q + u + v + d + e)
+        return simd.reduce_sum(s + t + p + q + u + v + d + e)
 
     return [on_threads(loop, torch.linspace(0.1, 1, 4 * count)) for loop in (scores, gradients)]
 
 
-def on_threads(loop: Any, numbers: Tensor, units: int = 64) -> Callable[[int], Any]:
-    """A loop over so many (pair, feature)s, shared by the threads on which kernels run."""
+def on_threads(loop: Any, numbers: Tensor, tasks: int = 64) -> Callable[[int], Any]:
+    """Return the loop over a number of (pair, feature)s, on the threads of the kernels."""
     from numba.np.numpy_support import carray
 
-    from regard.kernels.additive.cpu import threads
+    from regard.kernels.additive.cpu import job, threads
 
-    following, first, at, take = threads.NEXT, threads.FIRST, threads.at, threads.take
-    count, sums = numbers.numel(), torch.empty(units)
+    next_task, length, keys, pointers = job.NEXT_TASK, job.LENGTH, job.KEYS, job.POINTERS
+    as_pointer, fetch_add = job.as_pointer, job.fetch_add
+    count, sums = numbers.numel(), torch.empty(tasks)
 
     def make(real: Any) -> Callable[[Any], None]:
         def kernel(job: Any) -> None:
-            h, one = carray(job, (first + 4,)), real(1)
-            given = carray(at(h[first + 2], one), (count,))
-            into = carray(at(h[first + 3], one), (units,))
+            arguments, one = carray(job, (length,)), real(1)
+            x = carray(as_pointer(arguments[pointers], one), (count,))
+            out = carray(as_pointer(arguments[pointers + 1], one), (tasks,))
             while True:
-                unit = take(job, following)
-                if unit >= units:
+                task = fetch_add(job, next_task)
+                if task >= tasks:
                     return
-                into[unit] = loop(h[first + 1] // units, given)
+                out[task] = loop(arguments[keys] // tasks, x)
 
         return kernel
 
-    return lambda n: threads.run(make, units, [n], [numbers, sums], n)
+    return lambda n: threads.run_kernel(make, tasks, job.Sizes(1, 1, n, 1), [numbers, sums], n)
 
 
 def shares_of_rooflines(sizes: tuple[int, ...]) -> list[float]:
-    """Percent of the two rooflines that the kernels reach, timed in turn: scores and gradients."""
+    """Return the percentage of the rooflines that scores and gradients reach, timed in turn."""
     from regard.kernels.additive.cpu import launch
 
     batch, length, keys, width = sizes

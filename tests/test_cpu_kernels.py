@@ -18,7 +18,7 @@ from oracle import double, gradients
 from regard.kernels import additive, reference
 from regard.kernels.additive import pytorch
 from regard.kernels.additive.cpu import launch
-from regard.kernels.additive.cpu import threads as thread_pool
+from regard.kernels.additive.cpu import threads as kernel_threads
 
 SCALES = [1e-4, 1e-2, 1, 5, 15, 40, 50, 100, 1e3, 1e4]
 SHAPES = [
@@ -166,7 +166,7 @@ def test_the_operator_of_pytorch_leaks() -> None:
 def test_every_number_of_threads_gives_the_same_bits(
     sizes: tuple[int, ...], threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread_pool, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(kernel_threads, "WORK_PER_THREAD", 1)
     # far out, some units are cut off and others are not
     for scale in (1, 5):
         inputs = _inputs(sizes, scale)
@@ -193,8 +193,8 @@ def test_a_pool_of_our_own_where_pytorch_lends_no_threads(
 ) -> None:
     inputs = _inputs(SHAPES[0])
     expected = _everything(inputs)
-    monkeypatch.setattr(thread_pool, "WORK_PER_THREAD", 1)
-    monkeypatch.setattr(thread_pool.threads_of, "pytorch", lambda: None)
+    monkeypatch.setattr(kernel_threads, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(kernel_threads.thread_pool, "openmp", lambda: None)
     torch.set_num_threads(3)
     for _ in range(3):
         found = _everything(inputs)
@@ -205,9 +205,9 @@ def test_a_pool_of_our_own_where_pytorch_lends_no_threads(
 def test_many_python_threads_at_once(
     own_pool: bool, threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(thread_pool, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(kernel_threads, "WORK_PER_THREAD", 1)
     if own_pool:
-        monkeypatch.setattr(thread_pool.threads_of, "pytorch", lambda: None)
+        monkeypatch.setattr(kernel_threads.thread_pool, "openmp", lambda: None)
     torch.set_num_threads(2)
     problems = [_inputs(SHAPES[i % len(SHAPES)]) for i in range(16)]
     expected = [_everything(inputs) for inputs in problems]
@@ -231,7 +231,7 @@ class _Looks(torch.utils.data.Dataset[Tensor]):
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_after_a_fork(threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_pool, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(kernel_threads, "WORK_PER_THREAD", 1)
     torch.set_num_threads(2)
     data = _Looks()
     expected = [data[i] for i in range(4)]
@@ -245,7 +245,7 @@ def test_after_a_fork(threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_the_kernels_after_a_plain_fork(threads: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody sets the number of threads there; PyTorch's own operators wait for ever then."""
-    monkeypatch.setattr(thread_pool, "WORK_PER_THREAD", 1)
+    monkeypatch.setattr(kernel_threads, "WORK_PER_THREAD", 1)
     torch.set_num_threads(2)
     a, b, v = (tensor.detach().exp() for tensor in _inputs(SHAPES[0]))
     expected = launch.scores(a, b, v[None])
@@ -278,10 +278,10 @@ def test_nowhere_to_keep_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(numba, "cfunc", cfunc)
     torch.manual_seed(0)
     expected = additive.scores(*_inputs(SHAPES[0], dtype=torch.float64))
-    thread_pool.compiled.cache_clear()
+    kernel_threads.compiled.cache_clear()
     torch.manual_seed(0)
     found = additive.scores(*_inputs(SHAPES[0], dtype=torch.float64))
-    thread_pool.compiled.cache_clear()
+    kernel_threads.compiled.cache_clear()
     assert torch.equal(found, expected)
     assert refused
 

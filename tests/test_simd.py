@@ -1,4 +1,4 @@
-"""Vectors in compiled kernels: each operation against NumPy, NaN and infinities included."""
+"""SIMD vectors in numba: every operation against NumPy, NaN and infinities included."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,28 +12,28 @@ from hypothesis.extra.numpy import arrays
 
 from regard.kernels.additive.cpu import simd
 from regard.kernels.additive.cpu.simd import (
-    count,
     exp,
+    exp2_integer,
     floor,
     fma,
-    least,
+    lane_count,
     load,
-    load_one,
+    load_splat,
     max_abs,
-    place,
-    power,
+    minimum,
+    pointer_at,
     prefetch,
     reciprocal,
     reduce_max_abs,
+    reduce_sum,
     splat,
     store,
-    total,
-)  # fmt: skip
+)
 
 REALS = [np.float32, np.float64]
 
 
-def _count(real: Any) -> int:
+def _lanes(real: Any) -> int:
     return simd.BYTES // np.dtype(real).itemsize
 
 
@@ -57,24 +57,24 @@ def _reciprocals(x: Any, out: Any) -> None:
 
 
 @_compiled
-def _choices(x: Any, y: Any, out: Any) -> Any:
-    store(out, 0, least(load(x, 0), load(y, 0)))
+def _minimum_and_max_abs(x: Any, y: Any, out: Any) -> Any:
+    store(out, 0, minimum(load(x, 0), load(y, 0)))
     return reduce_max_abs(max_abs(load(x, 0), load(y, 0)))
 
 
 @_compiled
 def _sum(x: Any) -> Any:
-    return total(load(x, 0))
+    return reduce_sum(load(x, 0))
 
 
 @_compiled
-def _wholes(x: Any, out: Any) -> None:
+def _floors(x: Any, out: Any) -> None:
     store(out, 0, floor(load(x, 0)))
 
 
 @_compiled
 def _powers(x: Any, out: Any) -> None:
-    store(out, 0, power(load(x, 0)))
+    store(out, 0, exp2_integer(load(x, 0)))
 
 
 @_compiled
@@ -89,16 +89,16 @@ def _splat(x: Any, out: Any) -> None:
 
 @_compiled
 def _products(x: Any, y: Any, out: Any) -> Any:
-    # the one number before last, times a vector of y from its second number on, plus the first of x
-    size = count(load(x, 0))
+    # x[size - 2] times the vector at y[1], plus the vector at x[0]
+    size = lane_count(load(x, 0))
     prefetch(y, len(y))
-    store(out, 0, fma(load_one(x, size - 2), load(place(y, 1), 0), load(x, 0)))
+    store(out, 0, fma(load_splat(x, size - 2), load(pointer_at(y, 1), 0), load(x, 0)))
     return size
 
 
 @pytest.mark.parametrize("real", REALS)
-def test_places_and_products(real: Any) -> None:
-    size = _count(real)
+def test_pointers_and_products(real: Any) -> None:
+    size = _lanes(real)
     x, y = np.random.default_rng(2).normal(size=(2, size + 1)).astype(real)
     out = np.empty_like(x[:size])
     assert _products(x, y, out) == size
@@ -109,7 +109,7 @@ def test_places_and_products(real: Any) -> None:
 @pytest.mark.parametrize("real", REALS)
 def test_arithmetic(real: Any) -> None:
     rng = np.random.default_rng(1)
-    x, y = rng.normal(size=(2, _count(real))).astype(real)
+    x, y = rng.normal(size=(2, _lanes(real))).astype(real)
     out = np.empty_like(x)
     _arithmetic(x, y, out)
     exact = x.astype(np.longdouble) * y + 2 * x.astype(np.longdouble) - 2 * y
@@ -119,11 +119,11 @@ def test_arithmetic(real: Any) -> None:
 
 
 @pytest.mark.parametrize("real", REALS)
-def test_a_reciprocal_is_right_to_two_units_of_rounding(real: Any) -> None:
-    far = 37 if real is np.float32 else 300
-    count = 4 * _count(real)
-    x = np.logspace(-far, far, 1000 * count, dtype=np.float64).astype(real)
-    x[0], x[-1] = real(10.0) ** -far, real(10.0) ** far
+def test_reciprocals_are_accurate_to_two_units_of_rounding(real: Any) -> None:
+    exponent = 37 if real is np.float32 else 300
+    count = 4 * _lanes(real)
+    x = np.logspace(-exponent, exponent, 1000 * count, dtype=np.float64).astype(real)
+    x[0], x[-1] = real(10.0) ** -exponent, real(10.0) ** exponent
     for part in x.reshape(-1, count):
         out = np.empty_like(part)
         _reciprocals(part, out)
@@ -136,28 +136,28 @@ def test_a_reciprocal_is_right_to_two_units_of_rounding(real: Any) -> None:
 
 
 @pytest.mark.parametrize("real", REALS)
-def test_nan_is_further_than_anything_and_no_bound_hides_it(real: Any) -> None:
-    count = _count(real)
+def test_nan_propagates_through_max_abs_and_minimum(real: Any) -> None:
+    count = _lanes(real)
     numbers = st.floats(width=32 if real is np.float32 else 64)
 
     @settings(max_examples=60, deadline=None)
     @given(arrays(real, count, elements=numbers), arrays(real, count, elements=numbers))
     def holds(x: Any, y: Any) -> None:
         out = np.empty_like(x)
-        far = _choices(x, y, out)
-        # NumPy's largest is NaN where one is NaN
-        assert np.array_equal(far, np.abs(np.concatenate([x, y])).max(), equal_nan=True)
+        largest = _minimum_and_max_abs(x, y, out)
+        # the maximum of NumPy is NaN where one number is NaN
+        assert np.array_equal(largest, np.abs(np.concatenate([x, y])).max(), equal_nan=True)
         assert np.array_equal(out, np.where(x > y, y, x), equal_nan=True)
 
     holds()
 
 
 @pytest.mark.parametrize("real", REALS)
-def test_whole_numbers_sums_and_exponentials(real: Any) -> None:
-    count = _count(real)
+def test_floor_sum_and_exponentials(real: Any) -> None:
+    count = _lanes(real)
     x = np.linspace(-3.5, 3.25, count, dtype=real)
     out = np.empty_like(x)
-    _wholes(x, out)
+    _floors(x, out)
     assert (out == np.floor(x)).all()
     assert abs(_sum(x) - x.astype(np.longdouble).sum()) <= count * np.finfo(real).eps
     _exps(x, out)
@@ -165,7 +165,7 @@ def test_whole_numbers_sums_and_exponentials(real: Any) -> None:
 
 
 def test_powers_of_two() -> None:
-    count = _count(np.float32)
+    count = _lanes(np.float32)
     for start in range(-126, 128 - count, count):
         x = np.arange(start, start + count, dtype=np.float32)
         out = np.empty_like(x)

@@ -1,7 +1,6 @@
-"""The additive scores and their gradients on the CPU: what the compiled loops are given, and give back.
+"""CPU backend: launches the kernels of the additive scores and their gradients.
 
-Where an exponential would be NaN, or so far out that the result would not be exact, the functions
-here give None.
+The functions return None where an exponential is NaN, or so large that the result would be inexact.
 """
 
 import math
@@ -9,88 +8,82 @@ import math
 import torch
 from torch import Tensor
 
-from regard.kernels.additive.cpu import common, simd, threads
+from regard.kernels.additive.cpu import exponentials, simd
 from regard.kernels.additive.cpu import gradients as gradient_kernels
 from regard.kernels.additive.cpu import scores as score_kernels
+from regard.kernels.additive.cpu.job import Sizes
+from regard.kernels.additive.cpu.threads import run_kernel
 
-UNITS_PER_THREAD = 16
-"""Units of a thread's work from which on larger ones are better than more."""
+TASKS_PER_THREAD = 16
+"""Tasks of a thread from which on larger tasks are better than more."""
 
-FEW = 8
-"""Queries, or looks at all keys, for which it does not pay to prepare the keys first."""
+PREPARE_ABOVE = 8
+"""Queries, or tiles of queries, up to which computing the exponentials of keys first does not pay."""
 
 
 def prepare_keys(b: Tensor) -> Tensor | None:
     """Return e^{2b}."""
     b = b.contiguous()
     out = torch.empty_like(b)
-    units = -(-b.numel() // common.NUMBERS_PER_UNIT)
-    sizes, spare = (1, 1, b.numel(), 1, 0, 0), simd.BYTES // b.element_size()
-    right = threads.run(common.exponentials, units, sizes, [b, out], b.numel(), spare)
-    return out if right else None
+    tasks = -(-b.numel() // exponentials.ELEMENTS_PER_TASK)
+    sizes, shape = Sizes(1, 1, b.numel(), 1), (1, simd.BYTES // b.element_size())
+    exact = run_kernel(exponentials.exponentials, tasks, sizes, [b, out], b.numel(), shape)
+    return out if exact else None
 
 
-def scores(
-    queries: Tensor, sources: Tensor, vectors: Tensor, powers: Tensor | None = None
-) -> Tensor | None:
-    """The scores of a (N, L, D), b (N, T, D) and v (H, D), item n with row n mod H of v.
-
-    `powers` are the exponentials of b, where they are at hand.
-    """
-    items, rows, width = queries.shape
-    size = simd.BYTES // queries.element_size()
-    padded = score_kernels.padded_width(width, size)
-    together = min(score_kernels.NUMBERS_AT_ONCE // max(1, padded), items * rows // _enough_units())
-    together = max(4, min(together, rows + 3) // 4 * 4)
-    blocks = -(-rows // together)
-    if powers is None and blocks > FEW:
-        powers = prepare_keys(sources)
-        if powers is None:
+def scores(a: Tensor, b: Tensor, v: Tensor, prepared: Tensor | None = None) -> Tensor | None:
+    """Return the scores of a (N, L, D), b (N, T, D) and v (H, D); item n uses row n mod H of v."""
+    items, queries, width = a.shape
+    lanes = simd.BYTES // a.element_size()
+    padded = score_kernels.padded_width(width, lanes)
+    tile = min(score_kernels.TILE_ELEMENTS // max(1, padded), items * queries // _enough_tasks())
+    tile = max(4, min(tile, queries + 3) // 4 * 4)
+    tiles = -(-queries // tile)
+    if prepared is None and tiles > PREPARE_ABOVE:
+        prepared = prepare_keys(b)
+        if prepared is None:
             return None
-    keys = sources.shape[1]
-    sources = sources if powers is None else powers
-    given = [each.contiguous() for each in (queries, sources, vectors)]
-    out = queries.new_empty(items, rows, keys)
-    far = math.inf
-    if powers is not None and rows > FEW and powers.numel():
-        # how far the keys go
-        far = math.log(float(powers.numpy().max())) / 2
-    sizes = vectors.shape[0], rows, keys, width, together, int(powers is not None)
-    scratch = score_kernels.room(padded, together, size)
-    tensors = [*given, out, queries.new_tensor([far])]
-    right = threads.run(
-        score_kernels.scores, items * blocks, sizes, tensors, out.numel() * width, scratch
+    keys = b if prepared is None else prepared
+    out = a.new_empty(items, queries, b.shape[1])
+    max_b = math.inf
+    if prepared is not None and queries > PREPARE_ABOVE and prepared.numel():
+        max_b = math.log(float(prepared.numpy().max())) / 2
+    sizes = Sizes(v.shape[0], queries, b.shape[1], width, tile, int(prepared is not None))
+    shape = score_kernels.workspace_shape(padded, tile, lanes)
+    inputs = [tensor.contiguous() for tensor in (a, keys, v)]
+    tensors = [*inputs, out, a.new_tensor([max_b])]
+    exact = run_kernel(
+        score_kernels.scores, items * tiles, sizes, tensors, out.numel() * width, shape
     )
-    return out if right else None
+    return out if exact else None
 
 
 def gradients(
-    gradient: Tensor, queries: Tensor, sources: Tensor, vectors: Tensor
+    grad_scores: Tensor, a: Tensor, b: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The gradients of a (N, L, D), b (N, T, D) and v (H, D), given that of the scores (N, L, T)."""
-    given = [each.contiguous() for each in (queries, sources, vectors, gradient)]
-    items, rows, width = queries.shape
-    keys = sources.shape[1]
-    of_queries, of_sources = (queries.new_empty(each.shape) for each in (queries, sources))
-    of_vectors = queries.new_empty(items, width)
-    size = simd.BYTES // queries.element_size()
-    vectors_per_row = -(-width // size)
-    if rows <= FEW:
-        make, units, together = gradient_kernels.by_keys, items, 0
-        scratch = gradient_kernels.room_by_keys(rows, vectors_per_row * size)
+    """Return the gradients of a (N, L, D), b (N, T, D) and v (H, D)."""
+    items, queries, width = a.shape
+    keys = b.shape[1]
+    grad_a, grad_b = a.new_empty(a.shape), b.new_empty(b.shape)
+    grad_v = a.new_empty(items, width)
+    lanes = simd.BYTES // a.element_size()
+    vectors = -(-width // lanes)
+    if queries <= PREPARE_ABOVE:
+        kernel, tasks, tile = gradient_kernels.by_keys, items, 0
+        shape = gradient_kernels.by_keys_shape(queries, vectors * lanes)
     else:
-        together = max(1, min(vectors_per_row, items * vectors_per_row // _enough_units()))
-        make = gradient_kernels.by_features
-        units = items * -(-vectors_per_row // together)
-        scratch = gradient_kernels.room_by_features(rows, keys, size)
-    sizes = vectors.shape[0], rows, keys, width, together, 0
-    tensors = [*given, of_queries, of_sources, of_vectors]
-    if not threads.run(make, units, sizes, tensors, gradient.numel() * width, scratch):
+        kernel = gradient_kernels.by_features
+        tile = max(1, min(vectors, items * vectors // _enough_tasks()))
+        tasks = items * -(-vectors // tile)
+        shape = gradient_kernels.by_features_shape(queries, keys, lanes)
+    sizes = Sizes(v.shape[0], queries, keys, width, tile)
+    tensors = [*(tensor.contiguous() for tensor in (a, b, v, grad_scores)), grad_a, grad_b, grad_v]
+    if not run_kernel(kernel, tasks, sizes, tensors, grad_scores.numel() * width, shape):
         return None
-    # numpy adds the items in their order, on one thread
-    by_head = of_vectors.view(-1, *vectors.shape).numpy()
-    return of_queries, of_sources, torch.from_numpy(by_head.sum(axis=0))
+    # numpy adds the items in order, on one thread
+    by_head = grad_v.view(-1, *v.shape).numpy()
+    return grad_a, grad_b, torch.from_numpy(by_head.sum(axis=0))
 
 
-def _enough_units() -> int:
-    return UNITS_PER_THREAD * torch.get_num_threads()
+def _enough_tasks() -> int:
+    return TASKS_PER_THREAD * torch.get_num_threads()

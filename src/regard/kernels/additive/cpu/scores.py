@@ -1,8 +1,8 @@
-"""The loop of additive scores, compiled by numba for the CPU.
+"""CPU kernel of the additive scores.
 
     e_ti = sum_d v_d tanh(a_td + b_id) = sum_d v_d - 2 sum_d v_d / (1 + e^{2 a_td} e^{2 b_id})
 
-Four vectors of features share a reciprocal: their fractions are added up first.
+The fractions of four vectors of features are added first, so that they share a reciprocal.
 """
 
 import math
@@ -11,192 +11,225 @@ from typing import Any
 
 from numba.np.numpy_support import carray
 
-from regard.kernels.additive.cpu.common import (
-    FIRST,
-    HEADS,
-    KEYS,
+from regard.kernels.additive.cpu.exponentials import (
     LARGEST_VECTOR,
-    PLACES,
-    POWERS,
     RANGES,
-    ROWS,
-    TOGETHER,
-    UNITS,
-    WIDTH,
     exp_2x_row,
-    give_columns,
-    inlined,
     larger_or_nan,
-    measured,
+)
+from regard.kernels.additive.cpu.job import (
+    LENGTH,
+    NEXT_TASK,
+    OUT_OF_RANGE,
+    POINTERS,
+    PREPARED,
+    TASKS,
+    TILE,
+    as_pointer,
+    fetch_add,
+    read_sizes,
+    thread_workspace,
 )
 from regard.kernels.additive.cpu.simd import (
     BYTES,
-    count,
     fma,
-    least,
+    inlined,
+    lane_count,
     load,
-    place,
+    minimum,
+    pointer_at,
     reciprocal,
+    reduce_sum,
     splat,
-    total,
+    store_columns,
+    sum_and_max_abs,
 )
-from regard.kernels.additive.cpu.threads import NEXT, REFUSALS, SCRATCH, SEATS, at, take
 
-NUMBERS_AT_ONCE = 1 << 13
-"""Numbers of the queries that stay in the nearest cache while they look at all keys."""
+TILE_ELEMENTS = 1 << 13
+"""Elements of a tile of queries, which stay in the L1 cache while all keys pass."""
 
 
 @inlined
-def _fraction(a: Any, b: Any, v: Any, d: Any, ones: Any, top: Any, cut: Any) -> Any:
-    """The fraction v / (1 + ab) of a vector of features: numerator and denominator."""
+def _fraction(a: Any, b: Any, v: Any, d: Any, ones: Any, ceiling: Any, clamp: Any) -> Any:
+    """Return v / (1 + ab) for a vector of features, as numerator and denominator."""
     x = ones + load(a, d) * load(b, d)
-    return load(v, d), least(x, top) if cut else x
+    return load(v, d), minimum(x, ceiling) if clamp else x
 
 
 @inlined
-def _sum_of_fractions(x: Any, y: Any) -> Any:
-    # it is said which product is rounded: the same in every copy of this
+def _add_fractions(x: Any, y: Any) -> Any:
+    # fma fixes which product is rounded: the same in every inlined copy
     return fma(x[0], y[1], x[1] * y[0]), x[1] * y[1]
 
 
 @inlined
-def _divided(x: Any) -> Any:
+def _divide(x: Any) -> Any:
     return x[0] * reciprocal(x[1])
 
 
 @inlined
-def _two(a: Any, b: Any, v: Any, d: Any, ones: Any, top: Any, cut: Any) -> Any:
-    """The same of two vectors of features, added up."""
-    size = count(ones)
-    x = _fraction(a, b, v, d, ones, top, cut)
-    return _sum_of_fractions(x, _fraction(a, b, v, d + size, ones, top, cut))
+def _fraction_of_two(a: Any, b: Any, v: Any, d: Any, ones: Any, ceiling: Any, clamp: Any) -> Any:
+    """Return the sum of the fractions of two vectors of features, as a fraction."""
+    size = lane_count(ones)
+    x = _fraction(a, b, v, d, ones, ceiling, clamp)
+    return _add_fractions(x, _fraction(a, b, v, d + size, ones, ceiling, clamp))
 
 
 @inlined
-def _four(a: Any, b: Any, v: Any, d: Any, ones: Any, top: Any, cut: Any) -> Any:
-    """The same of four, with one reciprocal."""
-    size = count(ones)
-    x = _two(a, b, v, d, ones, top, cut)
-    return _divided(_sum_of_fractions(x, _two(a, b, v, d + 2 * size, ones, top, cut)))
+def _sum_of_four(a: Any, b: Any, v: Any, d: Any, ones: Any, ceiling: Any, clamp: Any) -> Any:
+    """Return the sum of the fractions of four vectors of features, with one reciprocal."""
+    size = lane_count(ones)
+    x = _fraction_of_two(a, b, v, d, ones, ceiling, clamp)
+    y = _fraction_of_two(a, b, v, d + 2 * size, ones, ceiling, clamp)
+    return _divide(_add_fractions(x, y))
 
 
 @inlined
-def _sum_of_one(a: Any, b: Any, v: Any, padded: Any, ones: Any, top: Any) -> Any:
-    """The sum of v / (1 + ab) for one query."""
-    s, step = ones - ones, 4 * count(ones)
-    fours = padded // step * step
-    for d in range(0, fours, step):
-        s += _four(a, b, v, d, ones, top, True)
-    if fours < padded:
-        s += _divided(_two(a, b, v, fours, ones, top, True))
-    return total(s)
+def _sum_of_row(a: Any, b: Any, v: Any, padded: Any, ones: Any, ceiling: Any) -> Any:
+    """Return the sum of v / (1 + ab) over all features for one query."""
+    s, step = ones - ones, 4 * lane_count(ones)
+    end = padded // step * step
+    for d in range(0, end, step):
+        s += _sum_of_four(a, b, v, d, ones, ceiling, True)
+    if end < padded:
+        s += _divide(_fraction_of_two(a, b, v, end, ones, ceiling, True))
+    return reduce_sum(s)
 
 
 @inlined
-def _sums_of_four(a: Any, b: Any, v: Any, padded: Any, ones: Any, top: Any, cut: Any) -> Any:
-    """The same for four rows of queries, at one look at the key."""
+def _sums_of_four_rows(
+    a: Any, b: Any, v: Any, padded: Any, ones: Any, ceiling: Any, clamp: Any
+) -> Any:
+    """Return the same for four queries, with one pass over the key."""
     s, t, u, w = ones - ones, ones - ones, ones - ones, ones - ones
-    step = 4 * count(ones)
-    fours = padded // step * step
-    a1, a2, a3 = place(a, padded), place(a, 2 * padded), place(a, 3 * padded)
-    for d in range(0, fours, step):
-        s += _four(a, b, v, d, ones, top, cut)
-        t += _four(a1, b, v, d, ones, top, cut)
-        u += _four(a2, b, v, d, ones, top, cut)
-        w += _four(a3, b, v, d, ones, top, cut)
-    if fours < padded:
-        s += _divided(_two(a, b, v, fours, ones, top, cut))
-        t += _divided(_two(a1, b, v, fours, ones, top, cut))
-        u += _divided(_two(a2, b, v, fours, ones, top, cut))
-        w += _divided(_two(a3, b, v, fours, ones, top, cut))
-    return total(s), total(t), total(u), total(w)
+    step = 4 * lane_count(ones)
+    end = padded // step * step
+    a1, a2, a3 = pointer_at(a, padded), pointer_at(a, 2 * padded), pointer_at(a, 3 * padded)
+    for d in range(0, end, step):
+        s += _sum_of_four(a, b, v, d, ones, ceiling, clamp)
+        t += _sum_of_four(a1, b, v, d, ones, ceiling, clamp)
+        u += _sum_of_four(a2, b, v, d, ones, ceiling, clamp)
+        w += _sum_of_four(a3, b, v, d, ones, ceiling, clamp)
+    if end < padded:
+        s += _divide(_fraction_of_two(a, b, v, end, ones, ceiling, clamp))
+        t += _divide(_fraction_of_two(a1, b, v, end, ones, ceiling, clamp))
+        u += _divide(_fraction_of_two(a2, b, v, end, ones, ceiling, clamp))
+        w += _divide(_fraction_of_two(a3, b, v, end, ones, ceiling, clamp))
+    return reduce_sum(s), reduce_sum(t), reduce_sum(u), reduce_sum(w)
 
 
 @inlined
 def padded_width(width: Any, size: Any) -> Any:
-    """Numbers of a row of whole pairs of vectors."""
+    """Return the width rounded up to whole pairs of vectors."""
     return (width + 2 * size - 1) // (2 * size) * 2 * size
 
 
 @inlined
-def room(padded: Any, together: Any, size: Any) -> Any:
-    """Numbers that a thread has to itself.
+def workspace_shape(padded: Any, tile: Any, size: Any) -> Any:
+    """Return the shape of a thread's workspace.
 
-    Rows of queries, one key, and v, whose zeros leave out what is too much; a vector of scores for
-    every query, for their rows are far apart; a spare one.
+    It holds a tile of queries, one key, v (zero in the padding), a vector of scores for every query
+    (as their rows are far apart), and a buffer of one vector.
     """
-    return (together + 2) * padded + (together + 1) * size
+    return 1, (tile + 2) * padded + (tile + 1) * size
+
+
+@inlined
+def _split(workspace: Any, padded: Any, tile: Any, size: Any) -> Any:
+    exp_a, rest = workspace[: tile * padded], workspace[tile * padded :]
+    exp_b, v, block = rest[:padded], rest[padded : 2 * padded], rest[2 * padded : -size]
+    return exp_a, exp_b, v, block, rest[-size:]
+
+
+@inlined
+def _arrays(arguments: Any, items: Any, one: Any) -> Any:
+    """Return queries, keys, vectors, scores, and the largest |b| of prepared keys."""
+    heads, n_queries, n_keys, width = read_sizes(arguments)
+    return (
+        carray(as_pointer(arguments[POINTERS], one), (items, n_queries, width)),
+        carray(as_pointer(arguments[POINTERS + 1], one), (items, n_keys, width)),
+        carray(as_pointer(arguments[POINTERS + 2], one), (heads, width)),
+        carray(as_pointer(arguments[POINTERS + 3], one), (items, n_queries, n_keys)),
+        carray(as_pointer(arguments[POINTERS + 4], one), (1,))[0],
+    )
+
+
+@inlined
+def _exponentials_of_rows(
+    rows: Any, exponentials: Any, padded: Any, buffer: Any, largest: Any
+) -> Any:
+    """Write e^{2a} of rows; return the largest of |a| and `largest`, or NaN."""
+    for row in range(len(rows)):
+        y = exponentials[row * padded : (row + 1) * padded]
+        largest = larger_or_nan(largest, exp_2x_row(rows[row], y, buffer))
+    return largest
+
+
+@inlined
+def _store_four(block: Any, e: Any, size: Any, sum_v: Any, two: Any, sums: Any) -> None:
+    """Write the scores of four queries, given their sums of v / (1 + ab)."""
+    s, t, u, w = sums
+    block[e], block[e + size] = sum_v - two * s, sum_v - two * t
+    block[e + 2 * size], block[e + 3 * size] = sum_v - two * u, sum_v - two * w
 
 
 def scores(real: Any) -> Callable[[Any], None]:
-    """A unit is some queries of one item: their scores with all keys, one key after the other.
+    """Return the kernel of the scores; a task is a tile of queries of one item, with all keys.
 
-    The keys are given, or their exponentials. 1 + e^{2(a+b)} is cut off before the product of four is
-    not finite, unless it is known to be far from that.
+    The keys are given as they are, or as their exponentials. 1 + e^{2(a+b)} is clamped, so that the
+    product of four stays finite, unless it is known to be far below.
     """
-    real_bytes, reach, ceiling = RANGES[real]
-    # less than the ceiling by more than all rounding: where nothing is cut, a cut would change no bit
-    size, near = BYTES // real_bytes, math.log(ceiling) / 2 - 0.01
+    real_bytes, limit, largest = RANGES[real]
+    # below the ceiling by more than all rounding: without the clamp the bits are the same
+    size, near = BYTES // real_bytes, math.log(largest) / 2 - 0.01
 
     def kernel(job: Any) -> None:
-        h, one = carray(job, (PLACES,)), real(1)
-        heads, rows, keys, width = h[HEADS], h[ROWS], h[KEYS], h[WIDTH]
-        together = h[TOGETHER]
-        blocks = (rows + together - 1) // together
-        items = h[UNITS] // blocks
-        queries = carray(at(h[FIRST], one), (items, rows, width))
-        sources = carray(at(h[FIRST + 1], one), (items, keys, width))
-        vectors = carray(at(h[FIRST + 2], one), (heads, width))
-        out = carray(at(h[FIRST + 3], one), (items, rows, keys))
-        far = carray(at(h[FIRST + 4], one), (1,))[0]
-        padded = padded_width(width, size)
-        own_room = room(padded, together, size)
-        mine = carray(at(h[SCRATCH] + take(job, SEATS) * own_room * real_bytes, one), (own_room,))
-        mine[:] = real(0)
-        powers, rest = mine[: together * padded], mine[together * padded :]
-        own, v, block = rest[:padded], rest[padded : 2 * padded], rest[2 * padded : -size]
-        spare = rest[-size:]
-        given_raised = h[POWERS] != 0
-        ones, top, two = splat(one), splat(real(ceiling)), real(2)
-        zeros = splat(real(0))
+        arguments, one, two = carray(job, (LENGTH,)), real(1), real(2)
+        heads, n_queries, n_keys, width = read_sizes(arguments)
+        tile, prepared = arguments[TILE], arguments[PREPARED] != 0
+        tiles = (n_queries + tile - 1) // tile
+        items, padded = arguments[TASKS] // tiles, padded_width(width, size)
+        queries, keys, vectors, out, max_b = _arrays(arguments, items, one)
+        workspace = thread_workspace(job, arguments, workspace_shape(padded, tile, size), one)[0]
+        workspace[:] = real(0)
+        exp_a, exp_b, v, block, buffer = _split(workspace, padded, tile, size)
+        ones, ceiling, zeros = splat(one), splat(real(largest)), splat(real(0))
         while True:
-            unit = take(job, NEXT)
-            if unit >= h[UNITS]:
+            task = fetch_add(job, NEXT_TASK)
+            if task >= arguments[TASKS]:
                 return
-            item, start = unit // blocks, unit % blocks * together
-            some = min(together, rows - start)
+            item, start = task // tiles, task % tiles * tile
+            count = min(tile, n_queries - start)
             v[:width] = vectors[item % heads]
-            of_v, far_v = measured(v, zeros)
-            of_a, of_b = real(0), far
-            for row in range(some):
-                into = powers[row * padded : (row + 1) * padded]
-                of_a = larger_or_nan(of_a, exp_2x_row(queries[item, start + row], into, spare))
-            farthest, several = of_a, some // 4 * 4
-            for low in range(0, keys, size):
-                filled = min(size, keys - low)
+            sum_v, max_v = sum_and_max_abs(v, zeros)
+            rows = queries[item, start : start + count]
+            max_a = _exponentials_of_rows(rows, exp_a, padded, buffer, real(0))
+            max_ab, end = max_a, count // 4 * 4
+            for low in range(0, n_keys, size):
+                filled = min(size, n_keys - low)
                 for key in range(low, low + filled):
-                    b = place(own, 0)
-                    if not given_raised:
-                        of_b = exp_2x_row(sources[item, key], own, spare)
-                        farthest = larger_or_nan(farthest, of_b)
+                    b = pointer_at(exp_b, 0)
+                    if not prepared:
+                        max_b = exp_2x_row(keys[item, key], exp_b, buffer)
+                        max_ab = larger_or_nan(max_ab, max_b)
                     elif width < padded:
-                        own[:width] = sources[item, key]
+                        exp_b[:width] = keys[item, key]
                     else:
-                        b = place(sources, (item * keys + key) * width)
-                    # four queries to a look at the key
-                    for row in range(0, several, 4):
-                        a, e = place(powers, row * padded), row * size + key - low
-                        if of_a + of_b <= near:
-                            s, t, u, w = _sums_of_four(a, b, v, padded, ones, top, False)
+                        b = pointer_at(keys, (item * n_keys + key) * width)
+                    for row in range(0, end, 4):
+                        a, e = pointer_at(exp_a, row * padded), row * size + key - low
+                        if max_a + max_b <= near:
+                            sums = _sums_of_four_rows(a, b, v, padded, ones, ceiling, False)
                         else:
-                            s, t, u, w = _sums_of_four(a, b, v, padded, ones, top, True)
-                        block[e], block[e + size] = of_v - two * s, of_v - two * t
-                        block[e + 2 * size], block[e + 3 * size] = of_v - two * u, of_v - two * w
-                    for row in range(several, some):
-                        s = _sum_of_one(place(powers, row * padded), b, v, padded, ones, top)
-                        block[row * size + key - low] = of_v - two * s
-                give_columns(block, out[item, start : start + some], low, filled, size)
-            if not (farthest <= reach and far_v <= LARGEST_VECTOR):
-                take(job, REFUSALS)
+                            sums = _sums_of_four_rows(a, b, v, padded, ones, ceiling, True)
+                        _store_four(block, e, size, sum_v, two, sums)
+                    for row in range(end, count):
+                        s = _sum_of_row(
+                            pointer_at(exp_a, row * padded), b, v, padded, ones, ceiling
+                        )
+                        block[row * size + key - low] = sum_v - two * s
+                store_columns(block, out[item, start : start + count], low, filled, size)
+            if not (max_ab <= limit and max_v <= LARGEST_VECTOR):
+                fetch_add(job, OUT_OF_RANGE)
 
     return kernel

@@ -1,7 +1,7 @@
-"""Vectors of floats in compiled kernels: what a compiler would have to find by itself, said outright.
+"""Explicit SIMD vectors for numba.
 
-A vector holds as many numbers as a register of this processor. It is loaded, computed with by + - *
-and the functions here, and stored; a product and a sum may become one operation. NaN stays NaN.
+A vector fills a register of this processor. The operators + - * and the functions of this module
+compute with vectors; a product and a sum may be fused. NaN propagates.
 """
 
 import operator
@@ -12,269 +12,275 @@ import llvmlite.binding
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function
-from numba.extending import intrinsic, models, overload, register_model
+from numba.extending import intrinsic, models, overload, register_jitable, register_model
 
 BYTES = 64 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 32
-"""Of a vector."""
+"""Size of a vector."""
+
+inlined: Any = register_jitable(forceinline=True)
+"""Decorator of a part of a kernel, which is inlined wherever it is called."""
 
 
 class SimdVector(types.Type):
-    """The type of a vector, as numba sees it."""
+    """The type of a vector in numba."""
 
     def __init__(self, real: types.Float) -> None:
         self.real = real
         super().__init__(name=f"SimdVector({real})")
 
     @property
-    def code(self) -> ir.VectorType:
-        """The type as LLVM sees it."""
+    def llvm_type(self) -> ir.VectorType:
+        """The type of a vector in LLVM."""
         double = self.real.bitwidth == 64
-        number = ir.DoubleType() if double else ir.FloatType()
-        return ir.VectorType(number, BYTES // (8 if double else 4))
+        element = ir.DoubleType() if double else ir.FloatType()
+        return ir.VectorType(element, BYTES // (8 if double else 4))
 
 
 @register_model(SimdVector)
 class SimdVectorModel(models.PrimitiveModel):
-    """A vector is passed as it is."""
+    """A vector is represented by its LLVM type."""
 
-    def __init__(self, manager: Any, lanes: SimdVector) -> None:
-        super().__init__(manager, lanes, lanes.code)
-
-
-def _of_one(compute: Callable[[Any, Any], Any]) -> Any:
-    """A function of one vector, which `compute` writes down for LLVM."""
-
-    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return compute(builder, *given)
-
-    def typed(typing: Any, x: Any) -> Any:
-        return x(x), code
-
-    return intrinsic(typed)
+    def __init__(self, manager: Any, vector: SimdVector) -> None:
+        super().__init__(manager, vector, vector.llvm_type)
 
 
-def _of_two(compute: Callable[[Any, Any, Any], Any]) -> Any:
-    """A function of two vectors."""
+def _codegen(compute: Callable[..., Any]) -> Callable[..., Any]:
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return compute(builder, *arguments)
 
-    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return compute(builder, *given)
-
-    def typed(typing: Any, x: Any, y: Any) -> Any:
-        return x(x, y), code
-
-    return intrinsic(typed)
+    return codegen
 
 
-def _folded(compute: Callable[[Any, Any, Any], Any]) -> Any:
-    """The number that is left of a vector: of its halves, of the halves of that, and so on."""
+def _unary(compute: Callable[[Any, Any], Any]) -> Any:
+    """Return the function of one vector for which `compute` emits LLVM code."""
 
-    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        x = given[0]
+    def typer(typing: Any, x: Any) -> Any:
+        return x(x), _codegen(compute)
+
+    return intrinsic(typer)
+
+
+def _binary(compute: Callable[[Any, Any, Any], Any]) -> Any:
+    """Return the function of two vectors for which `compute` emits LLVM code."""
+
+    def typer(typing: Any, x: Any, y: Any) -> Any:
+        return x(x, y), _codegen(compute)
+
+    return intrinsic(typer)
+
+
+def _reduction(compute: Callable[[Any, Any, Any], Any]) -> Any:
+    """Return the reduction of a vector to a number, which combines halves repeatedly."""
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x = arguments[0]
         while x.type.count > 1:
             half = x.type.count // 2
-            places = [list(range(start, start + half)) for start in (0, half)]
-            masks = [ir.Constant(ir.VectorType(_INDEX, half), place) for place in places]
+            lanes = [list(range(start, start + half)) for start in (0, half)]
+            masks = [ir.Constant(ir.VectorType(_INDEX, half), indices) for indices in lanes]
             x = compute(builder, *(builder.shuffle_vector(x, x, mask) for mask in masks))
         return builder.extract_element(x, ir.Constant(_INDEX, 0))
 
-    def typed(typing: Any, x: Any) -> Any:
-        return x.real(x), code
+    def typer(typing: Any, x: Any) -> Any:
+        return x.real(x), codegen
 
-    return intrinsic(typed)
+    return intrinsic(typer)
 
 
 _INDEX = ir.IntType(32)
 
 
-def _all(kind: ir.VectorType, number: float) -> ir.Constant:
+def _constant(kind: ir.VectorType, number: float) -> ir.Constant:
     return ir.Constant(kind, [number] * kind.count)
 
 
-def _each(builder: Any, name: str, *given: Any) -> Any:
-    """A function that LLVM knows, lane by lane."""
-    kind = given[0].type
+def _call_llvm(builder: Any, name: str, *arguments: Any) -> Any:
+    """Call an LLVM intrinsic, which works lane by lane."""
+    kind = arguments[0].type
     name = f"llvm.{name}.v{kind.count}{kind.element.intrinsic_name}"
-    function = ir.FunctionType(kind, [kind] * len(given))
-    return builder.call(get_or_insert_function(builder.module, function, name), given)
+    function = ir.FunctionType(kind, [kind] * len(arguments))
+    return builder.call(get_or_insert_function(builder.module, function, name), arguments)
 
 
-def _pointer(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-    """To the number at a place of a row, which is an array or itself a pointer."""
-    row, data = signature.args[0], given[0]
+def _element_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """Return a pointer to an element of a row, which is an array or a pointer."""
+    row, data = signature.args[0], arguments[0]
     if isinstance(row, types.Array):
         data = context.make_array(row)(context, builder, data).data
-    return builder.gep(data, [given[1]])
+    return builder.gep(data, [arguments[1]])
 
 
-def _pointer_to_lanes(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-    lanes = SimdVector(signature.args[0].dtype)
-    data = _pointer(context, builder, signature, given)
-    return builder.bitcast(data, lanes.code.as_pointer())
+def _vector_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    vector = SimdVector(signature.args[0].dtype)
+    data = _element_pointer(context, builder, signature, arguments)
+    return builder.bitcast(data, vector.llvm_type.as_pointer())
 
 
-def _place(typing: Any, row: Any, index: Any) -> Any:
-    """A place of a row, which begins a row again."""
-    return types.CPointer(row.dtype)(row, types.intp), _pointer
+def _pointer_at(typing: Any, row: Any, index: Any) -> Any:
+    """Return a pointer to an element of a row, itself usable as a row."""
+    return types.CPointer(row.dtype)(row, types.intp), _element_pointer
 
 
 def _load(typing: Any, row: Any, index: Any) -> Any:
-    """The vector from a place of a row on."""
+    """Return the vector that begins at an element of a row."""
 
-    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return builder.load(_pointer_to_lanes(context, builder, signature, given), align=4)
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.load(_vector_pointer(context, builder, signature, arguments), align=4)
 
-    return SimdVector(row.dtype)(row, types.intp), code
+    return SimdVector(row.dtype)(row, types.intp), codegen
 
 
-def _load_one(typing: Any, row: Any, index: Any) -> Any:
-    """A vector of the one number at a place of a row."""
-    lanes = SimdVector(row.dtype)
+def _load_splat(typing: Any, row: Any, index: Any) -> Any:
+    """Return a vector with one element of a row in every lane."""
+    vector = SimdVector(row.dtype)
 
-    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        number = builder.load(_pointer(context, builder, signature, given))
-        return _repeated(builder, lanes, number)
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        number = builder.load(_element_pointer(context, builder, signature, arguments))
+        return _broadcast(builder, vector, number)
 
-    return lanes(row, types.intp), code
+    return vector(row, types.intp), codegen
 
 
 def _store(typing: Any, row: Any, index: Any, x: Any) -> Any:
-    """Write a vector from a place of a row on."""
+    """Write a vector to a row, from an element on."""
 
-    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        builder.store(given[2], _pointer_to_lanes(context, builder, signature, given), align=4)
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = _vector_pointer(context, builder, signature, arguments)
+        builder.store(arguments[2], pointer, align=4)
         return context.get_dummy_value()
 
-    return types.none(row, types.intp, x), code
+    return types.none(row, types.intp, x), codegen
 
 
-def _repeated(builder: Any, lanes: SimdVector, number: Any) -> Any:
-    none = ir.Constant(lanes.code, ir.Undefined)
+def _broadcast(builder: Any, vector: SimdVector, number: Any) -> Any:
+    none = ir.Constant(vector.llvm_type, ir.Undefined)
     first = builder.insert_element(none, number, ir.Constant(_INDEX, 0))
-    return builder.shuffle_vector(first, none, _all(ir.VectorType(_INDEX, lanes.code.count), 0))
+    zeros = _constant(ir.VectorType(_INDEX, vector.llvm_type.count), 0)
+    return builder.shuffle_vector(first, none, zeros)
 
 
 def _splat(typing: Any, number: Any) -> Any:
-    """A vector of one number."""
-    lanes = SimdVector(number)
+    """Return a vector with one number in every lane."""
+    vector = SimdVector(number)
 
-    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return _repeated(builder, lanes, given[0])
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _broadcast(builder, vector, arguments[0])
 
-    return lanes(number), code
+    return vector(number), codegen
 
 
 def _prefetch(typing: Any, row: Any, index: Any) -> Any:
-    """Ask for a place of a row before it is wanted."""
+    """Prefetch an element of a row."""
 
-    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        data = _pointer(context, builder, signature, given)
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = _element_pointer(context, builder, signature, arguments)
         byte, index = ir.IntType(8).as_pointer(), ir.IntType(32)
         kind = ir.FunctionType(ir.VoidType(), [byte, index, index, index])
         function = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        how = [ir.Constant(index, number) for number in (0, 3, 1)]
-        builder.call(function, [builder.bitcast(data, byte), *how])
+        options = [ir.Constant(index, number) for number in (0, 3, 1)]
+        builder.call(function, [builder.bitcast(data, byte), *options])
         return context.get_dummy_value()
 
-    return types.none(row, types.intp), code
+    return types.none(row, types.intp), codegen
 
 
-def _count(typing: Any, x: Any) -> Any:
-    """How many numbers a vector has."""
+def _lane_count(typing: Any, x: Any) -> Any:
+    """Return the number of lanes of a vector."""
 
-    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return context.get_constant(types.intp, x.code.count)
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.get_constant(types.intp, x.llvm_type.count)
 
-    return types.intp(x), code
+    return types.intp(x), codegen
 
 
 def _fma(typing: Any, x: Any, y: Any, z: Any) -> Any:
-    """The sum x y + z, one operation even where the product is wanted twice."""
+    """Return x y + z, fused even where the product is used twice."""
 
-    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        return _each(builder, "fmuladd", *given)
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _call_llvm(builder, "fmuladd", *arguments)
 
-    return x(x, y, z), code
+    return x(x, y, z), codegen
 
 
-place: Any = intrinsic(_place)
+pointer_at: Any = intrinsic(_pointer_at)
 load: Any = intrinsic(_load)
-load_one: Any = intrinsic(_load_one)
+load_splat: Any = intrinsic(_load_splat)
 store: Any = intrinsic(_store)
 splat: Any = intrinsic(_splat)
-count: Any = intrinsic(_count)
+lane_count: Any = intrinsic(_lane_count)
 prefetch: Any = intrinsic(_prefetch)
 fma: Any = intrinsic(_fma)
 
 
-@_of_one
+@_unary
 def reciprocal(builder: Any, x: Any) -> Any:
-    """1 / x for 1e-37 <= |x| <= 1e37: wrong for zero and infinity.
+    """Return 1 / x for 1e-37 <= |x| <= 1e37; wrong for zero and infinity.
 
-    Processors that know a rapid estimate take it and a step of Newton's method, to 2 units of
-    rounding; a division would be the slowest part of any loop.
+    Processors with an instruction for an estimate use it and a step of Newton's method, accurate to
+    2 units of rounding; a division would be the slowest part of any loop.
     """
-    return builder.fdiv(_all(x.type, 1.0), x, flags=("arcp", "ninf", "contract"))
+    return builder.fdiv(_constant(x.type, 1.0), x, flags=("arcp", "ninf", "contract"))
 
 
-@_of_one
+@_unary
 def floor(builder: Any, x: Any) -> Any:
-    """The largest whole number that is not above."""
-    return _each(builder, "floor", x)
+    """Return the largest integer <= x."""
+    return _call_llvm(builder, "floor", x)
 
 
-@_of_one
+@_unary
 def exp(builder: Any, x: Any) -> Any:
-    """e^x, number by number."""
-    return _each(builder, "exp", x)
+    """Return e^x."""
+    return _call_llvm(builder, "exp", x)
 
 
-@_of_one
-def power(builder: Any, x: Any) -> Any:
-    """2^x for whole x from -126 to 127, put together from its bits: float32 alone."""
+@_unary
+def exp2_integer(builder: Any, x: Any) -> Any:
+    """Return 2^x for integers from -126 to 127, assembled from bits; float32 only."""
     kind = ir.VectorType(ir.IntType(32), x.type.count)
-    exponent = builder.add(builder.fptosi(x, kind), _all(kind, 127))
-    return builder.bitcast(builder.shl(exponent, _all(kind, 23)), x.type)
+    exponent = builder.add(builder.fptosi(x, kind), _constant(kind, 127))
+    return builder.bitcast(builder.shl(exponent, _constant(kind, 23)), x.type)
 
 
-@_of_two
-def least(builder: Any, x: Any, y: Any) -> Any:
-    """The lesser of two, lane by lane; the first where either is NaN."""
+@_binary
+def minimum(builder: Any, x: Any, y: Any) -> Any:
+    """Return the smaller of x and y; x where either is NaN."""
     return builder.select(builder.fcmp_ordered(">", x, y), y, x)
 
 
 def _max_abs(builder: Any, x: Any, y: Any) -> Any:
-    # without their sign, floats and at their end NaN are in the order of their bits
+    # without the sign, the bits of floats are ordered as their values, with NaN last
     width = 64 if isinstance(x.type.element, ir.DoubleType) else 32
     bits = ir.VectorType(ir.IntType(width), x.type.count)
-    sizes = [builder.bitcast(_each(builder, "fabs", each), bits) for each in (x, y)]
-    larger = builder.select(builder.icmp_unsigned(">", *sizes), *sizes)
+    pair = [builder.bitcast(_call_llvm(builder, "fabs", value), bits) for value in (x, y)]
+    larger = builder.select(builder.icmp_unsigned(">", *pair), *pair)
     return builder.bitcast(larger, x.type)
 
 
-max_abs: Any = _of_two(_max_abs)
-"""The larger size of two, lane by lane; that of NaN is the largest."""
+max_abs: Any = _binary(_max_abs)
+"""The larger absolute value of two vectors, lane by lane; NaN is the largest."""
 
-reduce_max_abs: Any = _folded(_max_abs)
-"""The largest size of a vector's numbers, NaN where one is NaN."""
+reduce_max_abs: Any = _reduction(_max_abs)
+"""The largest absolute value in a vector, NaN where one is NaN."""
 
 
-@_folded
-def total(builder: Any, x: Any, y: Any) -> Any:
-    """The sum of a vector's numbers."""
+@_reduction
+def reduce_sum(builder: Any, x: Any, y: Any) -> Any:
+    """Return the sum of the lanes of a vector."""
     return builder.fadd(x, y)
 
 
 def _arithmetic(sign: Any, instruction: str) -> None:
-    @_of_two
+    @_binary
     def computed(builder: Any, x: Any, y: Any) -> Any:
         return getattr(builder, instruction)(x, y, flags=("contract",))
 
-    def here(left: Any, right: Any) -> Any:
+    def implementation(left: Any, right: Any) -> Any:
         return computed(left, right)
 
     @overload(sign)
-    def both(left: Any, right: Any) -> Any:
-        return here if isinstance(left, SimdVector) and left == right else None
+    def overloaded(left: Any, right: Any) -> Any:
+        return implementation if isinstance(left, SimdVector) and left == right else None
 
 
 for _sign, _instruction in (
@@ -282,3 +288,24 @@ for _sign, _instruction in (
     (operator.sub, "fsub"), (operator.isub, "fsub"), (operator.mul, "fmul"),
 ):  # fmt: skip
     _arithmetic(_sign, _instruction)
+
+
+@inlined
+def sum_and_max_abs(row: Any, zeros: Any) -> Any:
+    """Return the sum and the largest absolute value (or NaN) of a row of whole vectors."""
+    s, largest = zeros, zeros
+    for d in range(0, len(row), lane_count(zeros)):
+        s += load(row, d)
+        largest = max_abs(largest, load(row, d))
+    return reduce_sum(s), reduce_max_abs(largest)
+
+
+@inlined
+def store_columns(columns: Any, rows: Any, low: Any, filled: Any, size: Any) -> None:
+    """Write one vector to every row from column `low` on, `filled` lanes of it."""
+    for row in range(len(rows)):
+        if filled == size:
+            store(rows[row], low, load(columns, row * size))
+        else:
+            for d in range(filled):
+                rows[row, low + d] = columns[row * size + d]

@@ -1,0 +1,133 @@
+"""Exponentials e^{2x} in CPU kernels, and the range in which the kernels are exact.
+
+    e_ti = v . tanh(a_t + b_i),    tanh(a + b) = 1 - 2 r,    r = 1 / (1 + e^{2a} e^{2b})
+
+The exponentials are computed once per row. What remains for every pair and feature, in the gradient
+too, is a multiplication, an addition and a share of a reciprocal. A function that takes a floating
+type (`exponentials` here, and those of `scores.py` and `gradients.py`) returns a kernel for it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+from numba.np.numpy_support import carray
+
+from regard.kernels.additive.cpu.job import (
+    KEYS,
+    LENGTH,
+    NEXT_TASK,
+    OUT_OF_RANGE,
+    POINTERS,
+    TASKS,
+    as_pointer,
+    fetch_add,
+    thread_workspace,
+)
+from regard.kernels.additive.cpu.simd import (
+    BYTES,
+    exp,
+    exp2_integer,
+    floor,
+    inlined,
+    load,
+    max_abs,
+    reduce_max_abs,
+    splat,
+    store,
+)
+
+RANGES = {np.float32: (4, 43.0, 1e9), np.float64: (8, 353.0, 1e75)}
+"""Bytes of a number; |x| up to which half of e^{2x} is a normal number and the product of two e^{2x}
+not 0 x infinity; 1 + e^{2x} from which on tanh is 1 and the product of four of them still finite."""
+
+LARGEST_VECTOR = 1e10
+"""|v| up to which the sum of four products with three of the latter is finite."""
+
+ELEMENTS_PER_TASK = 1 << 14
+
+
+def exp_2x(x: Any) -> Any:
+    """Return e^{2x} of a vector."""
+    raise NotImplementedError("compiled by numba alone")
+
+
+@overload(exp_2x)
+def _overload_exp_2x(x: Any) -> Any:
+    return _exp_2x_float64 if x.real == types.float64 else _exp_2x_float32
+
+
+def _exp_2x_float64(x: Any) -> Any:
+    return exp(x + x)
+
+
+def _exp_2x_float32(x: Any) -> Any:
+    """Return e^{2x} to one unit of rounding.
+
+    2x = n ln 2 + f with |f| <= ln 2 / 2: a polynomial in f times 2^n. The coefficients are those of
+    expf in the Cephes library.
+    """
+    real = np.float32
+    z = x + x
+    n = floor(z * splat(real(1.44269504088896341)) + splat(real(0.5)))
+    f = z - n * splat(real(0.693359375))
+    f = f - n * splat(real(-2.12194440e-4))
+    p = splat(real(1.9875691500e-4)) * f + splat(real(1.3981999507e-3))
+    p = p * f + splat(real(8.3334519073e-3))
+    p = p * f + splat(real(4.1665795894e-2))
+    p = p * f + splat(real(1.6666665459e-1))
+    p = p * f + splat(real(5.0000001201e-1))
+    return (p * f * f + f + splat(real(1))) * exp2_integer(n)
+
+
+@inlined
+def exp_2x_row(x: Any, y: Any, buffer: Any) -> Any:
+    """Write e^{2x} of a row to y; return the largest |x|, or NaN. `buffer` holds one vector."""
+    size = len(buffer)
+    end = len(x) // size * size
+    buffer[:] = 0
+    largest = load(buffer, 0)
+    for i in range(0, end, size):
+        part = load(x, i)
+        largest = max_abs(largest, part)
+        store(y, i, exp_2x(part))
+    if end < len(x):
+        for i in range(end, len(x)):
+            buffer[i - end] = x[i]
+        part = load(buffer, 0)
+        largest = max_abs(largest, part)
+        store(buffer, 0, exp_2x(part))
+        for i in range(end, len(x)):
+            y[i] = buffer[i - end]
+    return reduce_max_abs(largest)
+
+
+@inlined
+def larger_or_nan(x: Any, y: Any) -> Any:
+    """Return the larger of two absolute values, or NaN."""
+    return x if x > y or x != x else y
+
+
+def exponentials(real: Any) -> Callable[[Any], None]:
+    """Return the kernel of e^{2x}; a task is a range of elements."""
+    real_bytes, limit, _ = RANGES[real]
+    size = BYTES // real_bytes
+
+    def kernel(job: Any) -> None:
+        arguments, one = carray(job, (LENGTH,)), real(1)
+        count = arguments[KEYS]
+        x = carray(as_pointer(arguments[POINTERS], one), (count,))
+        y = carray(as_pointer(arguments[POINTERS + 1], one), (count,))
+        buffer = thread_workspace(job, arguments, (1, size), one)[0]
+        while True:
+            task = fetch_add(job, NEXT_TASK)
+            if task >= arguments[TASKS]:
+                return
+            start = task * ELEMENTS_PER_TASK
+            stop = min(count, start + ELEMENTS_PER_TASK)
+            if not exp_2x_row(x[start:stop], y[start:stop], buffer) <= limit:
+                fetch_add(job, OUT_OF_RANGE)
+
+    return kernel
