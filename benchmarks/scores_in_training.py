@@ -22,9 +22,9 @@ import torch
 import yaml
 
 import regard
+from regard.batching import Batch, epoch
 from regard.config import from_dict
-from regard.corpus import make_corpus, resolved
-from regard.data import Batch, epoch
+from regard.corpus import make_corpus, resolve_config
 from regard.models import build
 from regard.score_registry import SCORES
 
@@ -74,7 +74,7 @@ def main() -> None:
     ways = {}
     for name in dict.fromkeys([BASELINE, *given.scores.split(",")]):
         values["model"]["attention"] = name
-        ways[name] = updates(resolved(from_dict(values), corpus), sizes)
+        ways[name] = updates(resolve_config(from_dict(values), corpus), sizes)
 
     times: dict[str, list[float]] = {name: [] for name in ways}
     batches = epoch(corpus.train, config.training.batch_tokens, config.training.seed, 0)

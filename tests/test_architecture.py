@@ -17,7 +17,7 @@ RANKS = {
     "score_registry": 1,
     "config": 2, "files": 2, "migrations": 2, "progress": 2,
     "kernels": 3, "text": 3, "metrics": 3, "alignment": 3, "charts": 3,
-    "scores": 4, "positions": 4, "layers": 5, "data": 4, "datasets": 4,
+    "scores": 4, "positions": 4, "layers": 5, "batching": 4, "pairs": 4, "datasets": 4,
     "attention": 5, "copy_mechanism": 5, "corpus": 6, "cells": 5, "schedule": 5,
     "encoders": 6,
     "decoders": 7,

@@ -392,12 +392,12 @@ def test_invalid_lines_stop_training_and_are_listed(regard: Command, tmp_path: P
     assert "bad.tsv: 4 of 8 lines cannot be used: " in message
     assert (
         "line 2 has no second column (TAB); line 3 is empty; line 4 has an empty source; "
-        "line 5 has an empty target; mend them, or leave them out with --data.bad_lines skip"
+        "line 5 has an empty target; correct them, or skip them with --data.bad_lines skip"
     ) in message
     assert not (tmp_path / "m").exists()
     path.write_text("ab\tA\nabba\tA\nb\tB\n")
     message = one_line(regard(*call, "--data.max_length", 3), 1)
-    assert "line 2 has a source of 4 symbols, limit 3" in message
+    assert "line 2 has a source of 4 tokens, limit 3" in message
 
 
 def test_invalid_lines_can_be_skipped_and_are_counted(regard: Command, tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_invalid_lines_can_be_skipped_and_are_counted(regard: Command, tmp_path:
     done = regard("train", "--data.train", tmp_path / "bad.tsv", "--out", tmp_path / "m", *flags)
     assert done.status == 0
     assert "train: 4 lines skipped (line 2 has no second column" in done.err
-    assert "1 lines skipped (line 6 has a source of 18 symbols, limit 9)" in done.err
+    assert "1 lines skipped (line 6 has a source of 18 tokens, limit 9)" in done.err
 
 
 def test_parallel_and_gzipped_files_train(regard: Command, tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import pytest
 from regard.alignment import Gold
 from regard.cli.main import main
 from regard.compare import LengthAccuracy, Run, by_length, compare, model_settings, table
-from regard.data import Pair
 from regard.errors import ConfigError, DataError
 from regard.metrics import report
+from regard.pairs import Pair
 
 TINY = {
     "model": {"embedding_dim": 8, "encoder_dim": 8, "decoder_dim": 8, "attention_dim": 8, "feed_forward_dim": 8},

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import regard
+from regard.batching import Batch, Example, collate
 from regard.config import Config, ModelConfig, TextConfig, TrainingConfig
 from regard.copy_mechanism import copies_of, extended_ids, hide_tokens
-from regard.data import Batch, Example, collate
 from regard.errors import ConfigError
 from regard.models import Seq2Seq, build
 from regard.text import EOS, UNK, Tokenizer

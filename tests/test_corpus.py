@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from regard.config import Config, DataConfig, TextConfig, TrainingConfig
-from regard.corpus import Corpus, make_corpus, resolved
+from regard.corpus import Corpus, make_corpus, resolve_config
 from regard.errors import ConfigError, DataError
 from regard.text import EOS, UNK, Tokenizer
 
@@ -32,9 +32,9 @@ def test_pairs_become_examples_and_dev_sources_their_references() -> None:
     assert [found.target.decode(example.target) for example in found.train] == [
         target for _, target in PAIRS
     ]
-    assert found.dev_sources == ["ab", "bb"]
+    assert found.dev_sources == [("ab", None), ("bb", None)]
     assert found.dev_references == [["A B", "B"], ["B B"]]
-    assert found.longest_target == 3
+    assert found.max_target_length == 3
 
 
 def test_files_and_lists_give_the_same_corpus(tmp_path: Path) -> None:
@@ -47,12 +47,12 @@ def test_files_and_lists_give_the_same_corpus(tmp_path: Path) -> None:
     assert read.fingerprint() == listed.fingerprint()
 
 
-def test_other_pairs_have_another_fingerprint() -> None:
+def test_the_fingerprint_depends_on_the_pairs() -> None:
     assert corpus(PAIRS[:3]).fingerprint() != corpus(PAIRS).fingerprint()
     assert corpus(PAIRS[::-1]).fingerprint() != corpus(PAIRS).fingerprint()
 
 
-def test_there_must_be_something_to_train_on() -> None:
+def test_training_pairs_are_required() -> None:
     with pytest.raises(ConfigError, match=r"nothing to train on: give --data\.train F"):
         corpus(None)
     with pytest.raises(DataError, match="train holds no pair"):
@@ -65,14 +65,14 @@ def test_bad_lines_stop_by_default() -> None:
     with pytest.raises(
         DataError,
         match=r"train: 2 of 6 lines cannot be used: line 5 has an empty target; line 6 is empty; "
-        r"mend them, or leave them out with --data\.bad_lines skip",
+        r"correct them, or skip them with --data\.bad_lines skip",
     ):
         corpus([*PAIRS, ("x", ""), (" ", "")])
     with pytest.raises(DataError, match="dev: 1 of 4 lines"):
         corpus(dev=[*DEV, ("", "x")])
 
 
-def test_skipped_lines_are_counted_and_said() -> None:
+def test_skipped_lines_are_counted_in_the_notes() -> None:
     found = corpus([("x", ""), *PAIRS], bad_lines="skip")
     assert "train: 1 lines skipped (line 1 has an empty target)" in found.notes
     assert len(found.train) == len(PAIRS)
@@ -89,7 +89,7 @@ def test_nothing_left_after_skipping_is_an_error() -> None:
 @pytest.mark.parametrize("long", [("abababa", "A"), ("a", "A B A B A B A")])
 def test_a_line_that_is_too_long_is_bad(long: tuple[str, str]) -> None:
     side = "source" if len(long[0]) > 1 else "target"
-    reason = rf"line 3 has a {side} of 7 symbols, limit 6"
+    reason = rf"line 3 has a {side} of 7 tokens, limit 6"
     pairs = [*PAIRS[:2], long, *PAIRS[2:]]
     with pytest.raises(DataError, match=rf"1 of 5 .*{reason}; raise --data\.max_length"):
         corpus(pairs, max_length=6)
@@ -101,7 +101,7 @@ def test_a_line_that_is_too_long_is_bad(long: tuple[str, str]) -> None:
 
 def test_long_lines_keep_their_numbers_behind_skipped_ones() -> None:
     found = corpus([("", ""), ("", ""), ("a" * 9, "A"), *PAIRS], max_length=6, bad_lines="skip")
-    assert "train: 1 lines skipped (line 3 has a source of 9 symbols, limit 6)" in found.notes
+    assert "train: 1 lines skipped (line 3 has a source of 9 tokens, limit 6)" in found.notes
 
 
 def test_a_corpus_of_long_lines_only_is_an_error() -> None:
@@ -109,7 +109,7 @@ def test_a_corpus_of_long_lines_only_is_an_error() -> None:
         corpus([("ab", "A")], max_length=1, bad_lines="skip")
 
 
-def test_extra_columns_are_said_once(tmp_path: Path) -> None:
+def test_extra_columns_are_noted_once(tmp_path: Path) -> None:
     path = tmp_path / "f.tsv"
     path.write_text("ab\tA B\tx\nba\tB A\ty\tz\nbb\tB B\n")
     notes = corpus(None, DEV, train=str(path)).notes
@@ -122,7 +122,7 @@ def test_without_dev_pairs_sources_are_held_out() -> None:
     found = corpus(pairs, None)
     train = {found.source.decode(example.source) for example in found.train}
     assert len(found.dev_sources) == 5
-    assert train.isdisjoint(found.dev_sources)
+    assert train.isdisjoint(source for source, _ in found.dev_sources)
     assert all(references == ["1", "2"] for references in found.dev_references)
     assert len(found.train) + len(found.dev) == 200
     assert "dev: 10 pairs held out from the training pairs" in found.notes
@@ -134,7 +134,7 @@ def test_without_dev_pairs_sources_are_held_out() -> None:
 def test_lines_keep_their_numbers_when_sources_are_held_out(place: int) -> None:
     pairs = [("ab" * n + "a", "A") for n in range(1, 13)]
     pairs[place] = ("a" * 99, "A")
-    with pytest.raises(DataError, match=f"line {place + 1} has a source of 99 symbols"):
+    with pytest.raises(DataError, match=f"line {place + 1} has a source of 99 tokens"):
         corpus(pairs, None, max_length=50)
 
 
@@ -150,7 +150,7 @@ def test_the_vocabulary_is_of_the_training_pairs_alone() -> None:
     assert found.dev[0].source.count(UNK) == 1
 
 
-def test_unknown_symbols_of_skipped_lines_do_not_count() -> None:
+def test_unknown_tokens_of_skipped_lines_do_not_count() -> None:
     found = corpus(dev=[*DEV, ("axa" * 9, "A")], max_length=9, bad_lines="skip")
     assert not any("not in the vocabulary" in note for note in found.notes)
 
@@ -162,11 +162,11 @@ def test_given_tokenizers_are_kept() -> None:
     assert "source: unit char, vocabulary of 9" in found.notes
 
 
-def test_the_unit_that_was_found_is_said_and_settled() -> None:
+def test_the_chosen_unit_is_noted_and_resolved() -> None:
     config = Config(source=TextConfig(lowercase=True))
     found = make_corpus(config, PAIRS, DEV)
-    assert any(note.startswith("source: unit char (found from the data)") for note in found.notes)
-    done = resolved(config, found)
+    assert any(note.startswith("source: unit char (chosen from the data)") for note in found.notes)
+    done = resolve_config(config, found)
     assert (done.source.unit, done.target.unit) == (found.source.unit, found.target.unit)
     assert done.source.lowercase
     assert "auto" not in (done.source.unit, done.target.unit)

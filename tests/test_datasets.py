@@ -52,7 +52,7 @@ def test_a_seed_determines_the_dataset(name: str) -> None:
 
 @pytest.mark.parametrize("name", datasets.NAMES)
 def test_no_source_occurs_twice(name: str) -> None:
-    sources = [example.source for example in all_examples(name)]
+    sources = [(example.source, example.features) for example in all_examples(name)]
     assert len(set(sources)) == len(sources)
 
 
@@ -326,5 +326,5 @@ def test_features_are_written_to_the_third_column(tmp_path: Path) -> None:
     datasets.write(cached("inflection"), tmp_path)
     line = (tmp_path / "dev.tsv").read_text(encoding="utf-8").splitlines()[0]
     lemma, form, features = line.split("\t")
-    assert cached("inflection").dev[0] == Example(f"{lemma}\t{features}", form)
+    assert cached("inflection").dev[0] == Example(lemma, form, features=features)
     assert features.startswith("V;")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.batching import Batch
 from regard.cells import CELLS
 from regard.config import ModelConfig
-from regard.data import Batch
 from regard.models import Seq2Seq, build
 from regard.score_registry import SCORES
 

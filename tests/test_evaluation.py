@@ -5,8 +5,8 @@ import torch
 
 import regard
 from regard import evaluation, model_folder
+from regard.batching import Example
 from regard.config import Config, ModelConfig, TextConfig
-from regard.data import Example
 from regard.evaluation import layer_agreements
 from regard.models import build
 from regard.text import BOS, EOS, UNK, Tokenizer

@@ -31,7 +31,8 @@ def expected(form: Path, name: str) -> dict[str, Any]:
 def test_a_folder_of_an_earlier_format_gives_what_it_gave(form: Path, name: str) -> None:
     then = expected(form, name)
     translator = regard.Translator.load(form / name)
-    found = translator.align(then["sources"], then["targets"])
+    sources = [translator.source.parse_source(line) for line in then["sources"]]
+    found = translator.align(sources, then["targets"])
     assert [one.score for one in found] == pytest.approx(then["forced_scores"], abs=1e-4)
     if then["attention"] is None:
         assert found[0].attention is None
@@ -39,7 +40,7 @@ def test_a_folder_of_an_earlier_format_gives_what_it_gave(form: Path, name: str)
         for one, weights in zip(found, then["attention"], strict=False):
             assert one.attention is not None
             np.testing.assert_allclose(one.attention, np.array(weights), atol=2e-4)
-    assert [one.text for one in translator.translate(then["sources"])] == then["texts"]
+    assert [one.text for one in translator.translate(sources)] == then["texts"]
 
 
 def resume(form: Path, name: str, out: Path) -> None:

@@ -611,3 +611,15 @@ def test_a_port_in_use_is_reported(folder: Path, capsys: pytest.CaptureFixture[s
 def test_threads_and_environment_are_restored() -> None:
     assert "REGARD_SERVE" not in os.environ
     assert threading.active_count() < 50
+
+
+def test_features_are_a_field_of_a_request():
+    request = TranslateRequest.model_validate
+    assert request({"text": "run", "features": "V"}).sources == [("run", "V")]
+    for features, sources in (
+        ("V", [("a", "V"), ("b", "V")]),
+        (["V", None], [("a", "V"), ("b", None)]),
+    ):
+        assert request({"texts": ["a", "b"], "features": features}).sources == sources
+    with pytest.raises(ValueError, match="give one features for all texts, or one per text"):
+        request({"texts": ["a", "b"], "features": ["V"]})

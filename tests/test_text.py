@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from regard.config import TextConfig, Unit
 from regard.errors import ConfigError, DataError, FolderError
-from regard.text import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, Encoding, Tokenizer, choose_unit
+from regard.text import (
+    BOS,
+    EOS,
+    PAD,
+    SPECIAL_TOKENS,
+    UNK,
+    Encoding,
+    Tokenizer,
+    choose_unit,
+    format_source,
+)
 
 UNITS = [unit for unit in get_args(Unit) if unit != "auto"]
 SUBWORDS = ["bpe", "unigram"]
@@ -316,13 +326,13 @@ def test_the_sample_covers_all_texts() -> None:
 
 @pytest.mark.parametrize("unit", ["char", "word", "bpe"])
 def test_each_feature_is_a_token(unit: str) -> None:
-    texts = ["big cat\tV;PST|3", "a cat\tV, PRS", "dog"]
-    tokenizer = Tokenizer.train(texts, TextConfig(unit=unit), features=True)
+    texts, features = ["big cat", "a cat", "dog"], ["V;PST|3", "V, PRS", None]
+    tokenizer = Tokenizer.train(texts, TextConfig(unit=unit), features)
     assert tokenizer.features == ("3", "PRS", "PST", "V")
-    plain = Tokenizer.train([text.split("\t")[0] for text in texts], TextConfig(unit=unit))
+    plain = Tokenizer.train(texts, TextConfig(unit=unit))
     assert tokenizer.vocabulary == plain.vocabulary
     assert len(tokenizer) == len(plain) + 4
-    found = tokenizer.encode("big cat\tV;PST;NEW")
+    found = tokenizer.encode("big cat", "V;PST;NEW")
     assert found.tokens == [*plain.encode("big cat").tokens, "V", "PST", "NEW"]
     assert found.num_features == 3
     assert found.unknown == ["NEW"]
@@ -338,6 +348,21 @@ def test_each_feature_is_a_token(unit: str) -> None:
 def test_a_tab_is_text_where_there_are_no_features() -> None:
     tokenizer = Tokenizer.train(["a\tb"], TextConfig(unit="char"))
     assert tokenizer.encode("a\tb").tokens == ["a", "\t", "b"]
+
+
+def test_features_stand_behind_a_tab_on_one_line() -> None:
+    tokenizer = Tokenizer.train(["run"], TextConfig(unit="char"), ["V"])
+    for line, source in (
+        ("run\tV;PST", ("run", "V;PST")),
+        ("run", ("run", None)),
+        ("a\t", ("a", "")),
+    ):
+        assert tokenizer.parse_source(line) == source
+        assert format_source(source) == line
+    plain = Tokenizer.train(["run"], TextConfig(unit="char"))
+    assert plain.parse_source("a\tb") == ("a\tb", None)
+    with pytest.raises(ConfigError, match="reads no features of the source, got 'V'"):
+        plain.encode("run", "V")
 
 
 def test_a_tokenizer_stored_without_features_loads() -> None:

@@ -225,7 +225,7 @@ def test_messages_before_and_during_training(
     regard.train(_config(tmp_path / "model"), PAIRS, DEV)
     messages = capsys.readouterr().err
     assert "train: 14 pairs read" in messages
-    assert "source: unit whitespace (found from the data), vocabulary of 8" in messages
+    assert "source: unit whitespace (chosen from the data), vocabulary of 8" in messages
     assert "parameters on cpu" in messages
     assert "loss at chance ln V = 2.08" in messages
     assert "update 5, " in messages
@@ -319,7 +319,7 @@ def test_continued_training_needs_features_exactly_as_before(
         data = regard.DataConfig(features_column=column)
         return dataclasses.replace(_config(tmp_path / name), data=data)
 
-    pairs = [(f"{source}\tX;Y", target) for source, target in PAIRS] if featured else PAIRS
+    pairs = [(source, target, "X;Y") for source, target in PAIRS] if featured else PAIRS
     regard.train(config("first", 3 if featured else None), pairs, pairs[:2])
     other = config("second", None if featured else 3)
     with pytest.raises(ConfigError, match=r"features of the source, got data.features_column"):

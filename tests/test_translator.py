@@ -224,12 +224,13 @@ def test_a_recurrent_model_has_one_layer_and_head() -> None:
 
 def test_features_are_source_tokens_with_words_of_their_own() -> None:
     config = Config(model=ModelConfig(embedding_dim=8, encoder_dim=8, decoder_dim=8))
-    source = Tokenizer.train(["ab\tV;PST", "ba\tV;PRS"], TextConfig(unit="char"), features=True)
+    source = Tokenizer.train(["ab", "ba"], TextConfig(unit="char"), ["V;PST", "V;PRS"])
     target = Tokenizer.train(["ab", "ba"], TextConfig(unit="char"))
     model = build(config.model, len(source), len(target)).eval()
     trained = model_folder.TrainedModel(config, model, source, target, {"max_target_length": 2})
     translator = regard.Translator(trained, torch.device("cpu"))
-    one, other = translator.translate(["ab\tV;PST", "ab\tV;PRS"])
+    one, other = translator.translate([("ab", "V;PST"), ("ab", "V;PRS")])
+    assert one.source == "ab\tV;PST"
     assert one.source_tokens == ["a", "b", "V", "PST", "</s>"]
     assert one.source_words == [0, 1, 2, 3, None]
     assert one.attention.shape == (len(one.tokens), 5)

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple, get_args
 from regard.alignment import Gold
 from regard.charts import LineChart, Point
 from regard.config import AttentionName, Config, from_dict
-from regard.data import Pair
 from regard.errors import ConfigError, DataError
 from regard.evaluation import Report, align, evaluate
 from regard.files import read_lines, write_text
 from regard.metrics import Scores, exact_match
+from regard.pairs import PairLike
 from regard.training import train
 from regard.translator import Translator
 
@@ -86,7 +86,7 @@ def compare(
     settings: Mapping[str, Any],
     models: Sequence[str],
     out: Path,
-    test: Sequence[Pair],
+    test: Sequence[PairLike],
     *,
     seeds: Sequence[int] = (1,),
     gold: Sequence[Gold] | None = None,
@@ -131,7 +131,7 @@ def compare(
 def _check(
     settings: Mapping[str, Any],
     models: Sequence[str],
-    test: Sequence[Pair],
+    test: Sequence[PairLike],
     seeds: Sequence[int],
     gold: Sequence[Gold] | None,
     beam_size: int,
@@ -210,7 +210,7 @@ def _config(
 
 
 def _evaluate(
-    name: str, config: Config, test: Sequence[Pair], gold: Sequence[Gold] | None, beam_size: int
+    name: str, config: Config, test: Sequence[PairLike], gold: Sequence[Gold] | None, beam_size: int
 ) -> Run:
     folder = Path(str(config.out))
     translator = Translator.load(folder, config.device)

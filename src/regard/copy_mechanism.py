@@ -7,7 +7,7 @@ as V, V + 1, …, in the order of each source (the extended vocabulary of See et
 import random
 from typing import NamedTuple
 
-from regard.data import Example
+from regard.batching import Example
 from regard.text import EOS, SPECIAL_TOKENS, UNK, Encoding, Tokenizer
 
 HIDDEN_SHARE = 0.05

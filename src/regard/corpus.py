@@ -1,4 +1,4 @@
-"""From pairs to a corpus: lines checked, tokenizers learned, everything counted and said."""
+"""The corpus of a training run: checked pairs, tokenizers, examples, and messages about them."""
 
 import hashlib
 import random
@@ -6,69 +6,71 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from regard.batching import Example
 from regard.config import Config, TextConfig
 from regard.copy_mechanism import copies_of, extended_ids
-from regard.data import BadLine, Example, Pairs, pairs_from, read_pairs
 from regard.errors import ConfigError, DataError
-from regard.text import EOS, Encoding, Tokenizer, unknown_tokens_message
+from regard.metrics import group_by_source
+from regard.pairs import BadLine, PairLike, ParsedPairs, pairs_from, read_pairs
+from regard.text import EOS, Tokenizer, format_source, unknown_tokens_message
 
-_MEND = "mend them, or leave them out with --data.bad_lines skip"
+_REMEDY = "correct them, or skip them with --data.bad_lines skip"
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a model learns from and is chosen by."""
+    """Training and validation examples, and the tokenizers of both sides."""
 
     train: list[Example]
     dev: list[Example]
-    dev_sources: list[str]
-    """Distinct sources of dev, in order."""
+    dev_sources: list[tuple[str, str | None]]
+    """Distinct sources of the dev set and their features, in order."""
     dev_references: list[list[str]]
-    """The targets of each of them."""
+    """Distinct targets of each of them."""
     source: Tokenizer
     target: Tokenizer
     notes: list[str]
-    """What a person should know before training starts, a line each."""
+    """Messages for the user, printed before training starts."""
 
     @property
-    def longest_source(self) -> int:
-        """Symbols of the longest training source, without its end symbol."""
+    def max_source_length(self) -> int:
+        """Number of tokens of the longest training source, without EOS."""
         return max(len(example.source) for example in self.train) - 1
 
     @property
-    def longest_target(self) -> int:
-        """Symbols of the longest training target."""
+    def max_target_length(self) -> int:
+        """Number of tokens of the longest training target."""
         return max(len(example.target) for example in self.train)
 
     @property
     def example(self) -> str:
-        """A dev source of middling length."""
-        sources = sorted(self.dev_sources, key=len)
-        return sources[len(sources) // 2]
+        """A dev source of median length, with its features on one line."""
+        lines = sorted((format_source(source) for source in self.dev_sources), key=len)
+        return lines[len(lines) // 2]
 
     def fingerprint(self) -> str:
-        """A hash of the training examples, to know them again."""
+        """Return a hash of the training examples, by which a resumed run recognises them."""
         text = repr([(example.source, example.target) for example in self.train])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def make_corpus(
     config: Config,
-    pairs: Sequence[tuple[str, str]] | None,
-    dev: Sequence[tuple[str, str]] | None,
+    pairs: Sequence[PairLike] | None,
+    dev: Sequence[PairLike] | None,
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
 ) -> Corpus:
-    """Read and check the pairs, learn the tokenizers (unless given) and encode.
+    """Read and check the pairs, train the tokenizers (unless given) and encode.
 
     Args:
-        config: the settings; its files are read where no list is given.
+        config: all settings; its files are read where no list is given.
         pairs: training pairs in memory, instead of `config.data.train`.
         dev: validation pairs in memory, instead of `config.data.dev`.
-        tokenizers: of source and target, from a folder that is trained further.
+        tokenizers: source and target tokenizers of a model that is trained further.
 
     Raises:
-        ConfigError: there is nothing to train on.
-        DataError: lines cannot be used (and `data.bad_lines` is stop), or none is left.
+        ConfigError: there are no training pairs, or settings do not fit them.
+        DataError: lines cannot be used (and `data.bad_lines` is stop), or no pair is left.
     """
     notes: list[str] = []
     train_pairs = _read(pairs, config.data.train, "train", config, notes)
@@ -77,47 +79,39 @@ def make_corpus(
     dev_pairs = _read(dev, config.data.dev, "dev", config, notes)
     if dev_pairs is None:
         train_pairs, dev_pairs = _hold_out(train_pairs, config.training.seed, notes)
-    source, target = tokenizers or (
-        Tokenizer.train(
-            [pair.source for pair in train_pairs.pairs],
-            config.source,
-            features=config.data.features_column is not None,
-        ),
-        Tokenizer.train([pair.target for pair in train_pairs.pairs], config.target),
-    )
+    source, target = tokenizers or _train_tokenizers(train_pairs, config)
     _check_tokenizers(source, target, config)
     for side, tokenizer, settings in (
         ("source", source, config.source),
         ("target", target, config.target),
     ):
-        found = " (found from the data)" if settings.unit == "auto" and not tokenizers else ""
-        tags = f", {len(tokenizer.features)} of them features" if tokenizer.features else ""
+        chosen = " (chosen from the data)" if settings.unit == "auto" and not tokenizers else ""
+        features = f", {len(tokenizer.features)} of them features" if tokenizer.features else ""
         notes.append(
-            f"{side}: unit {tokenizer.unit}{found}, vocabulary of {len(tokenizer):,}{tags}"
+            f"{side}: unit {tokenizer.unit}{chosen}, vocabulary of {len(tokenizer):,}{features}"
         )
-    train_pairs, train_examples = _encode(train_pairs, source, target, config, notes)
+    _, train_examples = _encode(train_pairs, source, target, config, notes)
     dev_pairs, dev_examples = _encode(dev_pairs, source, target, config, notes)
-    references: dict[str, list[str]] = {}
-    for pair in dev_pairs.pairs:
-        references.setdefault(pair.source, []).append(pair.target)
-    return Corpus(
-        train_examples,
-        dev_examples,
-        list(references),
-        list(references.values()),
-        source,
-        target,
-        notes,
+    sources, references = group_by_source((pair.key, pair.target) for pair in dev_pairs.pairs)
+    return Corpus(train_examples, dev_examples, sources, references, source, target, notes)
+
+
+def _train_tokenizers(parsed: ParsedPairs, config: Config) -> tuple[Tokenizer, Tokenizer]:
+    sources, targets, features = zip(*parsed.pairs, strict=True)
+    has_features = config.data.features_column is not None
+    return (
+        Tokenizer.train(sources, config.source, features if has_features else None),
+        Tokenizer.train(targets, config.target),
     )
 
 
 def _check_tokenizers(source: Tokenizer, target: Tokenizer, config: Config) -> None:
     column = config.data.features_column
     if (column is None) != (source.features is None):
-        have, give = ("has", "give it") if column is None else ("has no", "leave it out")
+        has, remedy = ("has", "set it") if column is None else ("has no", "leave it out")
         raise ConfigError(
-            f"the model that is trained further {have} features of the source, got "
-            f"data.features_column {column}: {give}"
+            f"the model that is trained further {has} features of the source, got "
+            f"data.features_column {column}: {remedy}"
         )
     if config.model.copy and source.unit != target.unit:
         raise ConfigError(
@@ -126,10 +120,10 @@ def _check_tokenizers(source: Tokenizer, target: Tokenizer, config: Config) -> N
         )
 
 
-def resolved(config: Config, corpus: Corpus) -> Config:
-    """The settings with what was found from the data filled in."""
+def resolve_config(config: Config, corpus: Corpus) -> Config:
+    """Return the settings with every value that depends on the data or on other settings."""
 
-    def settle(settings: TextConfig, tokenizer: Tokenizer) -> TextConfig:
+    def resolve(settings: TextConfig, tokenizer: Tokenizer) -> TextConfig:
         return replace(
             settings,
             unit=tokenizer.unit,
@@ -140,97 +134,92 @@ def resolved(config: Config, corpus: Corpus) -> Config:
     return replace(
         config,
         model=config.model.resolved(),
-        source=settle(config.source, corpus.source),
-        target=settle(config.target, corpus.target),
+        source=resolve(config.source, corpus.source),
+        target=resolve(config.target, corpus.target),
     )
 
 
 def _read(
-    items: Sequence[tuple[str, str]] | None,
+    items: Sequence[PairLike] | None,
     path: str | None,
     name: str,
     config: Config,
     notes: list[str],
-) -> Pairs | None:
-    if items is None and path is None:
+) -> ParsedPairs | None:
+    if items is not None:
+        parsed = pairs_from(items, name)
+    elif path is not None:
+        parsed = read_pairs(path, config.data.features_column)
+    else:
         return None
-    found = (
-        pairs_from(items, name)
-        if items is not None
-        else read_pairs(str(path), config.data.features_column)
-    )
     if config.data.bad_lines == "stop":
-        found.require_good(_MEND)
-    if not found.pairs:
-        raise DataError(f"{found.name} holds no pair; expected lines of source TAB target")
-    notes.append(f"{name}: {len(found.pairs):,} pairs read from {found.name}")
-    if found.extra_columns:
-        notes.append(f"{name}: further columns ignored on {found.extra_columns:,} lines")
-    _say_skipped(found.bad, name, notes)
-    return found
+        parsed.require_valid(_REMEDY)
+    if not parsed.pairs:
+        raise DataError(f"{parsed.name} holds no pair; expected lines of source TAB target")
+    notes.append(f"{name}: {len(parsed.pairs):,} pairs read from {parsed.name}")
+    if parsed.extra_columns:
+        notes.append(f"{name}: further columns ignored on {parsed.extra_columns:,} lines")
+    _note_skipped(parsed.bad, name, notes)
+    return parsed
 
 
-def _say_skipped(bad: Sequence[BadLine], name: str, notes: list[str]) -> None:
+def _note_skipped(bad: Sequence[BadLine], name: str, notes: list[str]) -> None:
     if bad:
-        shown = "; ".join(f"line {number} {reason}" for number, reason in bad[:5])
+        examples = "; ".join(f"line {number} {reason}" for number, reason in bad[:5])
         more = "; …" if len(bad) > 5 else ""
-        notes.append(f"{name}: {len(bad):,} lines skipped ({shown}{more})")
+        notes.append(f"{name}: {len(bad):,} lines skipped ({examples}{more})")
 
 
-def _hold_out(found: Pairs, seed: int, notes: list[str]) -> tuple[Pairs, Pairs]:
-    """Split off sources for validation; no source stands in both parts."""
-    sources = sorted({pair.source for pair in found.pairs})
+def _hold_out(parsed: ParsedPairs, seed: int, notes: list[str]) -> tuple[ParsedPairs, ParsedPairs]:
+    """Hold out sources for validation; no source is in both sets."""
+    sources = sorted({format_source(pair.key) for pair in parsed.pairs})
     if len(sources) < 2:
         raise DataError(
-            f"{found.name} holds one source only, so none can be held out for validation; give "
+            f"{parsed.name} holds one source only, so none can be held out for validation; give "
             "--data.dev F"
         )
     random.Random(seed).shuffle(sources)
-    held = set(sources[: min(1000, max(1, len(sources) // 20))])
-    parts = []
-    for inside in (False, True):
-        chosen = [i for i, pair in enumerate(found.pairs) if (pair.source in held) == inside]
-        parts.append(
-            found._replace(
-                pairs=[found.pairs[i] for i in chosen], numbers=[found.numbers[i] for i in chosen]
-            )
-        )
-    notes.append(f"dev: {len(parts[1].pairs):,} pairs held out from the training pairs")
-    return parts[0], parts[1]
+    held_out = set(sources[: min(1000, max(1, len(sources) // 20))])
+    indices: dict[bool, list[int]] = {False: [], True: []}
+    for index, pair in enumerate(parsed.pairs):
+        indices[format_source(pair.key) in held_out].append(index)
+    notes.append(f"dev: {len(indices[True]):,} pairs held out from the training pairs")
+    return parsed.select(indices[False]), parsed.select(indices[True])
 
 
 def _encode(
-    found: Pairs, source: Tokenizer, target: Tokenizer, config: Config, notes: list[str]
-) -> tuple[Pairs, list[Example]]:
-    sources = source.encode_batch([pair.source for pair in found.pairs])
-    targets = target.encode_batch([pair.target for pair in found.pairs])
-    limit, bad = config.data.max_length, []
-    for number, left, right in zip(found.numbers, sources, targets, strict=True):
-        for side, length in (("source", len(left.ids)), ("target", len(right.ids))):
-            if length > limit:
-                bad.append(BadLine(number, f"has a {side} of {length} symbols, limit {limit}"))
-                break
-    long = {number for number, _ in bad}
-    kept = [place for place, number in enumerate(found.numbers) if number not in long]
-    good = found._replace(pairs=[found.pairs[i] for i in kept], bad=bad)
-    if bad and config.data.bad_lines == "stop":
-        good.require_good(f"raise --data.max_length, {_MEND}")
-    if not kept:
-        raise DataError(f"{found.name}: every pair is longer than --data.max_length {limit}")
-    _say_skipped(bad, found.name, notes)
+    parsed: ParsedPairs, source: Tokenizer, target: Tokenizer, config: Config, notes: list[str]
+) -> tuple[ParsedPairs, list[Example]]:
+    """Tokenize the pairs; leave out those that are too long."""
+    sources = source.encode_batch([pair.key for pair in parsed.pairs])
+    targets = target.encode_batch([pair.target for pair in parsed.pairs])
+    limit = config.data.max_length
+    indices: list[int] = []
+    bad: list[BadLine] = []
+    for index, number in enumerate(parsed.numbers):
+        lengths = {"source": len(sources[index].ids), "target": len(targets[index].ids)}
+        too_long = [f"{side} of {length}" for side, length in lengths.items() if length > limit]
+        if too_long:
+            bad.append(BadLine(number, f"has a {too_long[0]} tokens, limit {limit}"))
+        else:
+            indices.append(index)
+    parsed = parsed.select(indices)._replace(bad=bad)
+    if config.data.bad_lines == "stop":
+        parsed.require_valid(f"raise --data.max_length, {_REMEDY}")
+    if not indices:
+        raise DataError(f"{parsed.name}: every pair is longer than --data.max_length {limit}")
+    _note_skipped(bad, parsed.name, notes)
     for side, encodings in (("source", sources), ("target", targets)):
-        _say_unknown(found.name, side, [encodings[place] for place in kept], notes)
-    if not config.model.copy:
-        return good, [Example([*sources[place].ids, EOS], targets[place].ids) for place in kept]
+        unknown = Counter(token for index in indices for token in encodings[index].unknown)
+        if unknown:
+            notes.append(f"{parsed.name}: {side} {unknown_tokens_message(unknown)}")
     examples: list[Example] = []
-    for place in kept:
-        copies = copies_of(sources[place], target)
-        ids = extended_ids(targets[place], copies, len(target))
-        examples.append(Example([*sources[place].ids, EOS], ids, copies.ids))
-    return good, examples
-
-
-def _say_unknown(name: str, side: str, encodings: Sequence[Encoding], notes: list[str]) -> None:
-    unknown = Counter(symbol for encoding in encodings for symbol in encoding.unknown)
-    if unknown:
-        notes.append(f"{name}: {side} {unknown_tokens_message(unknown)}")
+    for index in indices:
+        source_ids, target_ids = [*sources[index].ids, EOS], targets[index].ids
+        if config.model.copy:
+            copies = copies_of(sources[index], target)
+            target_ids = extended_ids(targets[index], copies, len(target))
+            examples.append(Example(source_ids, target_ids, copies.ids))
+        else:
+            examples.append(Example(source_ids, target_ids))
+    return parsed, examples

@@ -10,8 +10,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.alignment import Alignment, AlignmentMetrics, Gold, score
-from regard.data import Example, collate
+from regard.batching import Example, collate
 from regard.metrics import BleuTokenizer, Scores, group_by_source, report
+from regard.pairs import PairLike, to_pairs
 from regard.text import UNK
 from regard.translation import Translation
 from regard.translator import Translator
@@ -37,7 +38,7 @@ class Report:
 
 def evaluate(
     translator: Translator,
-    pairs: Sequence[tuple[str, str]],
+    pairs: Sequence[PairLike],
     beam_size: int = 5,
     *,
     length_penalty: float = 1.0,
@@ -49,14 +50,14 @@ def evaluate(
 
     Args:
         translator: what is measured.
-        pairs: (source, target); several targets of one source are several references.
+        pairs: (source, target), or (source, target, features); several targets of one source are several references.
         beam_size: open hypotheses per source; 1 is greedy search.
         length_penalty: exponent of the length penalty.
         bleu_tokenize: how sacrebleu cuts the strings for BLEU.
         lowercase: lower-case outputs and references first.
         on_progress: called with the number of sources just done.
     """
-    sources, references = group_by_source(pairs)
+    sources, references = group_by_source((pair.key, pair.target) for pair in to_pairs(pairs))
     translations = translator.translate(
         sources, beam_size, length_penalty=length_penalty, on_progress=on_progress
     )
@@ -68,7 +69,7 @@ def evaluate(
 
 def align(
     translator: Translator,
-    pairs: Sequence[tuple[str, str]],
+    pairs: Sequence[PairLike],
     gold: Sequence[Gold] | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> tuple[list[Alignment], AlignmentMetrics | None]:
@@ -76,11 +77,12 @@ def align(
 
     Args:
         translator: a model with attention.
-        pairs: (source, target).
+        pairs: (source, target), or (source, target, features).
         gold: links by hand or by construction, one item per pair.
         on_progress: called with the number of pairs just done.
     """
-    sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    checked = to_pairs(pairs)
+    sources, targets = [pair.key for pair in checked], [pair.target for pair in checked]
     found = [t.alignment() for t in translator.align(sources, targets, on_progress=on_progress)]
     return found, None if gold is None else score(found, gold)
 

@@ -13,8 +13,8 @@ sacrebleu's, on the strings as they are, with the signature to quote.
 import dataclasses
 import itertools
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ LENGTH_BIN_ENDS = (0, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200)
 
 BleuTokenizer = Literal["13a", "none", "zh", "char"]
 Counts = npt.NDArray[np.int64]
+_Source = TypeVar("_Source", bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -211,12 +212,12 @@ def chrf(
     return _sacrebleu_figure(CHRF(lowercase=lowercase), outputs, references)
 
 
-def group_by_source(pairs: Iterable[tuple[str, str]]) -> tuple[list[str], list[list[str]]]:
-    """The distinct sources of (source, target) pairs, and the distinct targets of each.
+def group_by_source(pairs: Iterable[tuple[_Source, str]]) -> tuple[list[_Source], list[list[str]]]:
+    """Return the distinct sources of (source, target) pairs, and the distinct targets of each.
 
-    Both keep the order in which they are first seen.
+    Both keep the order of first occurrence.
     """
-    targets: dict[str, dict[str, None]] = {}
+    targets: dict[_Source, dict[str, None]] = {}
     for source, target in pairs:
         targets.setdefault(source, {})[target] = None
     return list(targets), [list(distinct) for distinct in targets.values()]

@@ -11,8 +11,8 @@ from regard import scores
 from regard.attention import Attention, Memory
 from regard.attention.coverage import Coverage, coverage_cost
 from regard.attention.window import LocalWindow
+from regard.batching import Batch
 from regard.config import ModelConfig
-from regard.data import Batch
 from regard.decoders import (
     BahdanauDecoder,
     Decoder,

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from regard.attention import Memory
+from regard.batching import bucket, pad
 from regard.copy_mechanism import Copies, copies_of, extended_ids
-from regard.data import bucket, pad
 from regard.errors import ConfigError
 from regard.model_folder import TrainedModel
 from regard.search import SearchConstraints
-from regard.text import EOS, Encoding, Tokenizer
+from regard.text import EOS, Encoding, SourceLike, Tokenizer, format_source, split_source
 
 Pins = Mapping[int, Mapping[int, float]]
 """Attention weights to impose: {step: {source token: weight}}, both counted from 0."""
@@ -27,12 +27,18 @@ class Source:
     """One text of a request, tokenised, with the interventions on its output."""
 
     text: str
+    features: str | None
     encoding: Encoding
     prefix: Encoding
     """Tokens that the output begins with, or the whole output in forced decoding."""
     pins: Pins
     limit: int
     """The most tokens of the output, its prefix included."""
+
+    @property
+    def line(self) -> str:
+        """The text and its features as one line."""
+        return format_source((self.text, self.features))
 
     @property
     def length(self) -> int:
@@ -104,7 +110,7 @@ class Batch:
 
 def prepare(
     trained: TrainedModel,
-    texts: Sequence[str],
+    texts: Sequence[SourceLike],
     prefix: str | Sequence[TextOrTokens] | None = None,
     pin: Pins | Sequence[Pins] | None = None,
     ablate_heads: Sequence[tuple[int, int]] = (),
@@ -122,7 +128,7 @@ def prepare(
     encodings = trained.source.encode_batch(texts)
     for text, encoding, start, by_step in zip(texts, encodings, prefixes, pins, strict=True):
         limit = longest + 2 * (len(encoding.ids) + 1) + len(start.ids)
-        source = Source(text, encoding, start, by_step, limit)
+        source = Source(*split_source(text), encoding, start, by_step, limit)
         for step, weights in by_step.items():
             _check_pins(weights, step, limit, source.length)
         sources.append(source)
@@ -142,12 +148,7 @@ def encode_targets(target: Tokenizer, texts: Sequence[TextOrTokens]) -> list[Enc
 
 def batches(request: PreparedRequest, trained: TrainedModel, batch_tokens: int) -> Iterator[Batch]:
     """Yield the sources that are not blank, in batches of similar length."""
-    featured = trained.source.features is not None
-    positions = [
-        position
-        for position, source in enumerate(request.sources)
-        if (source.text.partition("\t")[0] if featured else source.text).strip()
-    ]
+    positions = [position for position, source in enumerate(request.sources) if source.text.strip()]
     sizes = [(request.sources[position].length, 0) for position in positions]
     for indices in bucket(sizes, batch_tokens):
         chosen = [positions[index] for index in indices]
@@ -173,7 +174,7 @@ def _check_interventions(
             )
 
 
-def _one_each(values: Any, texts: Sequence[str], name: str) -> list[Any]:
+def _one_each(values: Any, texts: Sequence[SourceLike], name: str) -> list[Any]:
     """Return one value per text, from one for all or one each."""
     if isinstance(values, str | Mapping):
         return [values] * len(texts)

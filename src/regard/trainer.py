@@ -16,10 +16,10 @@ import torch
 from torch import nn
 
 from regard import checkpoints, metrics, model_card, model_folder
+from regard.batching import Batch, Example, bucket, collate, epoch
 from regard.config import TrainingConfig
 from regard.copy_mechanism import hide_tokens
 from regard.corpus import Corpus
-from regard.data import Batch, Example, bucket, collate, epoch
 from regard.errors import ConfigError, FolderError
 from regard.files import write_text
 from regard.progress import Progress

@@ -10,12 +10,13 @@ import torch
 
 from regard import model_folder
 from regard.config import Config
-from regard.corpus import Corpus, make_corpus, resolved
+from regard.corpus import Corpus, make_corpus, resolve_config
 from regard.errors import ConfigError
 from regard.evaluation import layer_agreements
 from regard.files import require_empty_folder
 from regard.model_folder import TrainedModel
 from regard.models import Seq2Seq, build, count_parameters
+from regard.pairs import PairLike
 from regard.progress import Progress
 from regard.text import Tokenizer
 from regard.trainer import Trainer
@@ -27,8 +28,8 @@ _ERASURE_TOKENS = 100_000
 
 def train(
     config: Config,
-    pairs: Sequence[tuple[str, str]] | None = None,
-    dev: Sequence[tuple[str, str]] | None = None,
+    pairs: Sequence[PairLike] | None = None,
+    dev: Sequence[PairLike] | None = None,
     *,
     resume: bool = False,
     init_from: str | Path | None = None,
@@ -38,7 +39,8 @@ def train(
 
     Args:
         config: all settings; `config.out` is the folder to write.
-        pairs: training pairs (source, target) in memory, instead of `config.data.train`.
+        pairs: training pairs in memory, (source, target) or (source, target, features), instead of
+            `config.data.train`.
         dev: validation pairs in memory, instead of `config.data.dev`.
         resume: continue exactly from `last/` in the folder; without a checkpoint, start from scratch.
         init_from: a model folder whose weights, tokenizers and model settings to start from.
@@ -51,14 +53,14 @@ def train(
     out = _output_folder(config.out, resume)
     config, tokenizers, weights = _starting_point(config, out, resume, init_from)
     corpus = make_corpus(config, pairs, dev, tokenizers)
-    config = resolved(config, corpus)
+    config = resolve_config(config, corpus)
     torch.manual_seed(config.training.seed)
     model = build(config.model, len(corpus.source), len(corpus.target))
     if weights is not None:
         model.load_state_dict(weights)
     metadata = {
-        "max_source_length": corpus.longest_source,
-        "max_target_length": corpus.longest_target,
+        "max_source_length": corpus.max_source_length,
+        "max_target_length": corpus.max_target_length,
         "parameters": count_parameters(model),
         "encoder_states": _describe_encoder_states(model),
         "training_fingerprint": corpus.fingerprint(),

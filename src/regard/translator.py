@@ -12,7 +12,7 @@ from regard.copy_mechanism import Copies
 from regard.errors import ConfigError, DataError
 from regard.request import Batch, Pins, PreparedRequest, Source, TextOrTokens, batches, prepare
 from regard.search import Hypothesis, beam_search, forced_decode
-from regard.text import EOS, EOS_TOKEN, Tokenizer
+from regard.text import EOS, EOS_TOKEN, SourceLike, Tokenizer
 from regard.translation import Branch, Translation, empty_translation
 
 
@@ -62,7 +62,7 @@ class Translator:
     @overload
     def translate(
         self,
-        texts: Sequence[str],
+        texts: Sequence[SourceLike],
         beam_size: int = 5,
         n_best: Literal[1] = 1,
         length_penalty: float = 1.0,
@@ -78,7 +78,7 @@ class Translator:
     @overload
     def translate(
         self,
-        texts: Sequence[str],
+        texts: Sequence[SourceLike],
         beam_size: int = 5,
         n_best: int = 1,
         length_penalty: float = 1.0,
@@ -93,7 +93,7 @@ class Translator:
 
     def translate(
         self,
-        texts: Sequence[str],
+        texts: Sequence[SourceLike],
         beam_size: int = 5,
         n_best: int = 1,
         length_penalty: float = 1.0,
@@ -108,7 +108,8 @@ class Translator:
         """Translate texts; the outputs come in the order of the texts.
 
         Args:
-            texts: sources; a blank one gives `n_best` translations with no tokens.
+            texts: sources, or pairs (source, features); a blank source gives `n_best` translations
+                with no tokens.
             beam_size: open hypotheses per source; 1 is greedy search.
             n_best: outputs per source; above 1 every item of the result is a list, best first.
             length_penalty: exponent of the length penalty ((5 + length) / 6) ** length_penalty.
@@ -133,7 +134,7 @@ class Translator:
 
     def prepare(
         self,
-        texts: Sequence[str],
+        texts: Sequence[SourceLike],
         prefix: str | Sequence[TextOrTokens] | None = None,
         pin: Pins | Sequence[Pins] | None = None,
         ablate_heads: Sequence[tuple[int, int]] = (),
@@ -172,7 +173,7 @@ class Translator:
 
     def align(
         self,
-        texts: Sequence[str],
+        texts: Sequence[SourceLike],
         targets: Sequence[TextOrTokens],
         length_penalty: float = 1.0,
         batch_tokens: int = 4096,
@@ -208,7 +209,7 @@ class Translator:
     ) -> list[list[Translation]]:
         """Decode all batches; a blank text gives `n_best` empty translations."""
         attends = self.trained.model.decoder.attention_layers > 0
-        outputs = [[empty_translation(source.text, attends)] * n_best for source in request.sources]
+        outputs = [[empty_translation(source.line, attends)] * n_best for source in request.sources]
         for batch in batches(request, self.trained, batch_tokens):
             copies = batch.copies or [None] * len(batch.sources)
             decoded = zip(batch.positions, batch.sources, copies, decode(batch), strict=True)
@@ -254,7 +255,7 @@ class Translator:
             heads = hypothesis.weights[..., : source.length]
             weights = heads[:, self.attention_layer].mean(1)
         return Translation(
-            source=source.text,
+            source=source.line,
             source_tokens=[*read.tokens, EOS_TOKEN],
             tokens=tokens,
             text=self.target.detokenize(tokens),

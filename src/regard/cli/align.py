@@ -25,12 +25,12 @@ def run(arguments: list[str]) -> None:
     if args.json and not args.gold:
         raise ConfigError("--json writes metrics against gold links; give --gold too")
     from regard.alignment import read_gold
-    from regard.cli.pairs import good_pairs
+    from regard.cli.pairs import read_valid_pairs
     from regard.evaluation import align
     from regard.translator import Translator
 
     translator = Translator.load(args.folder, args.device)
-    pairs = good_pairs(args.pairs, translator.trained.config.data.features_column)
+    pairs = read_valid_pairs(args.pairs, translator.trained.config.data.features_column)
     gold = read_gold(args.gold) if args.gold else None
     if gold is not None and len(gold) != len(pairs):
         raise DataError(

@@ -22,7 +22,7 @@ def run(arguments: list[str]) -> None:
     args = _parser().parse_args(recipe_first(arguments))
     enable_huge_pages()
     from regard.alignment import read_gold
-    from regard.cli.pairs import good_pairs
+    from regard.cli.pairs import read_valid_pairs
     from regard.compare import compare, model_settings, table
 
     values = {**settings(args), "device": args.device}
@@ -35,7 +35,7 @@ def run(arguments: list[str]) -> None:
         values,
         models,
         Path(args.out) if args.resume else require_empty_folder(Path(args.out)),
-        good_pairs(args.test or values["data"]["dev"], values["data"]["features_column"]),
+        read_valid_pairs(args.test or values["data"]["dev"], values["data"]["features_column"]),
         seeds=_seeds(args.seeds),
         gold=read_gold(args.gold) if args.gold else None,
         beam_size=args.beam_size,

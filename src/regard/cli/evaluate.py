@@ -24,12 +24,12 @@ def run(arguments: list[str]) -> None:
     )
     parser.add_argument("--json", help="write the metrics to this file")
     args = parser.parse_args(arguments)
-    from regard.cli.pairs import good_pairs
+    from regard.cli.pairs import read_valid_pairs
     from regard.evaluation import evaluate
     from regard.translator import Translator
 
     translator = Translator.load(args.folder, args.device)
-    pairs = good_pairs(args.pairs, translator.trained.config.data.features_column)
+    pairs = read_valid_pairs(args.pairs, translator.trained.config.data.features_column)
     with Progress("translating", len({pair.source for pair in pairs}), "sources") as progress:
         report = evaluate(
             translator,

@@ -73,7 +73,7 @@ def _from_model(options: Namespace) -> Any:
     translator = Translator.load(options.model, "cpu")
     explanation, output = explain_step(
         translator,
-        options.text,
+        translator.source.parse_source(options.text),
         options.step,
         target=options.target,
         layer=options.layer,

@@ -1,28 +1,28 @@
-"""Pairs for a verb that measures: every line must be usable."""
+"""Reading pairs for commands that accept no bad line."""
 
 import sys
 
-from regard.data import Pair, read_pairs
 from regard.errors import DataError
+from regard.pairs import Pair, read_pairs
 
 
-def good_pairs(path: str, features_column: int | None = None) -> list[Pair]:
-    """The pairs of a file, all of its lines; what is ignored is said.
+def read_valid_pairs(path: str, features_column: int | None = None) -> list[Pair]:
+    """Return all pairs of a file; print a note about columns that are ignored.
 
     Args:
-        path: the file.
-        features_column: as the model was trained with.
+        path: the file, or two parallel files.
+        features_column: `data.features_column` of the model.
 
     Raises:
         DataError: a line cannot be used, or there is none.
     """
-    found = read_pairs(path, features_column)
-    found.require_good("mend or remove them")
-    if not found.pairs:
+    parsed = read_pairs(path, features_column)
+    parsed.require_valid("correct or remove them")
+    if not parsed.pairs:
         raise DataError(f"{path} holds no pair; expected lines of source TAB target")
-    if found.extra_columns:
+    if parsed.extra_columns:
         print(
-            f"regard: further columns ignored on {found.extra_columns:,} lines of {path}",
+            f"regard: further columns ignored on {parsed.extra_columns:,} lines of {path}",
             file=sys.stderr,
         )
-    return found.pairs
+    return parsed.pairs

@@ -23,10 +23,11 @@ def run(arguments: list[str]) -> None:
     from regard.translator import Translator
 
     translator = Translator.load(args.folder, args.device)
+    source = translator.source.parse_source(args.text)
     if args.target is None:
-        output = translator.translate([args.text], args.beam_size)[0]
+        output = translator.translate([source], args.beam_size)[0]
     else:
-        output = translator.align([args.text], [args.target])[0]
+        output = translator.align([source], [args.target])[0]
     title = f"{args.text} → {output.text}"
     output.chart(title, args.layer, args.head).save(args.out)
     print(f"{args.text} -> {output.text}, drawn in {args.out}")

@@ -35,10 +35,10 @@ def run(arguments: list[str]) -> None:
     truncated = without_features = 0
     unknown = Counter[str]()
     with _open_whole(args.attention, args.alignments) as (attention, alignments):
-        for number, outputs in _translate(translator, args):
+        for number, (_, features), outputs in _translate(translator, args):
             best = outputs[0]
             truncated += not best.complete
-            without_features += reads_features and bool(best.tokens) and "\t" not in best.source
+            without_features += reads_features and bool(best.tokens) and features is None
             unknown.update(best.unknown)
             for rank, output in enumerate(outputs, start=1):
                 text = output.text.replace("\n", " ")
@@ -89,8 +89,8 @@ def _require_attention(translator: "Translator", args: Namespace) -> None:
 
 def _translate(
     translator: "Translator", args: Namespace
-) -> Iterator[tuple[int, list["Translation"]]]:
-    """Yield each line's number, from 1, and its outputs, best first; flush after each chunk."""
+) -> Iterator[tuple[int, tuple[str, str | None], list["Translation"]]]:
+    """Yield each line's number, from 1, source and outputs, best first; flush after each chunk."""
     if args.file is None and sys.stdin.isatty():
         chunks: Iterator[list[str]] = ([line.rstrip("\r\n")] for line in sys.stdin)
         total = None
@@ -105,9 +105,13 @@ def _translate(
     first = 1
     with Progress("translating", total, "lines") as progress:
         for chunk in chunks:
-            request = translator.prepare(chunk)
+            sources = [translator.source.parse_source(line) for line in chunk]
+            request = translator.prepare(sources)
             outputs = translator.search(request, args.beam_size, args.n_best, args.length_penalty)
-            yield from enumerate(outputs, start=first)
+            for number, (source, hypotheses) in enumerate(
+                zip(sources, outputs, strict=True), first
+            ):
+                yield number, source, hypotheses
             sys.stdout.flush()
             first += len(chunk)
             progress.advance(len(chunk))

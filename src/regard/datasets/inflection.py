@@ -36,13 +36,14 @@ _ON_INFINITIVE = ("V;IND;FUT", "V;COND")
 def make(seed: int) -> Splits:
     """Return examples of a lemma with tags and its form; no lemma occurs twice with the same tags."""
     generator = random.Random(seed)
-    examples: dict[str, Example] = {}
+    examples: dict[tuple[str, str], Example] = {}
     while len(examples) < TRAIN + DEV + TEST:
         lemma = _lemma(generator)
         for _ in range(3):
             tense, person = pick(list(_ENDINGS), generator), int(generator.random() * 6)
-            source = f"{lemma}\t{tense};{_PERSONS[person]}"
-            examples[source] = Example(source, inflect(lemma, tense, person))
+            tags = f"{tense};{_PERSONS[person]}"
+            form = inflect(lemma, tense, person)
+            examples[lemma, tags] = Example(lemma, form, features=tags)
     return split(list(examples.values())[: TRAIN + DEV + TEST], DEV, TEST, seed)
 
 

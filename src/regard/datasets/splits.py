@@ -17,10 +17,11 @@ class Example:
     """A source, its target, and the links between their words."""
 
     source: str
-    """Followed by a TAB and the features, in datasets that have them."""
     target: str
     links: tuple[tuple[int, int], ...] | None = None
     """Pairs (source word, target word), 0-based over whitespace words; None if unknown."""
+    features: str | None = None
+    """Features of the source, such as `V;IND;FUT;1;SG`, in datasets that have them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def split(examples: Iterable[Example], dev: int, test: int, seed: int) -> Splits
         test: number of examples in the test set; the remaining ones form the training set.
         seed: of the order.
     """
-    by_source = {example.source: example for example in examples}
+    by_source = {(example.source, example.features): example for example in examples}
     order = shuffled(by_source.values(), random.Random(seed))
     return Splits(
         train=tuple(order[dev + test :]),
@@ -83,5 +84,5 @@ def write(splits: Splits, folder: Path) -> None:
 
 
 def _columns(example: Example) -> list[str]:
-    source, *features = example.source.split("\t")
-    return [source, example.target, *features]
+    features = [] if example.features is None else [example.features]
+    return [example.source, example.target, *features]

@@ -5,22 +5,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from regard.batching import Example, collate
 from regard.copy_mechanism import copies_of, extended_ids
-from regard.data import Example, collate
 from regard.decoders import AttentionInputs
 from regard.errors import ConfigError
 from regard.explanation.worked_example import Explanation, explain
 from regard.request import TextOrTokens
 from regard.score_registry import SCORES
 from regard.scores import Score
-from regard.text import EOS, Encoding
+from regard.text import EOS, Encoding, SourceLike
 from regard.translation import Translation
 from regard.translator import Translator
 
 
 def explain_step(
     translator: Translator,
-    text: str,
+    text: SourceLike,
     step: int,
     *,
     target: TextOrTokens | None = None,
@@ -31,7 +31,7 @@ def explain_step(
 
     Args:
         translator: a model with softmax attention over the whole source.
-        text: text to translate.
+        text: text to translate, or pair (text, features).
         step: number of the output token, from 1.
         target: output to force, as text or tokens; None: the output of the model.
         layer: layer of a Transformer, from 0; None: the layer that `Translation.attention` is from.
@@ -66,13 +66,13 @@ def explain_step(
             "heads, both counted from 0"
         )
     with torch.inference_mode():
-        memory, tokens = _encoded(translator, output)
+        memory, tokens = _encoded(translator, text, output)
         inputs = decoder.attention_inputs(memory, tokens[None, :step], number, head)
     return _explained(inputs, head, _labels(output.source_tokens)), output
 
 
-def _encoded(translator: Translator, output: Translation) -> tuple[Any, Tensor]:
-    source = translator.source.encode(output.source)
+def _encoded(translator: Translator, text: SourceLike, output: Translation) -> tuple[Any, Tensor]:
+    source = translator.source.encode_batch([text])[0]
     target = Encoding(translator.target.tokens_to_ids(output.tokens), output.tokens)
     ids, copied = target.ids, None
     if translator.trained.config.model.copy:

@@ -217,12 +217,12 @@ async def _explain(request: ExplainRequest, batcher: Batcher) -> Response:
     target = request.target
     if isinstance(target, str):
         target = translator.target.encode(target).tokens
-    for tokens in (translator.source.encode(request.text).tokens, target):
+    for tokens in (translator.source.encode(request.text, request.features).tokens, target):
         limits.check_length(len(tokens) + 1)
     explanation, _ = await batcher.call(
         lambda: explain_step(
             translator,
-            request.text,
+            (request.text, request.features),
             request.step,
             target=request.target,
             layer=request.layer,
@@ -253,7 +253,7 @@ def _prepare(
     request: TranslateRequest, translator: Translator, limits: Limits
 ) -> tuple[PreparedRequest, int]:
     """Reject a request that breaks a limit before it is queued; return it prepared, and its work."""
-    texts = request.all_texts
+    texts = request.sources
     if len(texts) > limits.texts:
         raise ConfigError(f"at most {limits.texts} texts per request, got {len(texts)}")
     for name in ("beam_size", "n_best"):
@@ -276,7 +276,7 @@ def _prepare(
 
 def _model_info(name: str, translator: Translator) -> dict[str, Any]:
     trained = translator.trained
-    model, decoder = trained.config.model.resolved(), trained.model.decoder
+    model, decoder = trained.config.model, trained.model.decoder
     return {
         "name": name,
         "kind": model.kind,
@@ -288,7 +288,11 @@ def _model_info(name: str, translator: Translator) -> dict[str, Any]:
         "heads": decoder.attention_heads,
         "attention_layer": translator.attention_layer,
         "parameters": trained.metadata.get("parameters"),
-        "source": {"unit": trained.config.source.unit, "vocabulary": len(translator.source)},
+        "source": {
+            "unit": trained.config.source.unit,
+            "vocabulary": len(translator.source),
+            "features": translator.source.features is not None,
+        },
         "target": {"unit": trained.config.target.unit, "vocabulary": len(translator.target)},
         "regard": model_folder.package_version(),
     }
@@ -296,11 +300,13 @@ def _model_info(name: str, translator: Translator) -> dict[str, Any]:
 
 def _examples(translators: Sequence[Translator], settings: Settings) -> list[dict[str, Any]]:
     """Return each model's translation of the example, for the first display of the page."""
-    text = settings.example or translators[0].trained.metadata.get("example") or ""
+    line = settings.example or translators[0].trained.metadata.get("example") or ""
     n_best = min(5, settings.limits.beam_size)
-    request = TranslateRequest(text=text, n_best=n_best, heads=True, tree=True)  # type: ignore[call-arg]
+    request = TranslateRequest(text=line, n_best=n_best, heads=True, tree=True)  # type: ignore[call-arg]
     outputs = [
-        model.search(model.prepare([text]), n_best=n_best, return_tree=True)[0]
+        model.search(
+            model.prepare([model.source.parse_source(line)]), n_best=n_best, return_tree=True
+        )[0]
         for model in translators
     ]
     return translate_response(request, outputs)["translations"]

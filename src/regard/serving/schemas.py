@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from regard.request import TextOrTokens
 from regard.search import length_normalization
+from regard.text import SourceLike
 from regard.translation import Translation
 
 Weight = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -43,6 +44,9 @@ class TranslateRequest(_Request):
     texts: list[str] | None = Field(
         None, min_length=1, max_length=MAX_ITEMS, description="several texts, instead of `text`"
     )
+    features: str | Annotated[list[str | None], Field(max_length=MAX_ITEMS)] | None = Field(
+        None, description="features of the source: for all texts, or one string per text"
+    )
     beam_size: int = Field(5, ge=1, description="open hypotheses; 1 is greedy search")
     n_best: int = Field(1, ge=1, description="outputs per text")
     length_penalty: float = Field(
@@ -72,7 +76,8 @@ class TranslateRequest(_Request):
             raise ValueError("give text or texts, one of the two")
         if self.prefix is not None and self.prefix_tokens is not None:
             raise ValueError("give prefix or prefix_tokens, not both")
-        for name, value in (("prefix", self.prefix), ("pin", self.pin)):
+        for name in ("features", "prefix", "pin"):
+            value = getattr(self, name)
             if isinstance(value, list) and len(value) != len(self.all_texts):
                 raise ValueError(f"give one {name} for all texts, or one per text")
         return self
@@ -81,7 +86,9 @@ class TranslateRequest(_Request):
     def strings(self) -> list[str]:
         """All text in the request."""
         prefix = self.prefix if isinstance(self.prefix, list) else [self.prefix or ""]
-        return [*self.all_texts, *prefix, *(self.prefix_tokens or [])]
+        features = self.features if isinstance(self.features, list) else [self.features]
+        written = [each for each in features if each is not None]
+        return [*self.all_texts, *written, *prefix, *(self.prefix_tokens or [])]
 
     @property
     def all_texts(self) -> list[str]:
@@ -93,6 +100,13 @@ class TranslateRequest(_Request):
         """The settings that must be equal for texts of one batch."""
         heads = tuple(self.ablate_heads)
         return self.model, self.beam_size, self.n_best, self.length_penalty, heads, self.tree
+
+    @property
+    def sources(self) -> list[SourceLike]:
+        """Every text with its features."""
+        if isinstance(self.features, list):
+            return list(zip(self.all_texts, self.features, strict=True))
+        return [(text, self.features) for text in self.all_texts]
 
     @property
     def prefixes(self) -> list[TextOrTokens]:
@@ -111,6 +125,7 @@ class ExplainRequest(_Request):
     """One attention step of one output."""
 
     text: str
+    features: str | None = Field(None, description="features of the source")
     target: str | Annotated[list[str], Field(max_length=MAX_ITEMS)] = Field(
         description="output to force, as text or as tokens"
     )
@@ -121,7 +136,11 @@ class ExplainRequest(_Request):
     @property
     def strings(self) -> list[str]:
         """All text in the request."""
-        return [self.text, *([self.target] if isinstance(self.target, str) else self.target)]
+        return [
+            self.text,
+            self.features or "",
+            *([self.target] if isinstance(self.target, str) else self.target),
+        ]
 
 
 class Branch(BaseModel):

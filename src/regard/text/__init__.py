@@ -1,5 +1,6 @@
 """Tokenizers: text to tokens and vocabulary ids, and back."""
 
+from regard.text.features import SourceLike, format_source, split_source
 from regard.text.special_tokens import BOS, EOS, EOS_TOKEN, PAD, SPECIAL_TOKENS, UNK
 from regard.text.tokenizer import Encoding, Tokenizer, unknown_tokens_message
 from regard.text.units import UNITS, choose_unit
@@ -13,7 +14,10 @@ __all__ = [
     "UNITS",
     "UNK",
     "Encoding",
+    "SourceLike",
     "Tokenizer",
     "choose_unit",
+    "format_source",
+    "split_source",
     "unknown_tokens_message",
 ]

@@ -23,7 +23,6 @@ import dataclasses
 import functools
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -33,14 +32,13 @@ from regard import migrations
 from regard.config import NormalForm, TextConfig, Unit
 from regard.errors import ConfigError, FolderError
 from regard.text import subwords
+from regard.text.features import SourceLike, split_features, split_source
 from regard.text.normalization import normalize
 from regard.text.special_tokens import SPECIAL_TOKENS, UNK
 from regard.text.units import UNITS, choose_unit
 
 if TYPE_CHECKING:
     import tokenizers
-
-_FEATURE_SEPARATORS = re.compile("[;|,]")
 
 
 class Encoding(NamedTuple):
@@ -87,7 +85,7 @@ class Tokenizer:
         cls,
         texts: Iterable[str],
         config: TextConfig,
-        features: bool = False,
+        features: Iterable[str | None] | None = None,
     ) -> "Tokenizer":
         """Learn a vocabulary, deterministically.
 
@@ -98,7 +96,7 @@ class Tokenizer:
         Args:
             texts: one side of the training pairs.
             config: text settings; `choose_unit` replaces the unit auto.
-            features: whether texts have features behind a TAB, split at `;`, `|`, `,` and spaces. Each
+            features: features of each text, such as `V;PST`, split at `;`, `|`, `,` and spaces. Each
                 is a token, and all enter the vocabulary (Kann and Schütze 2016, "MED: The LMU System
                 for the SIGMORPHON 2016 Shared Task", section 3, whose order is features first). They
                 are normalised, and never lower-cased.
@@ -113,9 +111,6 @@ class Tokenizer:
                 f"vocabulary_size must be above {len(SPECIAL_TOKENS)}, the number of special tokens, "
                 f"got {config.vocabulary_size}"
             )
-        tags: list[str | None] = []
-        if features:
-            texts, tags = _split_at_tab(texts)
         texts = [normalize(text, config.normal_form, config.lowercase) for text in texts]
         unit = choose_unit(texts) if config.unit == "auto" else config.unit
         split = UNITS[unit].split
@@ -126,9 +121,9 @@ class Tokenizer:
             counts = Counter(chain.from_iterable(map(split, texts)))
             tokens = subwords.most_frequent(counts, size, config.min_frequency)
             fields = {"vocabulary": tuple(tokens)}
-        if features:
-            split_tags = (_split_features(each or "", config.normal_form) for each in tags)
-            fields["features"] = tuple(sorted(set(chain.from_iterable(split_tags))))
+        if features is not None:
+            tags = (split_features(each or "", config.normal_form) for each in features)
+            fields["features"] = tuple(sorted(set(chain.from_iterable(tags))))
         return cls(unit, normal_form=config.normal_form, lowercase=config.lowercase, **fields)
 
     def __len__(self) -> int:
@@ -139,16 +134,24 @@ class Tokenizer:
         """Return the text in the normal form, lower-cased if `lowercase`."""
         return normalize(text, self.normal_form, self.lowercase)
 
-    def encode(self, text: str) -> Encoding:
-        """Tokenize one text; BOS and EOS are not added."""
-        return self.encode_batch([text])[0]
+    def parse_source(self, line: str) -> tuple[str, str | None]:
+        """Split a line of input at its TAB into text and features; without features a TAB is text."""
+        text, tab, features = line.partition("\t") if self.features is not None else (line, "", "")
+        return text, features if tab else None
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Encoding]:
-        """Tokenize texts, in order."""
-        features = None
-        if self.features is not None:
-            texts, features = _split_at_tab(texts)
-        texts = [self.normalize(text) for text in texts]
+    def encode(self, text: str, features: str | None = None) -> Encoding:
+        """Tokenize one text and its features; BOS and EOS are not added."""
+        return self.encode_batch([(text, features)])[0]
+
+    def encode_batch(self, sources: Sequence[SourceLike]) -> list[Encoding]:
+        """Tokenize texts, or pairs of a text and its features, in order.
+
+        Raises:
+            ConfigError: there are features, and this tokenizer was trained without.
+            DataError: a text holds half a surrogate pair.
+        """
+        parts = [split_source(source) for source in sources]
+        texts = [self.normalize(text) for text, _ in parts]
         split = UNITS[self.unit].split
         if split is None:
             encodings = self._encode_subwords(texts)
@@ -156,15 +159,18 @@ class Tokenizer:
             encodings = [
                 Encoding(self.tokens_to_ids(tokens), tokens) for tokens in map(split, texts)
             ]
-        if features is None:
-            return encodings
         return [
-            encoding if each is None else self._add_features(encoding, each)
-            for encoding, each in zip(encodings, features, strict=True)
+            encoding if features is None else self._add_features(encoding, features)
+            for encoding, (_, features) in zip(encodings, parts, strict=True)
         ]
 
     def _add_features(self, encoding: Encoding, features: str) -> Encoding:
-        tags = _split_features(features, self.normal_form)
+        if self.features is None:
+            raise ConfigError(
+                f"this model reads no features of the source, got {features!r}: leave them out, or "
+                "train with data.features_column"
+            )
+        tags = split_features(features, self.normal_form)
         ids = [self._feature_ids.get(tag, UNK) for tag in tags]
         return Encoding([*encoding.ids, *ids], [*encoding.tokens, *tags], len(tags))
 
@@ -286,15 +292,6 @@ class Tokenizer:
     @functools.cached_property
     def _subword_model(self) -> "tokenizers.Tokenizer":
         return subwords.load(self.unit, self.vocabulary, self.merges, self.log_probs)
-
-
-def _split_at_tab(texts: Iterable[str]) -> tuple[list[str], list[str | None]]:
-    rows = [text.partition("\t") for text in texts]
-    return [row[0] for row in rows], [row[2] if row[1] else None for row in rows]
-
-
-def _split_features(features: str, form: NormalForm) -> list[str]:
-    return _FEATURE_SEPARATORS.sub(" ", normalize(features, form)).split()
 
 
 def unknown_tokens_message(tokens: Counter[str]) -> str:

@@ -16,11 +16,17 @@ async function post(path, body) {
   return result;
 }
 
+// Text and features of one line of input; if the model has no features, a TAB is text.
+export function sourceFields(info, line) {
+  const tab = info.source.features ? line.indexOf("\t") : -1;
+  return tab < 0 ? { text: line } : { text: line.slice(0, tab), features: line.slice(tab + 1) };
+}
+
 // `interventions`: pins {step: {source: weight}}, prefix (tokens to force), ablated [[layer, head]].
-export async function translate(model, text, { beamSize, nBest }, interventions = {}) {
+export async function translate(model, source, { beamSize, nBest }, interventions = {}) {
   const result = await post("/api/translate", {
     model,
-    text,
+    ...source,
     beam_size: beamSize,
     n_best: nBest,
     heads: true,
@@ -32,6 +38,6 @@ export async function translate(model, text, { beamSize, nBest }, interventions 
   return result.translations[0];
 }
 
-export function explain(model, text, target, step, layer, head) {
-  return post("/api/explain", { model, text, target, step: step + 1, layer, head });
+export function explain(model, source, target, step, layer, head) {
+  return post("/api/explain", { model, ...source, target, step: step + 1, layer, head });
 }

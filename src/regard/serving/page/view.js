@@ -1,5 +1,5 @@
 // The output of one model: displays it and sends interventions.
-import { translate } from "./api.js";
+import { sourceFields, translate } from "./api.js";
 import { alignment } from "./alignment.js";
 import { Bars } from "./bars.js";
 import { calculation } from "./calculation.js";
@@ -85,7 +85,7 @@ export class View {
     const baseline = this.hasInterventions ? this.baseline : this.translation?.text;
     this.node.setAttribute("aria-busy", "true");
     try {
-      const translation = await translate(this.number, text, this.options(), interventions);
+      const translation = await translate(this.number, sourceFields(this.model, text), this.options(), interventions);
       if (id !== this.requests) return;
       Object.assign(this, { interventions, baseline });
       this.show(translation);
