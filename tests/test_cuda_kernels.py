@@ -1,7 +1,7 @@
 """The Triton kernels: on a GPU where there is one, else through Triton's interpreter on the CPU.
 
-The interpreter runs programs one after the other: what only happens between programs, it cannot
-show. That the kernels compile for real devices is held by compiling them ahead of time.
+The interpreter runs programs one after the other, so it shows no races between programs. Ahead-of-time
+compilation tests that the kernels compile for real devices.
 """
 
 import os
@@ -87,7 +87,7 @@ def test_infinities_as_plain_pytorch_and_nan_in_its_row(content: float, place: i
 
 
 @pytest.mark.parametrize("content", [torch.inf, torch.nan])
-def test_a_pair_without_gradient_gives_none(content: float) -> None:
+def test_a_pair_with_gradient_0_contributes_nothing(content: float) -> None:
     inputs, gradient = _inputs((2, 3, 7, 5)), torch.randn(2, 3, 7)
     gradient[:, :, 4] = 0
     expected = _compute(inputs, gradient)[1:]
@@ -104,7 +104,7 @@ def test_empty_inputs(sizes: tuple[int, ...]) -> None:
     assert not any(share.any() for share in shares)
 
 
-def test_float64_goes_elsewhere() -> None:
+def test_float64_is_unsupported() -> None:
     inputs = [tensor.double() for tensor in _inputs(SHAPES[1])]
     assert cuda.scores(*inputs) is None
     assert cuda.gradients(torch.ones(3, 5, 7).double(), *inputs) is None
@@ -119,8 +119,8 @@ from triton.compiler import ASTSource
 from regard.kernels.additive import cuda
 
 capability = int(sys.argv[1])
-pointers = {"near_a": "*i32", "near_b": "*i32"}
-sizes = {"rows", "keys", "walked", "width", "heads"}
+pointers = {"range_a": "*i32", "range_b": "*i32"}
+sizes = {"rows", "keys", "other_rows", "width", "heads"}
 fixed = {
     cuda.score_kernel: {"tile_rows": 64, "tile_keys": 64, "compiled": True},
     cuda.gradient_kernel: {"tile": 32, "features": 64, "compiled": True},
@@ -145,7 +145,7 @@ for kernel, constants in fixed.items():
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-def test_the_kernels_compile_for_devices_that_are_not_here(capability: int) -> None:
+def test_the_kernels_compile_ahead_of_time(capability: int) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-c", AHEAD, str(capability)],
@@ -156,12 +156,12 @@ def test_the_kernels_compile_for_devices_that_are_not_here(capability: int) -> N
         name: list(map(int, rest)) for name, *rest in map(str.split, done.stdout.splitlines())
     }
     # 64 x 64 scores, or 32 x 64 numbers of a gradient, on 128 threads; a few more for whole numbers
-    reciprocals, powers, cuts, atomics, reductions = counts["score_kernel"]
+    reciprocals, exponentials, clamps, atomics, reductions = counts["score_kernel"]
     assert 96 <= reciprocals <= 104  # one for two features, twice, and one for each far-out pair
-    assert powers == 32
-    assert cuts == 64
+    assert exponentials == 32
+    assert clamps == 64
     assert atomics == reductions == 0
-    reciprocals, powers, cuts, atomics, reductions = counts["gradient_kernel"]
+    reciprocals, exponentials, clamps, atomics, reductions = counts["gradient_kernel"]
     assert 32 <= reciprocals <= 40
-    assert powers == 16
-    assert cuts == atomics == reductions == 0
+    assert exponentials == 16
+    assert clamps == atomics == reductions == 0

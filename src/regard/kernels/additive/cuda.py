@@ -1,15 +1,14 @@
 # pyright: basic, reportCallIssue=false, reportArgumentType=false
 # (Triton reads the signatures of kernels itself; they carry no types)
-"""The additive scores and their gradients on CUDA, compiled by Triton.
+"""CUDA backend: Triton kernels of the additive scores and their gradients.
 
     e_ti = v . tanh(a_t + b_i),    tanh(a + b) = 1 - 2 r,    r = 1 / (1 + e^{2a} e^{2b})
 
-The exponentials are taken once per row. Two features share a reciprocal in the scores,
+The exponentials are computed once per row. Two features share a reciprocal in the scores,
 v / x + w / y = (v y + w x) / (x y). A program of the gradients owns a tile of queries or keys times
-features and walks over the other side, so nothing is summed across programs and results are the
-same from run to run. Tiles that hold a number too far out for the exponentials, infinite or NaN
-take e^{2(a+b)} pair by pair, which is exact at any magnitude; no number is ever read back by the
-host.
+features and loops over the other side, so nothing is summed across programs and results are
+reproducible. Tiles with a number that is out of the range of the exponentials, infinite or NaN
+compute e^{2(a+b)} for every pair, which is exact at any magnitude; the host reads nothing back.
 """
 
 import torch
@@ -19,22 +18,22 @@ from torch import Tensor
 from torch.nn import functional
 from triton import knobs
 
-REACH = 43.5
+MAX_EXPONENT = 43.5
 """|x| up to which e^{2x} is a normal float32, and the product of two of them not 0 x infinity."""
 
-REACH_UNCUT = 10.0
-"""|x| up to which even the product of two 1 + e^{2(a+b)} is finite as it is."""
+MAX_UNCLAMPED = 10.0
+"""|x| up to which the product of two 1 + e^{2(a+b)} is finite without the clamp."""
 
 CEILING = tl.constexpr(1e18)
-"""1 + e^{2(a+b)} is cut off here, so that the product of two stays finite; tanh is 1 long before."""
+"""1 + e^{2(a+b)} is clamped here, so that the product of two stays finite; tanh is 1 long before."""
 
-TILE = 64
-"""Queries and keys of a tile of scores, at most."""
+SCORE_TILE = 64
+"""Maximum number of queries and of keys of a tile of scores."""
 
-OWN, FEATURES = 32, 64
-"""Rows and features of a tile of gradients, at most."""
+TILE_ROWS, TILE_FEATURES = 32, 64
+"""Maximum numbers of rows and features of a tile of gradients."""
 
-# inline assembly is not interpreted
+# the interpreter does not support inline assembly
 _COMPILED = not knobs.runtime.interpret
 
 
@@ -43,94 +42,90 @@ def prepare_keys(b: Tensor) -> Tensor | None:
     return None
 
 
-def scores(
-    queries: Tensor, sources: Tensor, vectors: Tensor, prepared: Tensor | None = None
-) -> Tensor | None:
-    """The scores of a (N, L, D), b (N, T, D) and v (H, D), item n with row n mod H of v.
+def scores(a: Tensor, b: Tensor, v: Tensor, prepared: Tensor | None = None) -> Tensor | None:
+    """Return the scores of a (N, L, D), b (N, T, D) and v (H, D); item n uses row n mod H of v.
 
-    None for float64, which Triton's reciprocal does not serve.
+    None for float64, which Triton's reciprocal does not support.
     """
-    if queries.dtype != torch.float32:
+    if a.dtype != torch.float32:
         return None
-    items, rows, width = queries.shape
-    keys = sources.shape[1]
-    out = queries.new_empty(items, rows, keys)
+    items, rows, width = a.shape
+    keys = b.shape[1]
+    out = a.new_empty(items, rows, keys)
     if not out.numel():
         return out
     if width % 2:
-        # two features share a reciprocal; one whose v is 0 adds nothing
-        queries, sources, vectors = (
-            functional.pad(each, (0, 1)) for each in (queries, sources, vectors)
-        )
-    sides = _Side(queries), _Side(sources)
-    vectors = vectors.contiguous()
-    tile = [min(TILE, triton.next_power_of_2(size)) for size in (rows, keys)]
+        # two features share a reciprocal; a feature with v = 0 adds nothing
+        a, b, v = (functional.pad(tensor, (0, 1)) for tensor in (a, b, v))
+    queries, sources, v = _Operand(a), _Operand(b), v.contiguous()
+    tile = [min(SCORE_TILE, triton.next_power_of_2(size)) for size in (rows, keys)]
     grid = (items * triton.cdiv(rows, tile[0]) * triton.cdiv(keys, tile[1]),)
     score_kernel[grid](
-        *sides[0].columns, *sides[1].columns, vectors, out,
-        rows, keys, width + width % 2, vectors.shape[0], *tile, _COMPILED,
+        *queries.transposed, *sources.transposed, v, out,
+        rows, keys, width + width % 2, v.shape[0], *tile, _COMPILED,
     )  # fmt: skip
     return out
 
 
 def gradients(
-    gradient: Tensor, queries: Tensor, sources: Tensor, vectors: Tensor
+    grad_scores: Tensor, a: Tensor, b: Tensor, v: Tensor
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The gradients of a (N, L, D), b (N, T, D) and v (H, D), given that of the scores (N, L, T)."""
-    if queries.dtype != torch.float32:
+    """Return the gradients of a (N, L, D), b (N, T, D) and v (H, D); None for float64."""
+    if a.dtype != torch.float32:
         return None
-    sides = _Side(queries), _Side(sources)
-    heads, width = vectors.shape
-    vectors = vectors.contiguous()
-    of_queries, _ = _walk(gradient.mT, sides[0], sides[1], vectors)
-    of_sources, parts = _walk(gradient, sides[1], sides[0], vectors)
-    return (
-        of_queries,
-        of_sources,
-        parts.view(queries.shape[0] // heads, heads, parts.shape[1], width).sum((0, 2)),
-    )
+    queries, sources, v = _Operand(a), _Operand(b), v.contiguous()
+    heads, width = v.shape
+    grad_a, _ = _gradient(grad_scores.mT, queries, sources, v)
+    grad_b, parts = _gradient(grad_scores, sources, queries, v)
+    grad_v = parts.view(a.shape[0] // heads, heads, parts.shape[1], width).sum((0, 2))
+    return grad_a, grad_b, grad_v
 
 
-class _Side:
+class _Operand:
     """Queries or keys as the kernels read them."""
 
     def __init__(self, rows: Tensor) -> None:
         self.raw = rows.contiguous()
-        self.powers = torch.exp(2 * self.raw.clamp(-REACH, REACH))
-        farthest = (
+        self.exponentials = torch.exp(2 * self.raw.clamp(-MAX_EXPONENT, MAX_EXPONENT))
+        largest = (
             self.raw.abs().amax(-1) if self.raw.shape[-1] else self.raw.new_zeros(rows.shape[:2])
         )
-        # 2, 1 or 0 for every row; NaN compares false
-        self.near = (farthest <= REACH).int() + (farthest <= REACH_UNCUT).int()
+        # for every row 2: no clamp, 1: clamp, 0: out of range; NaN compares false
+        self.range = (largest <= MAX_EXPONENT).int() + (largest <= MAX_UNCLAMPED).int()
 
     @property
-    def columns(self) -> tuple[Tensor, Tensor, Tensor]:
-        """With the feature first, so that a tile reads a feature of its rows in one piece."""
-        return self.raw.mT.contiguous(), self.powers.mT.contiguous(), self.near
+    def transposed(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Features first, so that a tile reads one feature of its rows contiguously."""
+        return self.raw.mT.contiguous(), self.exponentials.mT.contiguous(), self.range
 
 
-def _walk(gradient: Tensor, mine: _Side, other: _Side, vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradient of one side, and parts of that of v; `gradient` is (N, other, mine)."""
-    items, rows, width = mine.raw.shape
-    walked = other.raw.shape[1]
-    gradient = gradient.contiguous()
-    out = torch.empty_like(mine.raw)
-    tile = min(OWN, triton.next_power_of_2(max(1, rows)))
-    features = min(FEATURES, triton.next_power_of_2(max(1, width)))
+def _gradient(
+    grad_scores: Tensor, operand: _Operand, other: _Operand, v: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of an operand, and parts of that of v.
+
+    `grad_scores` is (N, rows of the other operand, rows of this one).
+    """
+    items, rows, width = operand.raw.shape
+    other_rows = other.raw.shape[1]
+    out = torch.empty_like(operand.raw)
+    tile = min(TILE_ROWS, triton.next_power_of_2(max(1, rows)))
+    features = min(TILE_FEATURES, triton.next_power_of_2(max(1, width)))
     blocks = triton.cdiv(rows, tile)
-    parts = mine.raw.new_zeros(items, blocks, width)
+    parts = operand.raw.new_zeros(items, blocks, width)
     grid = (items * blocks * triton.cdiv(width, features),)
     if grid[0]:
         gradient_kernel[grid](
-            mine.raw, mine.powers, mine.near, other.raw, other.powers, other.near, vectors, gradient,
-            out, parts, rows, walked, width, vectors.shape[0], tile, features, _COMPILED,
+            operand.raw, operand.exponentials, operand.range,
+            other.raw, other.exponentials, other.range, v, grad_scores.contiguous(),
+            out, parts, rows, other_rows, width, v.shape[0], tile, features, _COMPILED,
         )  # fmt: skip
     return out, parts
 
 
 @triton.jit
 def reciprocal(x, compiled: tl.constexpr):
-    """1 / x to a unit of rounding, in one instruction."""
+    """Return 1 / x to one unit of rounding, in one instruction."""
     if compiled:
         return tl.inline_asm_elementwise(
             "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
@@ -139,15 +134,15 @@ def reciprocal(x, compiled: tl.constexpr):
 
 
 @triton.jit
-def add_two(  # noqa: D103
-    sums, total, v, a, b, rows, keys, a_here, b_here, cut: tl.constexpr, compiled: tl.constexpr
+def add_two_features(  # noqa: D103
+    sums, total, v, a, b, rows, keys, a_mask, b_mask, clamp: tl.constexpr, compiled: tl.constexpr
 ):  # fmt: skip
     v0, v1 = tl.load(v), tl.load(v + 1)
-    a0, a1 = tl.load(a, a_here, 1.0), tl.load(a + rows, a_here, 1.0)
-    b0, b1 = tl.load(b, b_here, 1.0), tl.load(b + keys, b_here, 1.0)
+    a0, a1 = tl.load(a, a_mask, 1.0), tl.load(a + rows, a_mask, 1.0)
+    b0, b1 = tl.load(b, b_mask, 1.0), tl.load(b + keys, b_mask, 1.0)
     x = tl.fma(a0[:, None], b0[None, :], 1.0)
     y = tl.fma(a1[:, None], b1[None, :], 1.0)
-    if cut:
+    if clamp:
         x, y = tl.minimum(x, CEILING), tl.minimum(y, CEILING)
     sums = tl.fma(tl.fma(v0, y, v1 * x), reciprocal(x * y, compiled), sums)
     return sums, total + (v0 + v1)
@@ -155,82 +150,82 @@ def add_two(  # noqa: D103
 
 @triton.jit
 def score_kernel(  # noqa: D103
-    raw_a, power_a, near_a, raw_b, power_b, near_b, vectors, out,
+    raw_a, exp_a, range_a, raw_b, exp_b, range_b, vectors, out,
     rows, keys, width, heads, tile_rows: tl.constexpr, tile_keys: tl.constexpr,
     compiled: tl.constexpr,
 ):  # fmt: skip
     blocks = tl.cdiv(keys, tile_keys)
-    across = tl.cdiv(rows, tile_rows) * blocks
-    item = (tl.program_id(0) // across).to(tl.int64)
-    place = tl.program_id(0) % across
-    i = (place // blocks) * tile_rows + tl.arange(0, tile_rows)
-    j = (place % blocks) * tile_keys + tl.arange(0, tile_keys)
-    a_here, b_here = i < rows, j < keys
+    tiles = tl.cdiv(rows, tile_rows) * blocks
+    item = (tl.program_id(0) // tiles).to(tl.int64)
+    position = tl.program_id(0) % tiles
+    i = (position // blocks) * tile_rows + tl.arange(0, tile_rows)
+    j = (position % blocks) * tile_keys + tl.arange(0, tile_keys)
+    a_mask, b_mask = i < rows, j < keys
     v = vectors + (item % heads) * width
-    a_at, b_at = item * width * rows + i, item * width * keys + j
-    near = tl.minimum(
-        tl.min(tl.load(near_a + item * rows + i, a_here, 2), 0),
-        tl.min(tl.load(near_b + item * keys + j, b_here, 2), 0),
+    a_offset, b_offset = item * width * rows + i, item * width * keys + j
+    range_class = tl.minimum(
+        tl.min(tl.load(range_a + item * rows + i, a_mask, 2), 0),
+        tl.min(tl.load(range_b + item * keys + j, b_mask, 2), 0),
     )
     total = 0.0
     sums = tl.zeros((tile_rows, tile_keys), tl.float32)
-    if near == 2:
+    if range_class == 2:
         for d in range(0, width, 2):
-            sums, total = add_two(
-                sums, total, v + d, power_a + a_at + d * rows, power_b + b_at + d * keys,
-                rows, keys, a_here, b_here, False, compiled,
+            sums, total = add_two_features(
+                sums, total, v + d, exp_a + a_offset + d * rows, exp_b + b_offset + d * keys,
+                rows, keys, a_mask, b_mask, False, compiled,
             )  # fmt: skip
-    elif near == 1:
+    elif range_class == 1:
         for d in range(0, width, 2):
-            sums, total = add_two(
-                sums, total, v + d, power_a + a_at + d * rows, power_b + b_at + d * keys,
-                rows, keys, a_here, b_here, True, compiled,
+            sums, total = add_two_features(
+                sums, total, v + d, exp_a + a_offset + d * rows, exp_b + b_offset + d * keys,
+                rows, keys, a_mask, b_mask, True, compiled,
             )  # fmt: skip
     else:
         for d in range(0, width):
             v0 = tl.load(v + d)
-            a0 = tl.load(raw_a + a_at + d * rows, a_here, 0.0)
-            b0 = tl.load(raw_b + b_at + d * keys, b_here, 0.0)
+            a0 = tl.load(raw_a + a_offset + d * rows, a_mask, 0.0)
+            b0 = tl.load(raw_b + b_offset + d * keys, b_mask, 0.0)
             x = 1.0 + tl.exp(2.0 * (a0[:, None] + b0[None, :]))
             sums = tl.fma(v0, reciprocal(x, compiled), sums)
             total += v0
-    here = a_here[:, None] & b_here[None, :]
-    tl.store(out + item * rows * keys + i[:, None] * keys + j[None, :], total - 2.0 * sums, here)
+    mask = a_mask[:, None] & b_mask[None, :]
+    tl.store(out + item * rows * keys + i[:, None] * keys + j[None, :], total - 2.0 * sums, mask)
 
 
 @triton.jit
 def gradient_kernel(  # noqa: D103
-    raw_a, power_a, near_a, raw_b, power_b, near_b, vectors, gradient, out, parts,
-    rows, walked, width, heads, tile: tl.constexpr, features: tl.constexpr,
+    raw_a, exp_a, range_a, raw_b, exp_b, range_b, vectors, grad_scores, out, parts,
+    rows, other_rows, width, heads, tile: tl.constexpr, features: tl.constexpr,
     compiled: tl.constexpr,
 ):  # fmt: skip
     blocks, slices = tl.cdiv(rows, tile), tl.cdiv(width, features)
     item = (tl.program_id(0) // (blocks * slices)).to(tl.int64)
-    place = tl.program_id(0) % (blocks * slices)
-    block = place // slices
+    position = tl.program_id(0) % (blocks * slices)
+    block = position // slices
     i = block * tile + tl.arange(0, tile)
-    d = (place % slices) * features + tl.arange(0, features)
-    i_here, d_here = i < rows, d < width
-    here = i_here[:, None] & d_here[None, :]
-    a_at = (item * rows + i[:, None]) * width + d[None, :]
-    power, raw = tl.load(power_a + a_at, here, 1.0), tl.load(raw_a + a_at, here, 0.0)
-    all_near = tl.min(tl.load(near_a + item * rows + i, i_here, 2), 0)
+    d = (position % slices) * features + tl.arange(0, features)
+    i_mask, d_mask = i < rows, d < width
+    mask = i_mask[:, None] & d_mask[None, :]
+    a_offset = (item * rows + i[:, None]) * width + d[None, :]
+    exp_i, raw = tl.load(exp_a + a_offset, mask, 1.0), tl.load(raw_a + a_offset, mask, 0.0)
+    range_i = tl.min(tl.load(range_a + item * rows + i, i_mask, 2), 0)
     sums = tl.zeros((tile, features), tl.float32)
-    of_v = tl.zeros((tile, features), tl.float32)
-    for j in range(0, walked):
-        b_at = (item * walked + j) * width + d
-        g = tl.load(gradient + (item * walked + j) * rows + i, i_here, 0.0)[:, None]
-        if tl.minimum(all_near, tl.load(near_b + item * walked + j)) > 0:
-            b = tl.load(power_b + b_at, d_here, 1.0)[None, :]
-            r = reciprocal(tl.fma(power, b, 1.0), compiled)
+    grad_v = tl.zeros((tile, features), tl.float32)
+    for j in range(0, other_rows):
+        b_offset = (item * other_rows + j) * width + d
+        g = tl.load(grad_scores + (item * other_rows + j) * rows + i, i_mask, 0.0)[:, None]
+        if tl.minimum(range_i, tl.load(range_b + item * other_rows + j)) > 0:
+            b = tl.load(exp_b + b_offset, d_mask, 1.0)[None, :]
+            r = reciprocal(tl.fma(exp_i, b, 1.0), compiled)
         else:
-            b = tl.load(raw_b + b_at, d_here, 0.0)[None, :]
+            b = tl.load(raw_b + b_offset, d_mask, 0.0)[None, :]
             r = reciprocal(1.0 + tl.exp(2.0 * (raw + b)), compiled)
-            # a pair without gradient gives none, NaN included
+            # a pair with gradient 0 contributes nothing, NaN included
             r = tl.where(g == 0.0, 0.5, r)
         gr = g * r
         sums += gr - gr * r
-        of_v += gr - 0.5 * g
-    v = tl.load(vectors + (item % heads) * width + d, d_here, 0.0)[None, :]
-    tl.store(out + a_at, 4.0 * v * sums, here)
-    tl.store(parts + (item * blocks + block) * width + d, tl.sum(-2.0 * of_v, 0), d_here)
+        grad_v += gr - 0.5 * g
+    v = tl.load(vectors + (item % heads) * width + d, d_mask, 0.0)[None, :]
+    tl.store(out + a_offset, 4.0 * v * sums, mask)
+    tl.store(parts + (item * blocks + block) * width + d, tl.sum(-2.0 * grad_v, 0), d_mask)
