@@ -97,14 +97,14 @@ def test_public_names_are_documented_where_they_live() -> None:
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import regard", "torch altair vl_convert fastapi triton tokenizers"),
+        ("import regard", "torch altair vl_convert fastapi triton tokenizers accelerate"),
         (
             "import regard; regard.Attention",
-            "altair vl_convert fastapi triton numba tokenizers",
+            "altair vl_convert fastapi triton numba tokenizers accelerate",
         ),
         (
             "import regard; regard.Translator",
-            "altair vl_convert fastapi triton sacrebleu",
+            "altair vl_convert fastapi triton accelerate sacrebleu",
         ),
         ("from regard.cli.main import main; main(['--help'])", "torch numpy jsonargparse"),
         ("import regard.cli.train", "torch numpy"),

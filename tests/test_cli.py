@@ -112,13 +112,13 @@ def test_help_needs_no_torch() -> None:
     code = """
 from regard.cli.main import COMMANDS, main
 assert main(["--help"]) == 0
-heavy = {"torch", "altair", "numba", "triton", "jsonargparse"} & set(sys.modules)
+heavy = {"torch", "altair", "accelerate", "numba", "triton", "jsonargparse"} & set(sys.modules)
 assert not heavy, heavy
 for command in (
     "data", "train", "translate", "evaluate", "align", "plot", "compare", "explain", "curves"
 ):
     assert main([command, "--help"]) == 0, command
-heavy = {"torch", "altair", "numba", "triton"} & set(sys.modules)
+heavy = {"torch", "altair", "accelerate", "numba", "triton"} & set(sys.modules)
 assert not heavy, heavy
 """
     done = python(code)
@@ -131,7 +131,7 @@ def test_import_regard_is_cheap() -> None:
     code = """
 import regard
 regard.ConfigError, regard.Config, dir(regard)
-heavy = {"torch", "altair", "fastapi", "triton", "numba"} & set(sys.modules)
+heavy = {"torch", "altair", "fastapi", "triton", "numba", "accelerate"} & set(sys.modules)
 assert not heavy, heavy
 """
     done = python(code)

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import nn
 
 from regard import checkpoints, metrics, model_card, model_folder
 from regard.batching import Batch, Example, bucket, collate, epoch
-from regard.config import TrainingConfig
+from regard.config import Config, TrainingConfig
 from regard.copy_mechanism import hide_tokens
 from regard.corpus import Corpus
 from regard.errors import ConfigError, FolderError
@@ -82,9 +84,10 @@ class Trainer:
         self.settings = trained.config.training
         self.metric = _metric(self.settings, corpus.target)
         self.schedule = Schedule(self.settings)
-        self.device = find_device(trained.config.device)
-        self.model = trained.model.to(self.device)
-        self.optimizer = _optimizer(self.model, self.settings)
+        self.accelerator = _accelerator(trained.config)
+        self.device = self.accelerator.device
+        self.model = self.accelerator.prepare(trained.model)
+        self.optimizer = self.accelerator.prepare(_optimizer(trained.model, self.settings))
         self.translator = Translator(trained, self.device)
         self.history: list[dict[str, Any]] = []
         self.epoch = 0
@@ -117,7 +120,7 @@ class Trainer:
         if interrupted.is_set():
             self._save_checkpoint()
             if not self.history:
-                model_folder.save_weights(self.out, self.model)
+                model_folder.save_weights(self.out, self.trained.model)
             progress.say(
                 f"stopped at update {self.schedule.update:,}: {self.out} is usable; continue with "
                 "--resume"
@@ -131,7 +134,7 @@ class Trainer:
         Raises:
             FolderError: `last/` is damaged, or of a run on other pairs.
         """
-        state = checkpoints.load(self.out, self.model, self.optimizer)
+        state = checkpoints.load(self.out, self.trained.model, self.optimizer.optimizer)
         if state is None:
             return False
         if state["training_fingerprint"] != self.trained.metadata["training_fingerprint"]:
@@ -156,22 +159,19 @@ class Trainer:
     def _hide_tokens(self, example: Example, rng: random.Random) -> Example:
         return hide_tokens(example, len(self.corpus.target), rng)
 
-    def _loss(self, batch: Batch, **options: float) -> torch.Tensor:
-        bfloat16 = self.settings.precision == "bfloat16"
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=bfloat16):
-            return self.model(batch.to(self.device), **options)
-
     def _update(self, batch: Batch) -> float:
         settings = self.settings
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate()
         self.model.train()
         coverage_loss = settings.coverage_loss if self.trained.config.model.coverage else 0.0
-        loss = self._loss(
-            batch, label_smoothing=settings.label_smoothing, coverage_loss=coverage_loss
+        loss = self.model(
+            batch.to(self.device),
+            label_smoothing=settings.label_smoothing,
+            coverage_loss=coverage_loss,
         )
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), settings.clip_norm)
+        self.accelerator.backward(loss)
+        self.accelerator.clip_grad_norm_(self.model.parameters(), settings.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad()
         value = loss.item()
@@ -197,7 +197,7 @@ class Trainer:
             value = getattr(metrics, self.metric)(texts, references).value
         best = self.schedule.validated(-value if self.metric in LOWER_IS_BETTER else value)
         if best:
-            model_folder.save_weights(self.out, self.model)
+            model_folder.save_weights(self.out, self.trained.model)
         entry = {
             "update": self.schedule.update,
             "epoch": self.epoch,
@@ -228,7 +228,7 @@ class Trainer:
         total, tokens = 0.0, 0
         for indices in bucket([example.size for example in examples], self.settings.batch_tokens):
             batch = collate([examples[index] for index in indices])
-            total += float(self._loss(batch)) * batch.target_tokens
+            total += float(self.model(batch.to(self.device))) * batch.target_tokens
             tokens += batch.target_tokens
         return total / tokens
 
@@ -243,7 +243,7 @@ class Trainer:
             "history": self.history,
             "statistics": dataclasses.asdict(self.statistics),
         }
-        checkpoints.save(self.out, self.model, self.optimizer, state)
+        checkpoints.save(self.out, self.trained.model, self.optimizer.optimizer, state)
 
 
 @contextlib.contextmanager
@@ -265,6 +265,14 @@ def _deferred_interrupts() -> Generator[threading.Event]:
     finally:
         if previous is not None:
             signal.signal(signal.SIGINT, previous)
+
+
+def _accelerator(config: Config) -> Accelerator:
+    device = find_device(config.device)
+    precision = "bf16" if config.training.precision == "bfloat16" else "no"
+    # its state is shared by the process and would otherwise keep the first run's precision
+    AcceleratorState._reset_state(reset_partial_state=True)  # pyright: ignore[reportPrivateUsage]
+    return Accelerator(mixed_precision=precision, cpu=device.type == "cpu")
 
 
 def _optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.Optimizer:
