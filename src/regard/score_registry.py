@@ -42,10 +42,9 @@ class ScoreEntry:
     """Paper, or what the score computes."""
     compute: Callable[[Any, Any, Parameters], Any]
     """Score of one query and one key (NumPy vectors), given the parameters by letter."""
-    parameters: Mapping[str, str] = dataclasses.field(default_factory=dict[str, str])
-    """Axes of the parameters by letter: widths q and k, q+k for blocks of columns, "" for a number."""
-    optional_parameters: tuple[str, ...] = ()
-    """Letters of parameters that may be absent."""
+    parameters: Mapping[str, str | None] = dataclasses.field(default_factory=dict[str, str | None])
+    """Axes of the parameters by letter: widths q and k, q+k for blocks of columns, "" for a number;
+    None for an optional parameter."""
 
 
 def _tanh(vector: Any) -> Any:
@@ -114,8 +113,7 @@ _ENTRIES = (
         latex=r"v \cdot \tanh(W s + U h)",
         source="Bahdanau et al. 2015",
         compute=lambda s, h, p: p["v"] @ _tanh(p["W"] @ s + p["U"] @ h + p.get("bias", 0.0)),
-        parameters={"W": "q q", "U": "q k", "v": "q"},
-        optional_parameters=("bias",),
+        parameters={"W": "q q", "U": "q k", "v": "q", "bias": None},
     ),
     ScoreEntry(
         name="concat",
@@ -126,15 +124,14 @@ _ENTRIES = (
         latex=r"v \cdot \tanh(W [s; h])",
         source="Luong et al. 2015",
         compute=lambda s, h, p: p["v"] @ _tanh(p["W"] @ [*s, *h] + p.get("bias", 0.0)),
-        parameters={"W": "q q+k", "v": "q"},
-        optional_parameters=("bias",),
+        parameters={"W": "q q+k", "v": "q", "bias": None},
     ),
 )
 
-SCORES: dict[str, ScoreEntry] = {entry.name: entry for entry in _ENTRIES}
+SCORES = {entry.name: entry for entry in _ENTRIES}
 """Every score by its canonical name."""
 
-ALL_NAMES: tuple[str, ...] = (*SCORES, *(alias for row in _ENTRIES for alias in row.aliases))
+ALL_NAMES = (*SCORES, *(alias for entry in _ENTRIES for alias in entry.aliases))
 """Every name of a score: the canonical ones, then the aliases."""
 
 

@@ -11,7 +11,7 @@ Notation: queries s_t are (B, L, Dq), keys h_i (B, T, Dk), scores e_ti (B, L, T)
 import inspect
 import math
 from abc import ABC, abstractmethod
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -25,6 +25,9 @@ from regard.score_registry import find_score
 
 class Score(nn.Module, ABC):
     """Base class of the scores: queries and keys are projected independently, then compared."""
+
+    widths: tuple[int, int] | None = None
+    """Widths of a query and a key; None: they do not depend on the parameters."""
 
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
         """Return the projected queries; by default the queries themselves."""
@@ -42,6 +45,11 @@ class Score(nn.Module, ABC):
 
     def check(self, query: Tensor, key: Tensor) -> None:
         """Raise a ShapeError that names both shapes if their widths do not fit this score."""
+        if self.widths is not None and (query.shape[-1], key.shape[-1]) != self.widths:
+            raise ShapeError(
+                f"{type(self).__name__} expects queries of width {self.widths[0]} and keys of width "
+                f"{self.widths[1]}, got query {shape(query)} and key {shape(key)}"
+            )
 
     def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
         """Return the parameters by their letters in the formula, for scores per head of one head."""
@@ -138,13 +146,10 @@ class Bilinear(InnerProductScore):
 
     def __init__(self, query_dim: int, key_dim: int, scaled: bool = False) -> None:
         super().__init__()
+        self.widths = query_dim, key_dim
         self.weight = nn.Parameter(torch.empty(query_dim, key_dim))
         self.scale = 1 / math.sqrt(query_dim) if scaled else 1.0
         nn.init.xavier_uniform_(self.weight)
-
-    def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise a ShapeError unless the widths are those of W."""
-        check_widths(self, query, key, *self.weight.shape)
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """Return W h, multiplied by the scale."""
@@ -155,7 +160,7 @@ class Bilinear(InnerProductScore):
         return {"W": self.weight * self.scale}
 
 
-class InnerProduct(EqualWidthScore):
+class InnerProduct(InnerProductScore):
     """e = s W h with W = A A' + eps I, symmetric and positive definite: <u, u> > 0 for u != 0.
 
     Args:
@@ -167,13 +172,10 @@ class InnerProduct(EqualWidthScore):
         super().__init__()
         if not eps > 0:
             raise ConfigError(f"the eps of InnerProduct must be above 0, got {eps}")
+        self.widths = dim, dim
         self.factor = nn.Parameter(torch.empty(dim, dim))
         self.eps = eps
         nn.init.xavier_uniform_(self.factor)
-
-    def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise a ShapeError unless the widths are those of W."""
-        check_widths(self, query, key, *self.factor.shape)
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """Return (A A' + eps I) h."""
@@ -218,16 +220,13 @@ class Additive(PairwiseScore):
 
     def __init__(self, query_dim: int, key_dim: int, hidden_dim: int, bias: bool = False) -> None:
         super().__init__()
+        self.widths = query_dim, key_dim
         self.query_proj = nn.Linear(query_dim, hidden_dim, bias=False)
         self.key_proj = nn.Linear(key_dim, hidden_dim, bias=bias)
         self.vector = nn.Parameter(torch.empty(hidden_dim))
         nn.init.xavier_uniform_(self.query_proj.weight)
         nn.init.xavier_uniform_(self.key_proj.weight)
         nn.init.xavier_uniform_(self.vector[None])
-
-    def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise a ShapeError unless the widths are those of W and U."""
-        check_widths(self, query, key, self.query_proj.in_features, self.key_proj.in_features)
 
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
         """Return W s."""
@@ -239,26 +238,20 @@ class Additive(PairwiseScore):
 
     def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
         """Return W, U, v and the bias if there is one."""
-        found: dict[str, Tensor] = {
+        key_proj = dict(self.key_proj.named_parameters())
+        return {
             "W": self.query_proj.weight,
-            "U": self.key_proj.weight,
+            "U": key_proj.pop("weight"),
             "v": self.vector,
+            **key_proj,
         }
-        bias = cast("Tensor | None", self.key_proj.bias)
-        return found if bias is None else {**found, "bias": bias}
 
 
 class Concat(PairwiseScore):
     """e = v . tanh(W [s; h] + bias) (Luong et al. 2015, section 3.1, 'concat').
 
     The same function as `Additive` with W split at column Dq, and computed that way: queries are
-    never concatenated with keys.
-
-    Args:
-        query_dim: width Dq of a query.
-        key_dim: width Dk of a key.
-        hidden_dim: width D of v.
-        bias: add a bias inside tanh (off by default, as in the paper).
+    never concatenated with keys. Arguments as in `Additive`.
     """
 
     def __init__(self, query_dim: int, key_dim: int, hidden_dim: int, bias: bool = False) -> None:
@@ -266,26 +259,22 @@ class Concat(PairwiseScore):
         self.weight = nn.Parameter(torch.empty(hidden_dim, query_dim + key_dim))
         self.bias = nn.Parameter(torch.zeros(hidden_dim)) if bias else None
         self.vector = nn.Parameter(torch.empty(hidden_dim))
-        self.widths = (query_dim, key_dim)
+        self.widths, self.query_dim = (query_dim, key_dim), query_dim
         nn.init.xavier_uniform_(self.weight)
         nn.init.xavier_uniform_(self.vector[None])
 
-    def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise a ShapeError unless the widths are those of the two parts of W."""
-        check_widths(self, query, key, *self.widths)
-
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
         """Return the first Dq columns of W times s."""
-        return functional.linear(query, self.weight[:, : self.widths[0]])
+        return functional.linear(query, self.weight[:, : self.query_dim])
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """Return the last Dk columns of W times h, plus the bias."""
-        return functional.linear(key, self.weight[:, self.widths[0] :], self.bias)
+        return functional.linear(key, self.weight[:, self.query_dim :], self.bias)
 
     def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
         """Return W, v and the bias if there is one."""
-        found: dict[str, Tensor] = {"W": self.weight, "v": self.vector}
-        return found if self.bias is None else {**found, "bias": self.bias}
+        bias = {} if self.bias is None else {"bias": self.bias}
+        return {"W": self.weight, "v": self.vector, **bias}
 
 
 class AdditiveHeads(PairwiseScore):
@@ -334,14 +323,9 @@ def make_score(
             f"key_dim={key_dim}; project one of them, or use bilinear, additive or concat"
         )
     score_class = globals()[entry.class_name]
-    widths = {
-        "query_dim": query_dim,
-        "key_dim": key_dim,
-        "hidden_dim": hidden_dim,
-        "dim": query_dim,
-    }
+    widths = dict(query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim, dim=query_dim)
     parameters = inspect.signature(score_class).parameters.values()
-    arguments = [each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD]
+    arguments = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     allowed = [argument for argument in arguments if argument not in widths]
     for option in options:
         if option not in allowed:
@@ -349,8 +333,7 @@ def make_score(
                 f"score {entry.name} does not take the option {option}; its options: "
                 f"{', '.join(allowed) or 'none'}"
             )
-    used = {argument: widths[argument] for argument in arguments if argument in widths}
-    return score_class(**used, **options)
+    return score_class(**{name: widths[name] for name in arguments if name in widths}, **options)
 
 
 def shape(tensor: Tensor) -> str:
@@ -364,13 +347,4 @@ def check_pair(query: Tensor, key: Tensor) -> None:
         raise ShapeError(
             "expected query (B, L, Dq) and key (B, T, Dk) with equal B, got query "
             f"{shape(query)} and key {shape(key)}"
-        )
-
-
-def check_widths(score: nn.Module, query: Tensor, key: Tensor, *widths: int) -> None:
-    """Raise a ShapeError unless query and key have these widths."""
-    if (query.shape[-1], key.shape[-1]) != tuple(widths):
-        raise ShapeError(
-            f"{type(score).__name__} expects queries of width {widths[0]} and keys of width "
-            f"{widths[1]}, got query {shape(query)} and key {shape(key)}"
         )

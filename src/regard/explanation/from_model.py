@@ -5,15 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.batching import Example, collate
-from regard.copy_mechanism import copies_of, extended_ids
 from regard.decoders import AttentionInputs
 from regard.errors import ConfigError
 from regard.explanation.worked_example import Explanation, explain
-from regard.request import TextOrTokens
+from regard.request import TextOrTokens, batches
 from regard.score_registry import SCORES
 from regard.scores import Score
-from regard.text import EOS, Encoding, SourceLike
+from regard.text import BOS, SourceLike
 from regard.translation import Translation
 from regard.translator import Translator
 
@@ -65,53 +63,32 @@ def explain_step(
             f"there is no layer {number}, head {head}: the model has {layers} layers of {heads} "
             "heads, both counted from 0"
         )
+    # equal tokens are told apart by their positions
+    labels = [
+        f"{token}({position})" for position, token in enumerate(output.source_tokens, start=1)
+    ]
+    request = translator.prepare([text], [output.tokens])
+    (batch,) = batches(request, translator.trained, batch_tokens=1)
+    tokens = torch.tensor([[BOS, *batch.prefix_ids(translator.target)[0]]])
     with torch.inference_mode():
-        memory, tokens = _encoded(translator, text, output)
-        inputs = decoder.attention_inputs(memory, tokens[None, :step], number, head)
-    return _explained(inputs, head, _labels(output.source_tokens)), output
+        memory = batch.encode(translator.trained, translator.device)
+        tokens = tokens[:, :step].to(translator.device)
+        inputs = decoder.attention_inputs(memory, tokens, number, head)
+        return _explain_last(inputs, head, labels), output
 
 
-def _encoded(translator: Translator, text: SourceLike, output: Translation) -> tuple[Any, Tensor]:
-    source = translator.source.encode_batch([text])[0]
-    target = Encoding(translator.target.tokens_to_ids(output.tokens), output.tokens)
-    ids, copied = target.ids, None
-    if translator.trained.config.model.copy:
-        copies = copies_of(source, translator.target)
-        ids = extended_ids(target, copies, len(translator.target))
-        copied = torch.tensor([copies.ids], device=translator.device)
-    batch = collate([Example([*source.ids, EOS], ids)])
-    device = translator.device
-    memory = translator.trained.model.encode(
-        batch.source.to(device), batch.lengths.to(device), copied
-    )
-    return memory, batch.inputs[0].to(device)
-
-
-def _explained(inputs: AttentionInputs, head: int, labels: list[str]) -> Explanation:
+def _explain_last(inputs: AttentionInputs, head: int, labels: list[str]) -> Explanation:
     """Explain the attention of the last query."""
     score = inputs.attention.score
     kind = type(score).__name__
     entry = next((row for row in SCORES.values() if kind in (row.class_name, row.head_class)), None)
     if entry is None or not isinstance(score, Score):
         raise ConfigError(f"no formula is registered for scores of the class {kind}")
-    query, keys, values = (
-        rows[0].double().cpu().numpy() for rows in (inputs.query[:, -1], inputs.key, inputs.value)
-    )
-    with torch.inference_mode():
-        parameters = {
-            letter: parameter.double().cpu().numpy()
-            for letter, parameter in score.formula_parameters(head).items()
-        }
-    return explain(
-        query,
-        keys,
-        None if inputs.value is inputs.key else values,
-        entry.name,
-        parameters=parameters,
-        labels=labels,
-    )
+    parameters = {name: _numpy(p) for name, p in score.formula_parameters(head).items()}
+    query, keys = _numpy(inputs.query[0, -1]), _numpy(inputs.key[0])
+    values = None if inputs.value is inputs.key else _numpy(inputs.value[0])
+    return explain(query, keys, values, entry.name, parameters=parameters, labels=labels)
 
 
-def _labels(tokens: list[str]) -> list[str]:
-    """Return the source tokens with their positions, which distinguish equal tokens."""
-    return [f"{token}({position})" for position, token in enumerate(tokens, start=1)]
+def _numpy(tensor: Tensor) -> Any:
+    return tensor.double().cpu().numpy()

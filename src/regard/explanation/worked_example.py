@@ -74,14 +74,11 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Return all numbers at full precision."""
-        fields = {
-            "score": self.score, "labels": self.labels, "query": self.query, "keys": self.keys,
-            "values": self.values, "parameters": self.parameters, "scores": self.scores,
-            "shift": self.shift, "exponentials": self.exponentials, "partition": self.partition,
-            "weights": self.weights, "weighted": self.weighted, "context": self.context,
-            "concatenated": self.concatenated, "unnormalised_sum": self.unnormalised_sum,
-        }  # fmt: skip
-        return {name: _to_json(value) for name, value in fields.items()}
+        names = (
+            "score labels query keys values parameters scores shift exponentials partition weights "
+            "weighted context concatenated unnormalised_sum"
+        )
+        return {name: _to_json(getattr(self, name)) for name in names.split()}
 
     def to_json(self) -> str:
         """Return `to_dict` as JSON."""
@@ -129,33 +126,28 @@ def explain(
         ConfigError: no score has this name, or the score no such parameter.
         ShapeError: shapes do not fit; the message names them.
     """
-    states = _matrix(keys, "keys")
-    means = states if values is None else _matrix(values, "values")
-    if len(means) != len(states):
-        raise ShapeError(f"expected a value for each of {len(states)} keys, got {len(means)}")
-    names = [f"h{i}" for i in range(1, len(states) + 1)] if labels is None else list(labels)
-    if len(names) != len(states):
-        raise ShapeError(f"expected a label for each of {len(states)} keys, got {len(names)}")
+    keys = _array(keys, "keys", 2)
+    values = keys if values is None else _array(values, "values", 2)
+    names = [f"h{i}" for i in range(1, len(keys) + 1)] if labels is None else list(labels)
+    query = None if query is None else _array(query, "query", 1)
+    weights = None if weights is None else _array(weights, "weights", 1)
+    for name, rows in (("value", values), ("label", names), ("weight", weights)):
+        if rows is not None and len(rows) != len(keys):
+            raise ShapeError(f"expected a {name} for each of {len(keys)} keys, got {len(rows)}")
     if weights is not None:
-        shares = _vector(weights, "weights")
-        if len(shares) != len(states):
-            raise ShapeError(f"expected a weight for each of {len(states)} keys, got {len(shares)}")
-        state = None if query is None else _vector(query, "query")
-        return Explanation(
-            state, states, means, "given", {}, None, None, float(shares.sum()), shares, names
-        )
+        total = float(weights.sum())
+        return Explanation(query, keys, values, "given", {}, None, None, total, weights, names)
     if query is None:
         raise ConfigError("scoring needs a query: give query, or weights")
-    state = _vector(query, "query")
-    entry = find_score(score)
-    used = _parameters(entry, parameters or {}, len(state), states.shape[1])
-    scores = _scores(entry, state, states, used)
+    entry, parameters = find_score(score), parameters or {}
+    used = _parameters(entry, parameters, len(query), keys.shape[1])
+    scores = _scores(entry, query, keys, used)
     shift = float(scores.max()) if scores.max() > _MAX_SCORE else 0.0
     powers = np.exp(scores - shift)
     total = float(powers.sum())
     return Explanation(
-        state, states, means, entry.name, used, scores, powers, total, powers / total, names, shift,
-        frozenset(used.keys() - (parameters or {}).keys()),
+        query, keys, values, entry.name, used, scores, powers, total, powers / total, names, shift,
+        frozenset(used.keys() - parameters.keys()),
     )  # fmt: skip
 
 
@@ -197,16 +189,16 @@ def _scores(entry: ScoreEntry, query: Vector, keys: Vector, parameters: Paramete
 
 
 def _parameters(
-    entry: ScoreEntry, given: Parameters, query_dim: int, key_dim: int
+    entry: ScoreEntry, parameters: Parameters, query_dim: int, key_dim: int
 ) -> dict[str, Vector]:
-    allowed = [*entry.parameters, *entry.optional_parameters]
-    for letter in given:
-        if letter not in allowed:
-            known = ", ".join(sorted(allowed)) or "no parameters"
+    for letter in parameters:
+        if letter not in entry.parameters:
+            known = ", ".join(sorted(entry.parameters)) or "no parameters"
             raise ConfigError(f"{entry.name} has no parameter {letter!r}; it has {known}")
     widths = {"q": query_dim, "k": key_dim}
-    defaults = {letter: _default(axes, widths) for letter, axes in entry.parameters.items()}
-    return {**defaults, **{name: np.asarray(value, float) for name, value in given.items()}}
+    axes = entry.parameters.items()
+    defaults = {letter: _default(a, widths) for letter, a in axes if a is not None}
+    return defaults | {letter: np.asarray(value, float) for letter, value in parameters.items()}
 
 
 def _default(axes: str, widths: dict[str, int]) -> Vector:
@@ -219,15 +211,7 @@ def _default(axes: str, widths: dict[str, int]) -> Vector:
     return np.hstack([np.eye(widths[rows], widths[block]) for block in columns.split("+")])
 
 
-def _vector(values: Any, name: str) -> Vector:
-    return _array(values, name, 1, "one row of numbers")
-
-
-def _matrix(values: Any, name: str) -> Vector:
-    return _array(values, name, 2, "rows of numbers of one length")
-
-
-def _array(values: Any, name: str, axes: int, expected: str) -> Vector:
+def _array(values: Any, name: str, axes: int) -> Vector:
     try:
         array = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
@@ -235,6 +219,7 @@ def _array(values: Any, name: str, axes: int, expected: str) -> Vector:
     if not np.isfinite(array).all():
         raise ShapeError(f"expected {name} of finite numbers")
     if array.ndim != axes or not array.size:
+        expected = "one row of numbers" if axes == 1 else "rows of numbers of one length"
         raise ShapeError(f"expected {name} as {expected}, got shape {array.shape}")
     return array
 
