@@ -1,9 +1,14 @@
-"""Small tasks that must be learned: turning sequences round, where a fixed context fails."""
+"""Models must learn to reverse sequences, at which a fixed context fails.
+
+`make test` trains one model per decoder, encoder and cell, the slow ones on short sequences;
+`make soak` trains every score with every decoder and cell on long ones.
+"""
 
 import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,6 +18,20 @@ from regard.cells import CELLS
 from regard.config import Config, ModelConfig, TrainingConfig
 from regard.score_registry import SCORES
 
+
+class Task(NamedTuple):
+    """Reverse sequences of letters, after a given number of updates."""
+
+    letters: str
+    min_length: int
+    max_length: int
+    batch_tokens: int
+    updates: int
+
+
+LONG = Task("abcdefghijkl", 10, 14, batch_tokens=1600, updates=1000)
+SHORT = Task("abcdefgh", 6, 9, batch_tokens=1000, updates=600)
+
 DECODERS: list[dict[str, object]] = [
     {"decoder": "bahdanau"},
     {"decoder": "luong"},
@@ -21,25 +40,25 @@ DECODERS: list[dict[str, object]] = [
 
 
 @pytest.fixture(autouse=True)
-def light_steps(unchecked: None) -> Iterator[None]:
-    """Steps this small wait for a second thread, and for checks of shapes, longer than they take."""
+def single_thread(unchecked: None) -> Iterator[None]:
+    """Train on one thread and without checks of shapes, which would take longer than the steps."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
 
 
-def _pairs(count: int, seed: int) -> list[tuple[str, str]]:
-    """Sequences of 10 to 14 letters out of 12, and the same turned round."""
+def _pairs(task: Task, count: int, seed: int) -> list[tuple[str, str]]:
     rng = random.Random(seed)
     sources = [
-        [rng.choice("abcdefghijkl") for _ in range(rng.randint(10, 14))] for _ in range(count)
+        [rng.choice(task.letters) for _ in range(rng.randint(task.min_length, task.max_length))]
+        for _ in range(count)
     ]
     return [(" ".join(letters), " ".join(reversed(letters))) for letters in sources]
 
 
-def _accuracy(out: Path, **model: object) -> float:
-    """Percent of unseen sequences turned round, after one and the same budget."""
+def _accuracy(out: Path, task: Task = LONG, **model: object) -> float:
+    """Train a small model; return the percentage of unseen sequences that it reverses."""
     config = Config(
         out=str(out),
         device="cpu",
@@ -53,9 +72,9 @@ def _accuracy(out: Path, **model: object) -> float:
             **model,
         ),
         training=TrainingConfig(
-            batch_tokens=1600,
-            max_updates=1000,
-            validate_every=500,
+            batch_tokens=task.batch_tokens,
+            max_updates=task.updates,
+            validate_every=task.updates // 2,
             learning_rate=5e-3,
             schedule="constant",
             warmup=100,
@@ -63,8 +82,9 @@ def _accuracy(out: Path, **model: object) -> float:
             label_smoothing=0.0,
         ),
     )
-    translator = regard.train(config, _pairs(8000, seed=1), _pairs(100, seed=2))
-    return regard.evaluate(translator, _pairs(500, seed=3), beam_size=1).scores.exact_match.value
+    translator = regard.train(config, _pairs(task, 8000, seed=1), _pairs(task, 100, seed=2))
+    report = regard.evaluate(translator, _pairs(task, 500, seed=3), beam_size=1)
+    return report.scores.exact_match.value
 
 
 def _names(settings: dict[str, object]) -> str:
@@ -75,27 +95,28 @@ def test_a_fixed_context_is_a_bottleneck(tmp_path: Path) -> None:
     assert _accuracy(tmp_path / "model", attention="none", cell="lstm") < 60
 
 
-@pytest.mark.parametrize(("decoder", "cell"), [("bahdanau", "gru"), ("luong", "lstm")])
-def test_attention_turns_sequences_round(tmp_path: Path, decoder: str, cell: str) -> None:
-    assert _accuracy(tmp_path / "model", attention="additive", decoder=decoder, cell=cell) >= 99
+@pytest.mark.parametrize(
+    ("decoder", "cell", "task"), [("bahdanau", "gru", SHORT), ("luong", "lstm", LONG)]
+)
+def test_attention_reverses_sequences(tmp_path: Path, decoder: str, cell: str, task: Task) -> None:
+    model = {"attention": "additive", "decoder": decoder, "cell": cell}
+    assert _accuracy(tmp_path / "model", task, **model) >= 99
 
 
-def test_a_transformer_turns_sequences_round(tmp_path: Path) -> None:
-    assert _accuracy(tmp_path / "model", kind="transformer") >= 99
+def test_a_transformer_reverses_sequences(tmp_path: Path) -> None:
+    assert _accuracy(tmp_path / "model", SHORT, kind="transformer") >= 99
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("attention", SCORES)
-def test_a_transformer_with_every_score_turns_sequences_round(
-    tmp_path: Path, attention: str
-) -> None:
+def test_a_transformer_with_every_score_reverses_sequences(tmp_path: Path, attention: str) -> None:
     assert _accuracy(tmp_path / "model", kind="transformer", attention=attention) >= 99
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("normalizer", ["sparsemax", "entmax15"])
 @pytest.mark.parametrize("kind", ["rnn", "transformer"])
-def test_sparse_weights_turn_sequences_round(tmp_path: Path, kind: str, normalizer: str) -> None:
+def test_sparse_weights_reverse_sequences(tmp_path: Path, kind: str, normalizer: str) -> None:
     assert _accuracy(tmp_path / "model", kind=kind, normalizer=normalizer) >= 99
 
 
@@ -105,7 +126,7 @@ def test_sparse_weights_turn_sequences_round(tmp_path: Path, kind: str, normaliz
     list(itertools.product(SCORES, DECODERS, CELLS)),
     ids=lambda value: _names(value) if isinstance(value, dict) else value,
 )
-def test_every_score_turns_sequences_round(
+def test_every_score_reverses_sequences(
     tmp_path: Path, attention: str, decoder: dict[str, object], cell: str
 ) -> None:
     assert _accuracy(tmp_path / "model", attention=attention, cell=cell, **decoder) >= 99
