@@ -8,13 +8,14 @@ import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
+from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
@@ -41,6 +42,7 @@ _CONTEXT_VALUES = 8  # components of a context that the page displays
 _CONTENT_POLICY = (
     "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
 )
+router = APIRouter()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +94,10 @@ def create_app(settings: Settings) -> FastAPI:
         exception_handlers=_ERROR_HANDLERS,
         responses={status: {"model": ErrorResponse} for status in (400, 408, 413, 422, 503, 504)},
     )
-    _add_page(app, _render_page(models, _examples(translators, settings), settings.limits))
-    _add_api(app, batcher, models)
-    _add_monitoring(app, metrics)
+    app.state.batcher, app.state.models, app.state.metrics = batcher, models, metrics
+    app.state.page = _render_page(models, _examples(translators, settings), settings.limits)
+    app.include_router(router)
+    app.mount("/page", StaticFiles(directory=PAGE))
     app.add_middleware(BodyLimit, limits=settings.limits)
     app.add_middleware(RequestMetrics, metrics=metrics)
     if settings.host == "localhost" or settings.host.startswith("127."):
@@ -109,44 +112,6 @@ def from_environment() -> FastAPI:
     values: dict[str, Any] = json.loads(os.environ["REGARD_SERVE"])
     limits = Limits(**values.pop("limits"))
     return create_app(Settings(**values, limits=limits))
-
-
-def _add_page(app: FastAPI, page: str) -> None:
-    @app.get("/", include_in_schema=False)
-    async def index() -> HTMLResponse:
-        return HTMLResponse(page, headers={"Content-Security-Policy": _CONTENT_POLICY})
-
-    app.mount("/page", StaticFiles(directory=PAGE))
-
-
-def _add_api(app: FastAPI, batcher: Batcher, models: list[dict[str, Any]]) -> None:
-    @app.post("/api/translate", response_model=TranslateResponse)
-    async def translate(request: TranslateRequest) -> Response:
-        """Translate one text or several, optionally with interventions."""
-        return await _translate(request, batcher)
-
-    @app.post("/api/explain")
-    async def explain(request: ExplainRequest) -> Response:
-        """Compute one attention step: scores, exponentials, partition, weights, context."""
-        return await _explain(request, batcher)
-
-    @app.get("/api/model")
-    async def model_info(model: int = 0) -> dict[str, Any]:
-        """Describe the model."""
-        _translator(batcher, model)
-        return models[model]
-
-
-def _add_monitoring(app: FastAPI, metrics: Metrics) -> None:
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        """Confirm that the server accepts requests."""
-        return {"status": "ok"}
-
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def prometheus() -> Response:
-        """Return counts of requests, latency, queue and batches, as Prometheus text."""
-        return PlainTextResponse(metrics.text(), media_type="text/plain; version=0.0.4")
 
 
 def _validation_error(_: Request, invalid: Exception) -> Response:
@@ -198,7 +163,24 @@ _ERROR_HANDLERS = {
 """Every error is answered with {"error": one sentence}."""
 
 
-async def _translate(request: TranslateRequest, batcher: Batcher) -> Response:
+async def _state(request: Request) -> State:
+    return request.app.state
+
+
+AppState = Annotated[State, Depends(_state)]
+"""Injects what `create_app` assigns to the application's state."""
+
+
+@router.get("/", include_in_schema=False)
+async def index(state: AppState) -> HTMLResponse:
+    """Return the page."""
+    return HTMLResponse(state.page, headers={"Content-Security-Policy": _CONTENT_POLICY})
+
+
+@router.post("/api/translate", response_model=TranslateResponse)
+async def translate(request: TranslateRequest, state: AppState) -> Response:
+    """Translate one text or several, optionally with interventions."""
+    batcher: Batcher = state.batcher
     prepared, work = _prepare(request, _translator(batcher, request.model), batcher.limits)
     outputs = await batcher.translate(request, prepared, work)
     weights, limit = count_weights(request, outputs), batcher.limits.weights
@@ -211,18 +193,20 @@ async def _translate(request: TranslateRequest, batcher: Batcher) -> Response:
     return await asyncio.to_thread(lambda: JSONResponse(translate_response(request, outputs)))
 
 
-async def _explain(request: ExplainRequest, batcher: Batcher) -> Response:
+@router.post("/api/explain")
+async def explain(request: ExplainRequest, state: AppState) -> Response:
+    """Compute one attention step: scores, exponentials, partition, weights, context."""
+    batcher: Batcher = state.batcher
     translator, limits = _translator(batcher, request.model), batcher.limits
     limits.check_text(request.strings)
-    target = request.target
-    if isinstance(target, str):
-        target = translator.target.encode(target).tokens
-    for tokens in (translator.source.encode(request.text, request.features).tokens, target):
+    source = request.text, request.features
+    (prepared,) = translator.prepare([source], [request.target]).sources
+    for tokens in (prepared.encoding.tokens, prepared.prefix.tokens):
         limits.check_length(len(tokens) + 1)
     explanation, _ = await batcher.call(
         lambda: explain_step(
             translator,
-            (request.text, request.features),
+            source,
             request.step,
             target=request.target,
             layer=request.layer,
@@ -232,14 +216,28 @@ async def _explain(request: ExplainRequest, batcher: Batcher) -> Response:
     values = explanation.to_dict()
     names = ("score", "labels", "scores", "shift", "exponentials", "partition", "weights")
     context: list[float] = values["context"]
-    return JSONResponse(
-        {
-            **{name: values[name] for name in names},
-            "formula": SCORES[values["score"]].text,
-            "context": context[:_CONTEXT_VALUES],
-            "context_dim": len(context),
-        }
-    )
+    content = {name: values[name] for name in names}
+    content |= {"formula": SCORES[values["score"]].text, "context_dim": len(context)}
+    return JSONResponse({**content, "context": context[:_CONTEXT_VALUES]})
+
+
+@router.get("/api/model")
+async def model_info(state: AppState, model: int = 0) -> dict[str, Any]:
+    """Describe the model."""
+    _translator(state.batcher, model)
+    return state.models[model]
+
+
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """Confirm that the server accepts requests."""
+    return {"status": "ok"}
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def prometheus(state: AppState) -> Response:
+    """Return counts of requests, latency, queue and batches, as Prometheus text."""
+    return PlainTextResponse(state.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
 def _translator(batcher: Batcher, model: int) -> Translator:
@@ -260,7 +258,7 @@ def _prepare(
         if (value := getattr(request, name)) > limits.beam_size:
             raise ConfigError(f"{name} is at most {limits.beam_size}, got {value}")
     limits.check_text(request.strings)
-    prepared = translator.prepare(texts, request.prefixes, request.pins, request.ablate_heads)
+    prepared = translator.prepare(texts, request.prefixes, request.pin, request.ablate_heads)
     lengths = [source.length for source in prepared.sources]
     limits.check_length(max(lengths))
     maximum = [source.limit for source in prepared.sources]

@@ -5,10 +5,11 @@ batch. Each text gets the result that it would get alone.
 """
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 from regard.request import PreparedRequest, Source
@@ -33,15 +34,7 @@ class _Job:
     request: TranslateRequest
     sources: Sequence[Source]
     work: int
-    result: "asyncio.Future[list[list[Translation]]]"
-
-    def finish(self, result: list[list[Translation]] | BaseException) -> None:
-        if self.result.done():  # the client has disconnected or the request timed out
-            return
-        if isinstance(result, BaseException):
-            self.result.set_exception(result)
-        else:
-            self.result.set_result(result)
+    result: Future[list[list[Translation]]] = field(default_factory=Future[list[list[Translation]]])
 
 
 class Batcher:
@@ -70,12 +63,12 @@ class Batcher:
         texts = waiting + len(prepared.sources)
         if texts > self.limits.queue:
             raise QueueFull
-        result = asyncio.get_running_loop().create_future()
-        self._jobs.append(_Job(request, prepared.sources, work, result))
+        job = _Job(request, prepared.sources, work)
+        self._jobs.append(job)
         self._has_jobs.set()
         self.metrics.queue.set(texts)
         # a timeout cancels the future, and a cancelled job is not computed
-        return await asyncio.wait_for(result, self.limits.timeout)
+        return await asyncio.wait_for(asyncio.wrap_future(job.result), self.limits.timeout)
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Return the result of a function, run by the thread that computes.
@@ -101,7 +94,7 @@ class Batcher:
                 await self._has_jobs.wait()
                 await asyncio.sleep(self.limits.batch_delay)
                 if batch := self._next_batch():
-                    await loop.run_in_executor(self._thread, self._run_batch, loop, batch)
+                    await loop.run_in_executor(self._thread, self._run_batch, batch)
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -127,26 +120,25 @@ class Batcher:
             self.metrics.batch.observe(texts)
         return batch
 
-    def _run_batch(self, loop: asyncio.AbstractEventLoop, batch: list[_Job]) -> None:
+    def _run_batch(self, batch: list[_Job]) -> None:
+        """Translate the jobs that are not cancelled."""
+        if batch := [job for job in batch if job.result.set_running_or_notify_cancel()]:
+            self._finish(batch)
+
+    def _finish(self, batch: list[_Job]) -> None:
         """Translate a batch; after an error, translate each of its jobs separately."""
-        batch = [job for job in batch if not job.result.done()]
-        if not batch:
-            return
         try:
-            outputs = self._translate(batch)
+            outputs = iter(self._translate(batch))
         except BaseException as error:  # a panic of compiled code is no Exception
             if len(batch) > 1:
                 for job in batch:
-                    self._run_batch(loop, [job])
+                    self._finish([job])
                 return
             reason = error if isinstance(error, Exception) else RuntimeError(repr(error))
-            loop.call_soon_threadsafe(batch[0].finish, reason)
+            batch[0].result.set_exception(reason)
             return
-        start = 0
         for job in batch:
-            end = start + len(job.sources)
-            loop.call_soon_threadsafe(job.finish, outputs[start:end])
-            start = end
+            job.result.set_result(list(itertools.islice(outputs, len(job.sources))))
 
     def _translate(self, batch: list[_Job]) -> list[list[Translation]]:
         search = batch[0].request

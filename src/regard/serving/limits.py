@@ -110,8 +110,7 @@ class BodyLimit:
     async def _read(self, receive: "Receive") -> bytes | None:
         """Return the body, truncated shortly after the limit; None if the client disconnected."""
         body = bytearray()
-        more = True
-        while more:
+        while True:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return None
@@ -119,8 +118,8 @@ class BodyLimit:
             # does not read the response
             if len(body) <= self.limits.body_bytes:
                 body += message.get("body", b"")
-            more = message.get("more_body", False)
-        return bytes(body)
+            if not message.get("more_body", False):
+                return bytes(body)
 
 
 async def _send_error(send: "Send", status: int, message: str) -> None:

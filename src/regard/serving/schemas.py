@@ -28,13 +28,14 @@ class _Request(BaseModel):
         try:
             "".join(self.strings).encode()
         except UnicodeEncodeError:
-            raise ValueError("the text holds half a character (a lone surrogate)") from None
+            raise ValueError("the text has half a character (a lone surrogate)") from None
         return self
 
     @property
     def strings(self) -> list[str]:
         """All text in the request."""
-        return []
+        values = (value if isinstance(value, list) else [value] for _, value in self)
+        return [item for value in values for item in value if isinstance(item, str)]
 
 
 class TranslateRequest(_Request):
@@ -83,14 +84,6 @@ class TranslateRequest(_Request):
         return self
 
     @property
-    def strings(self) -> list[str]:
-        """All text in the request."""
-        prefix = self.prefix if isinstance(self.prefix, list) else [self.prefix or ""]
-        features = self.features if isinstance(self.features, list) else [self.features]
-        written = [each for each in features if each is not None]
-        return [*self.all_texts, *written, *prefix, *(self.prefix_tokens or [])]
-
-    @property
     def all_texts(self) -> list[str]:
         """The texts, as a list even for one."""
         return [self.text] if self.text is not None else self.texts or []
@@ -109,16 +102,9 @@ class TranslateRequest(_Request):
         return [(text, self.features) for text in self.all_texts]
 
     @property
-    def prefixes(self) -> list[TextOrTokens]:
-        """A forced prefix per text."""
-        if isinstance(self.prefix, list):
-            return list(self.prefix)
-        return [self.prefix_tokens or self.prefix or ""] * len(self.all_texts)
-
-    @property
-    def pins(self) -> list[Pins]:
-        """Pinned weights per text."""
-        return self.pin if isinstance(self.pin, list) else [self.pin or {}] * len(self.all_texts)
+    def prefixes(self) -> str | Sequence[TextOrTokens] | None:
+        """The forced prefix: one for all texts, or one per text."""
+        return [self.prefix_tokens] * len(self.all_texts) if self.prefix_tokens else self.prefix
 
 
 class ExplainRequest(_Request):
@@ -132,15 +118,6 @@ class ExplainRequest(_Request):
     step: int = Field(ge=1, description="number of the output token, from 1")
     layer: int | None = Field(None, ge=0, description="layer of a Transformer, from 0")
     head: int = Field(0, ge=0, description="head of that layer, from 0")
-
-    @property
-    def strings(self) -> list[str]:
-        """All text in the request."""
-        return [
-            self.text,
-            self.features or "",
-            *([self.target] if isinstance(self.target, str) else self.target),
-        ]
 
 
 class Branch(BaseModel):
@@ -218,10 +195,7 @@ def _best_output(request: TranslateRequest, outputs: Sequence[Translation]) -> d
     if request.n_best > 1:
         result["n_best"] = [_output(request, output) for output in outputs]
     if request.tree:
-        result["tree"] = [
-            {"parent": branch.parent, "token": branch.token, "log_prob": branch.log_prob}
-            for branch in best.tree or []
-        ]
+        result["tree"] = [branch._asdict() for branch in best.tree or []]
     return result
 
 
