@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regard.errors import FolderError
-from regard.files import atomic_write, write_text
+from regard.files import atomic_write, write_json
 from regard.migrations import FORMAT, convert_tensors, convert_training_state
 from regard.model_folder import load_tensors, unshared_tensors, write_tensors
 
@@ -30,8 +30,7 @@ def save(folder: str | Path, model: nn.Module, optimizer: Optimizer, state: dict
     update = str(state["schedule"]["update"])
     with atomic_write(last / "state.safetensors") as temporary:
         write_tensors(temporary, tensors, {"update": update})
-    document = {"format": FORMAT, "update": update, **state}
-    write_text(last / "state.json", json.dumps(document, indent=2) + "\n")
+    write_json(last / "state.json", {"format": FORMAT, "update": update, **state})
 
 
 def load(folder: str | Path, model: nn.Module, optimizer: Optimizer) -> dict[str, Any] | None:

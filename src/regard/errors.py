@@ -1,19 +1,12 @@
-"""Everything that can go wrong because of what a user gave us.
+"""Errors caused by settings, files or arguments.
 
-    RegardError
-    ├── ConfigError    a setting has a value we cannot use
-    ├── DataError      a file of pairs, a text or a gold alignment is not as it should be
-    ├── FolderError    a model folder is missing, incomplete or of another format
-    ├── ExtraError     an optional package is not installed
-    └── ShapeError     a tensor has another shape than the call needs (also a ValueError)
-
-Each message says what was expected, what was found, and the way out, in one sentence: the command
-prints it on one line and leaves with status 1.
+Each message states what was expected, what was received and how to correct it, in one sentence: the
+command prints it on one line and exits with status 1.
 """
 
 
 class RegardError(Exception):
-    """Base of all errors about what the user gave; the command prints it without a traceback."""
+    """Base class of these errors; the command prints them without a traceback."""
 
 
 class ConfigError(RegardError):
@@ -21,7 +14,7 @@ class ConfigError(RegardError):
 
 
 class DataError(RegardError):
-    """A file or text that was given is not as it should be."""
+    """A file of pairs, a text or a gold alignment is invalid."""
 
 
 class FolderError(RegardError):

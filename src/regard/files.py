@@ -2,11 +2,13 @@
 
 import contextlib
 import gzip
+import json
 import os
-import tempfile
+import secrets
 import zlib
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 from regard.errors import ConfigError, DataError
 
@@ -27,23 +29,19 @@ def atomic_write(path: str | Path) -> Generator[Path]:
         yield path
         return
     path = path.resolve()
+    temporary = path.with_name(f".{secrets.token_hex(8)}{path.suffix}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=path.suffix)
-        os.close(handle)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}; choose another path") from None
-    temporary = Path(name)
-    try:
+        temporary.touch(exist_ok=False)
         yield temporary
-        os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BrokenPipeError:  # raised by another stream inside the block
         raise
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}; choose another path") from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def require_empty_folder(path: Path) -> Path:
@@ -63,6 +61,11 @@ def write_text(path: str | Path, text: str) -> None:
     """Write `text` as UTF-8 with LF line endings, atomically."""
     with atomic_write(path) as temporary:
         temporary.write_bytes(text.encode("utf-8"))
+
+
+def write_json(path: str | Path, document: Any) -> None:
+    """Write `document` as indented JSON, atomically."""
+    write_text(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_lines(path: str | Path) -> list[str]:
@@ -85,22 +88,15 @@ def read_lines(path: str | Path) -> list[str]:
 
 def decode_lines(content: bytes, name: str) -> list[str]:
     """Return the lines of UTF-8 `content`; errors refer to it as `name`."""
-    lines = content.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    try:
+        lines = content.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        preceding = content[: error.start].split(b"\n")
+        raise DataError(
+            f"{name}, line {len(preceding)}: not UTF-8 (byte {len(preceding[-1]) + 1} of the line); "
+            "convert the file to UTF-8 first"
+        ) from None
     if not lines[-1]:
         lines.pop()
-    decoded: list[str] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            decoded.append(line.removesuffix(b"\r").decode("utf-8"))
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{name}, line {number}: not UTF-8 (byte {error.start + 1} of the line); "
-                "convert the file to UTF-8 first"
-            ) from None
-    return decoded
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    return [line.removesuffix("\r") for line in lines]

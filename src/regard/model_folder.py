@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard import migrations
 from regard.config import Config, from_dict, to_dict
 from regard.errors import ConfigError, FolderError
-from regard.files import atomic_write, write_text
+from regard.files import atomic_write, write_json, write_text
 from regard.models import Seq2Seq, build
 from regard.text import Tokenizer
 
@@ -55,7 +55,7 @@ def save_description(folder: str | Path, trained: TrainedModel) -> None:
     }
     write_text(folder / "source.json", trained.source.to_json() + "\n")
     write_text(folder / "target.json", trained.target.to_json() + "\n")
-    write_text(folder / "config.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+    write_json(folder / "config.json", config)
 
 
 def save_weights(folder: str | Path, model: nn.Module) -> None:
@@ -104,7 +104,10 @@ def describe(folder: str | Path) -> TrainedModel:
     folder = Path(folder)
     values = _read_config(folder)
     metadata = values.pop("metadata", {})
-    config = _read_settings(folder, values)
+    try:
+        config = from_dict(values)
+    except ConfigError as error:
+        raise FolderError(f"{folder / 'config.json'} is damaged ({error}); train again") from None
     source, target = (_read_tokenizer(folder / name) for name in ("source.json", "target.json"))
     return TrainedModel(
         config, build(config.model, len(source), len(target)), source, target, metadata
@@ -151,23 +154,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
         raise FolderError(
             f"{folder} was written by a newer regard ({values.get('regard', '?')}); upgrade to read it"
         )
-    return migrations.convert_config(values)
-
-
-def _read_settings(folder: Path, values: dict[str, Any]) -> Config:
-    settings = {name: value for name, value in values.items() if name not in ("format", "regard")}
-    try:
-        return from_dict(settings)
-    except ConfigError as error:
-        raise FolderError(f"{folder / 'config.json'} is damaged ({error}); train again") from None
+    settings = migrations.convert_config(values)
+    return {name: value for name, value in settings.items() if name not in ("format", "regard")}
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:
     try:
-        text = path.read_text(encoding="utf-8")
+        return Tokenizer.from_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         raise FolderError(f"{path} is missing or damaged; train again") from None
-    try:
-        return Tokenizer.from_json(text)
     except FolderError as error:
         raise FolderError(f"{path}: {error}") from None

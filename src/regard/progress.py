@@ -2,25 +2,26 @@
 
 import sys
 import time
-from types import TracebackType
+
+_SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
     """Display the progress, rate and remaining time of a task.
 
-    On a terminal rich redraws one line; elsewhere a plain line is printed every `every` seconds.
+    On a terminal rich redraws one line; elsewhere a plain line is printed every 10 seconds.
 
     Args:
         label: name of the task.
         total: number of units; None if unknown.
         unit: name of the unit, in the plural.
-        every: seconds between two plain lines.
+        initial: units done earlier, which do not count for the rate.
     """
 
-    def __init__(self, label: str, total: int | None, unit: str, every: float = 10.0) -> None:
-        self.label, self.total, self.unit, self.every = label, total, unit, every
-        self.done = self._before = 0
-        self.note = ""
+    def __init__(self, label: str, total: int | None, unit: str, initial: int = 0) -> None:
+        self.label, self.total, self.unit = label, total, unit
+        self.done = self._initial = initial
+        self._note = ""
         self._started = self._printed = time.monotonic()
         self._bar = None
         self._remaining: float | None = None
@@ -32,18 +33,9 @@ class Progress:
             self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
-
-    def start_at(self, done: int) -> None:
-        """Start with units done earlier, which do not count for the rate."""
-        self.done = self._before = done
 
     def advance(self, count: int = 1, note: str = "", remaining: float | None = None) -> None:
         """Count `count` more units done.
@@ -54,10 +46,10 @@ class Progress:
             remaining: seconds left; by default estimated from the rate.
         """
         self.done += count
-        self.note, self._remaining = note, remaining
+        self._note, self._remaining = note, remaining
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, note=note, left=self._left())
-        elif time.monotonic() - self._printed >= self.every:
+        elif time.monotonic() - self._printed >= _SECONDS_BETWEEN_LINES:
             self._printed = time.monotonic()
             print(self._line(), file=sys.stderr, flush=True)  # noqa: T201
 
@@ -69,17 +61,16 @@ class Progress:
             print(text, file=sys.stderr, flush=True)  # noqa: T201
 
     def _line(self) -> str:
-        elapsed = time.monotonic() - self._started
         total = "" if self.total is None else f"/{self.total:,}"
-        rate = (self.done - self._before) / elapsed if elapsed else 0.0
+        rate = (self.done - self._initial) / max(1e-9, time.monotonic() - self._started)
         parts = [f"{self.label}: {self.done:,}{total} {self.unit}", f"{rate:,.1f} {self.unit}/s"]
-        return ", ".join([*parts, *filter(None, (self._left(), self.note))])
+        return ", ".join([*parts, *filter(None, (self._left(), self._note))])
 
     def _left(self) -> str:
         seconds = self._remaining
         if seconds is None:
             elapsed = time.monotonic() - self._started
-            done = self.done - self._before
+            done = self.done - self._initial
             if not self.total or not done:
                 return ""
             seconds = elapsed / done * (self.total - self.done)

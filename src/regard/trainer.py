@@ -101,7 +101,6 @@ class Trainer:
             ConfigError: the loss became infinite or NaN.
             KeyboardInterrupt: Ctrl-C; the checkpoint has been saved.
         """
-        progress.start_at(self.schedule.update)
         with _deferred_interrupts() as interrupted:
             for batch in self._batches():
                 started = time.perf_counter()

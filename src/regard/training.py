@@ -78,7 +78,8 @@ def train(
     elif resume:
         notes.append(f"{out} holds no checkpoint yet: training starts from scratch")
     model_folder.save_description(out, trained)
-    with Progress("training", config.training.max_updates, "updates") as progress:
+    updates = config.training.max_updates
+    with Progress("training", updates, "updates", trainer.schedule.update) as progress:
         for note in notes:
             progress.say(note)
         trainer.train(progress)

@@ -1,12 +1,11 @@
 """regard align DIR PAIRS: align sentence pairs by the model's attention over forced targets."""
 
-import json
 import sys
 
 from regard.cli.options import add_model, add_pairs
 from regard.cli.parser import Parser
 from regard.errors import ConfigError, DataError
-from regard.files import write_text
+from regard.files import write_json
 from regard.progress import Progress
 
 
@@ -49,4 +48,4 @@ def run(arguments: list[str]) -> None:
     )
     if args.json:
         metrics = {"aer": scores.aer, "precision": scores.precision, "recall": scores.recall}
-        write_text(args.json, json.dumps({"n": len(pairs), **metrics}, indent=2) + "\n")
+        write_json(args.json, {"n": len(pairs), **metrics})

@@ -16,24 +16,18 @@ from regard.files import require_empty_folder
 
 def run(arguments: list[str]) -> None:
     """Train the models one after the other and print the table."""
-    has_config = any(argument.partition("=")[0] == "--config" for argument in arguments)
-    if not has_config:
-        arguments = ["--config", "compare", *arguments]
-    args = _parser().parse_args(recipe_first(arguments))
+    args = _parser().parse_args(recipe_first(arguments, default=["compare"]))
     enable_huge_pages()
     from regard.alignment import read_gold
     from regard.cli.pairs import read_valid_pairs
-    from regard.compare import compare, model_settings, table
+    from regard.compare import compare, table
 
     values = {**settings(args), "device": args.device}
-    models = [name.strip() for name in args.attention.split(",")]
-    for name in models:
-        model_settings(name)
     if values["data"]["dev"] is None:
         raise ConfigError("models are compared on the same pairs: give --data.dev F")
     runs = compare(
         values,
-        models,
+        [name.strip() for name in args.attention.split(",")],
         Path(args.out) if args.resume else require_empty_folder(Path(args.out)),
         read_valid_pairs(args.test or values["data"]["dev"], values["data"]["features_column"]),
         seeds=_seeds(args.seeds),

@@ -1,7 +1,7 @@
 """Argument parser with one-line errors that suggest the nearest option, and the settings options."""
 
+import argparse
 import difflib
-import itertools
 import re
 import sys
 from collections.abc import Sequence
@@ -84,13 +84,12 @@ class Parser(ArgumentParser):
                 options.append(argument)
                 action = self._option_string_actions.get(argument)
                 if action is not None and action.nargs != 0:
-                    for value in itertools.islice(remaining, 1):
+                    value = next(remaining, None)
+                    if value is not None and _NEGATIVE_NUMBER.match(value):
                         # argparse takes `-1,2` for an option unless `=` joins it to its option
-                        options[-1:] = (
-                            [f"{argument}={value}"]
-                            if _NEGATIVE_NUMBER.match(value)
-                            else [argument, value]
-                        )
+                        options[-1] += f"={value}"
+                    elif value is not None:
+                        options.append(value)
         return [*options, *(["--", *positional] if positional else [])]
 
 
@@ -110,19 +109,17 @@ def add_settings(parser: Parser) -> None:
         parser.add_class_arguments(cls, name)
 
 
-def recipe_first(arguments: Sequence[str]) -> list[str]:
-    """Move `--config` first, so that options override it, and replace a recipe's name by its file."""
-    rest: list[str] = []
-    config_arguments: list[str] = []
-    remaining = iter(arguments)
-    for argument in remaining:
-        name, separator, value = argument.partition("=")
-        if name != "--config":
-            rest.append(argument)
-            continue
-        value = value if separator else next(remaining, "")
-        config_arguments += ["--config", str(find_recipe(value))]
-    return config_arguments + rest
+def recipe_first(arguments: Sequence[str], default: Sequence[str] = ()) -> list[str]:
+    """Move `--config` first, so that options override it, and replace a recipe's name by its file.
+
+    Args:
+        arguments: the arguments of a command.
+        default: recipes to use without `--config`.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config", action="append", nargs="?", const="")
+    found, rest = parser.parse_known_args(arguments)
+    return [f"--config={find_recipe(name)}" for name in found.config or default] + rest
 
 
 def find_recipe(name: str) -> Path:

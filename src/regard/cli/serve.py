@@ -11,16 +11,13 @@ import os
 import socket
 import tempfile
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jsonargparse import Namespace
 
 from regard.cli.options import add_model
 from regard.cli.parser import Parser
 from regard.errors import ConfigError
-
-if TYPE_CHECKING:
-    from regard.serving.app import Settings
 
 
 def run(arguments: list[str]) -> None:
@@ -29,14 +26,27 @@ def run(arguments: list[str]) -> None:
     try:
         import uvicorn
 
-        from regard.serving.app import create_app
+        from regard.serving.app import Settings, create_app
+        from regard.serving.limits import Limits
         from regard.translator import Translator
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"serving needs the package {error.name}: pip install 'regard[serve]'"
         ) from None
     _check(args)
-    settings = _settings(args)
+    settings = Settings(
+        folder=args.folder,
+        compare_with=args.compare_with,
+        example=args.example,
+        host=args.host,
+        device=args.device,
+        limits=Limits(
+            tokens=args.max_tokens,
+            beam_size=args.max_beam,
+            queue=args.queue,
+            timeout=args.timeout,
+        ),
+    )
     with _bind(args.host, args.port) as listener:
         port = listener.getsockname()[1]
         options: dict[str, Any] = {
@@ -54,7 +64,7 @@ def run(arguments: list[str]) -> None:
             return
     for folder in filter(None, (args.folder, args.compare_with)):
         Translator.load(folder, args.device)  # report an error once, not from every worker
-    with _worker_environment(settings, args.workers):
+    with _worker_environment(dataclasses.asdict(settings), args.workers):
         _announce(args.host, port)
         uvicorn.run(
             "regard.serving.app:from_environment",
@@ -94,25 +104,6 @@ def _check(args: Namespace) -> None:
         raise ConfigError(f"--port must lie in 0 to 65535, got {args.port}")
 
 
-def _settings(args: Namespace) -> "Settings":
-    from regard.serving.app import Settings
-    from regard.serving.limits import Limits
-
-    return Settings(
-        folder=args.folder,
-        compare_with=args.compare_with,
-        example=args.example,
-        host=args.host,
-        device=args.device,
-        limits=Limits(
-            tokens=args.max_tokens,
-            beam_size=args.max_beam,
-            queue=args.queue,
-            timeout=args.timeout,
-        ),
-    )
-
-
 def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -134,11 +125,10 @@ def _announce(host: str, port: int) -> None:
 
 
 @contextlib.contextmanager
-def _worker_environment(settings: "Settings", workers: int) -> Generator[None]:
+def _worker_environment(settings: dict[str, Any], workers: int) -> Generator[None]:
     """Set the environment variables that worker processes read."""
     with tempfile.TemporaryDirectory() as metrics_folder:
         threads = max(1, (os.cpu_count() or 1) // workers)
-        values = {**dataclasses.asdict(settings), "threads": threads}
-        os.environ["REGARD_SERVE"] = json.dumps(values)
+        os.environ["REGARD_SERVE"] = json.dumps({**settings, "threads": threads})
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics_folder
         yield

@@ -5,7 +5,6 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from jsonargparse import Namespace
@@ -34,7 +33,7 @@ def run(arguments: list[str]) -> None:
     reads_features = translator.source.features is not None
     truncated = without_features = 0
     unknown = Counter[str]()
-    with _open_whole(args.attention, args.alignments) as (attention, alignments):
+    with _open(args.attention) as attention, _open(args.alignments) as alignments:
         for number, (_, features), outputs in _translate(translator, args):
             best = outputs[0]
             truncated += not best.complete
@@ -118,17 +117,16 @@ def _translate(
 
 
 @contextlib.contextmanager
-def _open_whole(*paths: str | None) -> Generator[list[TextIO | None]]:
-    """Open files that appear whole when the block ends; None for a path that is None."""
-    with contextlib.ExitStack() as stack:
-        files: list[TextIO | None] = []
-        for path in paths:
-            if path is None:
-                files.append(None)
-                continue
-            temporary = stack.enter_context(atomic_write(Path(path)))
-            files.append(stack.enter_context(temporary.open("w", encoding="utf-8", newline="\n")))
-        yield files
+def _open(path: str | None) -> Generator[TextIO | None]:
+    """Open a file that replaces `path` when the block ends; yield None if there is no path."""
+    if path is None:
+        yield None
+        return
+    with (
+        atomic_write(path) as temporary,
+        temporary.open("w", encoding="utf-8", newline="\n") as file,
+    ):
+        yield file
 
 
 def _print_heatmap(output: "Translation") -> None:

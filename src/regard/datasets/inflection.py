@@ -68,16 +68,12 @@ def _diphthongize(stem: str) -> str:
 
 def _spell(stem: str, ending: str, theme: int) -> str:
     """Return the stem spelled so that its last consonant sounds as in the infinitive."""
-    soft = ending[0] in "eéií"
-    if theme == 0 and soft:
-        for last, spelling in (("c", "qu"), ("g", "gu"), ("z", "c")):
-            if stem.endswith(last):
-                return stem[:-1] + spelling
-    if theme > 0 and not soft:
-        for last, spelling in (("c", "z"), ("g", "j")):
-            if stem.endswith(last):
-                return stem[:-1] + spelling
-    return stem
+    spellings: dict[str, str] = {}
+    if theme == 0 and ending[0] in "eéií":
+        spellings = {"c": "qu", "g": "gu", "z": "c"}
+    elif theme > 0 and ending[0] not in "eéií":
+        spellings = {"c": "z", "g": "j"}
+    return stem[:-1] + spellings.get(stem[-1], stem[-1])
 
 
 def _lemma(generator: random.Random) -> str:

@@ -75,14 +75,11 @@ def write(splits: Splits, folder: Path) -> None:
     """
     for part in (field.name for field in fields(splits)):
         examples: tuple[Example, ...] = getattr(splits, part)
-        lines = "".join("\t".join(_columns(example)) + "\n" for example in examples)
-        write_text(folder / f"{part}.tsv", lines)
+        columns = ((example.source, example.target, example.features) for example in examples)
+        lines = ("\t".join(text for text in row if text is not None) + "\n" for row in columns)
+        write_text(folder / f"{part}.tsv", "".join(lines))
         links = [example.links for example in examples if example.links is not None]
         if len(links) == len(examples):
-            lines = "".join(f"{Alignment(pairs)}\n" for pairs in links)
-            write_text(folder / f"{part}.align", lines)
-
-
-def _columns(example: Example) -> list[str]:
-    features = [] if example.features is None else [example.features]
-    return [example.source, example.target, *features]
+            write_text(
+                folder / f"{part}.align", "".join(f"{Alignment(pairs)}\n" for pairs in links)
+            )
