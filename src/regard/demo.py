@@ -6,13 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import rich
+import yaml
+
 from regard import datasets
 from regard.alignment import Gold
-from regard.config import Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
+from regard.charts import terminal_heatmap
+from regard.config import Config, from_dict
 from regard.errors import ConfigError
 from regard.evaluation import align, evaluate
 from regard.training import train
-from regard.translator import Translator
 
 SENTENCES: tuple[str, ...] = ("我 爱 机器 学习", "te quiero")
 """Two sentences that are not in the training part."""
@@ -52,17 +55,23 @@ def demo(out: str | Path, device: str = "auto", log: Callable[[str], None] = pri
     splits = datasets.make("phrasebook")
     datasets.write(splits, folder / "data")
     translator = train(demo_config(folder, device), command="regard demo")
-    outputs = translator.translate(SENTENCES)
-    for output in outputs:
-        log(f"{output.source} -> {output.text}")
+    outputs = {output.source: output for output in translator.translate([*SENTENCES, MAP_SENTENCE])}
+    texts = {sentence: outputs[sentence].text for sentence in SENTENCES}
+    for sentence, text in texts.items():
+        log(f"{sentence} -> {text}")
     pairs = [(example.source, example.target) for example in splits.test]
     gold = [Gold(frozenset(example.links or ())) for example in splits.test]
     exact = evaluate(translator, pairs).scores.exact_match.value
     _, scores = align(translator, pairs, gold)
     assert scores is not None
     log(f"test: {exact:.1f} % exact match, alignment error rate {scores.aer:.3f}")
-    _draw(translator, folder, log)
-    texts = {output.source: output.text for output in outputs}
+    # map.html has Chinese characters, in the browser's fonts; map.png needs Latin ones only
+    for output, name in ((outputs[SENTENCES[0]], "map.html"), (outputs[MAP_SENTENCE], "map.png")):
+        output.chart(f"{output.source} → {output.text}").save(folder / name)
+    log(f"attention: {folder / 'map.html'}, {folder / 'map.png'}")
+    if sys.stdout.isatty():
+        heatmap = outputs[MAP_SENTENCE].chart()
+        rich.print(terminal_heatmap(heatmap.weights, heatmap.source_tokens, heatmap.target_tokens))
     return DemoResult(texts, exact, scores.aer, folder)
 
 
@@ -72,48 +81,11 @@ def demo_config(folder: Path, device: str = "auto") -> Config:
     The amount of dropout and label smoothing is chosen for the alignments: translations are as good
     without them, but the attention is less accurate.
     """
-    return Config(
-        out=str(folder / "model"),
-        device=device,  # type: ignore[arg-type]
-        data=DataConfig(
-            train=str(folder / "data" / "train.tsv"), dev=str(folder / "data" / "dev.tsv")
-        ),
-        source=TextConfig(unit="word"),
-        target=TextConfig(unit="word"),
-        model=ModelConfig(
-            attention="additive",
-            decoder="luong",
-            cell="gru",
-            embedding_dim=64,
-            encoder_dim=64,
-            decoder_dim=64,
-            attention_dim=64,
-            dropout=0.3,
-        ),
-        training=TrainingConfig(
-            batch_tokens=1024,
-            max_updates=2000,
-            max_minutes=1.3,
-            validate_every=400,
-            learning_rate=5e-3,
-            label_smoothing=0.1,
-        ),
+    recipe = (Path(__file__).parent / "recipes" / "phrasebook.yaml").read_text("utf-8")
+    data = {part: str(folder / "data" / f"{part}.tsv") for part in ("train", "dev")}
+    return from_dict(
+        {**yaml.safe_load(recipe), "data": data, "out": str(folder / "model"), "device": device}
     )
-
-
-def _draw(translator: Translator, folder: Path, log: Callable[[str], None]) -> None:
-    """Draw the Chinese sentence as map.html, in the browser's fonts, and the Spanish one as map.png."""
-    chinese, spanish = translator.translate([SENTENCES[0], MAP_SENTENCE])
-    chinese.chart(f"{chinese.source} → {chinese.text}").save(folder / "map.html")
-    spanish.chart(f"{spanish.source} → {spanish.text}").save(folder / "map.png")
-    log(f"attention: {folder / 'map.html'}, {folder / 'map.png'}")
-    if sys.stdout.isatty() and spanish.attention is not None:
-        from rich.console import Console
-
-        from regard.charts import terminal_heatmap
-
-        heatmap = terminal_heatmap(spanish.attention, spanish.source_tokens, spanish.tokens)
-        Console().print(heatmap)
 
 
 def new_folder(folder: Path) -> Path:
