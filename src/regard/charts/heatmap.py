@@ -13,30 +13,20 @@ from rich.cells import cell_len
 
 from regard.charts.base import BLUES, GREY, INK
 from regard.charts.labels import check_weights, token_labels
-from regard.charts.vega import VegaChart, theme, title_params
+from regard.charts.vega import VegaChart, chart_title, theme
 from regard.errors import DataError, ShapeError
 
 _EXPLANATION = [
     "Each row is one step of the output: the darker a cell,",
     "the larger the attention weight of that source token.",
 ]
-_SHOWN, _AVERAGE = "shown", "average"
 _BARS_HEIGHT = 110
 _HINT = "Use the slider below or point at a row to see the weights of one step."
 
 
 @dataclass(frozen=True, eq=False)
 class Heatmap(VegaChart):
-    """Heatmap of attention weights.
-
-    Attributes:
-        weights: (L, T), one row per target token, one column per source token.
-        source_tokens: T tokens.
-        target_tokens: L tokens.
-        title: chart title, or "".
-        heads: (L, layers, heads, T), weights of all heads, selectable in the HTML page; None: only
-            `weights`.
-    """
+    """Heatmap of attention weights; its attributes are the arguments of `heatmap`."""
 
     weights: np.ndarray
     source_tokens: Sequence[str]
@@ -57,22 +47,43 @@ class Heatmap(VegaChart):
         """Return an `altair.Chart` for further customisation."""
         import altair as alt
 
-        source, target = token_labels(self.source_tokens), token_labels(self.target_tokens)
-        layout = _Layout.for_labels(source, target)
-        chart = alt.Chart(
-            alt.InlineData(values=_row_records(self.weights)),
-            title=alt.TitleParams(**title_params(self.title, _EXPLANATION)),
-            width=layout.width,
-            height=layout.height,
-            config=theme(layout.font, layout.title_limit),
-        )
-        marks = _flatten_cells(chart).mark_rect(stroke="white", strokeWidth=layout.gap)
-        return marks.encode(**_encoding(layout)).add_params(*_token_params(source, target))
+        layout = _Layout(self)
+        cells = _cells(alt.Chart(width=layout.width, height=layout.height), layout)
+        return layout.complete(cells, _row_records(self.weights), _EXPLANATION)
 
     def to_interactive(self) -> Any:
-        """Return the heatmap over the weights of one step, with a slider over the steps."""
-        source, target = token_labels(self.source_tokens), token_labels(self.target_tokens)
-        return _interactive(self.weights, self.heads, source, target, self.title)
+        """Return the heatmap over the bars of the selected step, with inputs for step, layer and head."""
+        import altair as alt
+
+        layout, heads = _Layout(self), self.heads
+        if heads is None or heads.shape[1] * heads.shape[2] == 1:
+            heads = np.empty((len(layout.target), 0, 0, len(layout.source)))
+        # subcharts inherit the data: Altair would copy it at every step
+        chart = alt.Chart(width=layout.width).transform_calculate(output_step="datum.row + 1")
+        inputs = _inputs(*heads.shape[1:3])
+        if inputs:
+            chart = chart.transform_filter(
+                "datum.layer == layer && (layer == 'shown' || datum.head == head)"
+            )
+        step = alt.selection_point(
+            name="step",
+            fields=["output_step"],
+            value=[{"output_step": 1}],
+            bind=alt.binding_range(min=1, max=len(layout.target), step=1, name="output step "),
+            on="pointerover",
+            clear=False,
+            toggle=False,
+            empty=False,
+        )
+        values = np.append(heads.ravel(), self.weights)
+        domain = [min(0.0, float(values.min())), max(1.0, float(values.max()))]
+        subcharts = _grid(chart, layout, step), _bars(chart.transform_filter(step), layout, domain)
+        records = _all_records(self.weights, heads)
+        return (
+            layout.complete(alt.vconcat(*subcharts, spacing=34), records, [*_EXPLANATION, _HINT])
+            .add_params(*inputs)
+            .resolve_scale(color="independent")
+        )
 
     def __repr__(self) -> str:
         return (
@@ -107,59 +118,86 @@ def heatmap(
     """
     weights = check_weights(weights, source_tokens, target_tokens)
     if heads is not None:
-        heads = _check_heads(heads, weights)
+        heads = np.asarray(heads)
+        length, width = weights.shape
+        if heads.ndim != 4 or heads.shape[::3] != (length, width) or not heads.size:
+            raise ShapeError(
+                f"weights of all heads must be ({length}, layers, heads, {width}), got {heads.shape}"
+            )
+        if not np.isfinite(heads).all():
+            raise DataError("weights of all heads must be finite numbers, some are not")
     return Heatmap(weights, list(source_tokens), list(target_tokens), title, heads)
 
 
-def _check_heads(heads: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    heads = np.asarray(heads)
-    length, width = weights.shape
-    if heads.ndim != 4 or heads.shape[::3] != (length, width) or not heads.size:
-        raise ShapeError(
-            f"weights of all heads must be ({length}, layers, heads, {width}), got {heads.shape}"
-        )
-    if not np.isfinite(heads).all():
-        raise DataError("weights of all heads must be finite numbers, some are not")
-    return heads
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Layout:
-    """Sizes of a heatmap in pixels: cells are about square, and smaller the more there are."""
+    """Labels and sizes in pixels: cells are about square, and smaller the more there are."""
 
-    width: float
-    height: float
-    font: float
-    gap: float
-    label_angle: int
-    legend_length: float
-    title_limit: float
-
-    @classmethod
-    def for_labels(cls, source: Sequence[str], target: Sequence[str]) -> "_Layout":
-        """Return the layout of a heatmap with these labels."""
-        side = min(44.0, max(11.0, 720 / max(len(source), len(target))))
-        font = min(13.0, side - 2)
-        longest = max(map(cell_len, source)) * font * 0.6 + 6
+    def __init__(self, heatmap: Heatmap) -> None:
+        self.title = heatmap.title
+        self.source = token_labels(heatmap.source_tokens)
+        self.target = token_labels(heatmap.target_tokens)
+        count = len(self.source)
+        side = min(44.0, max(11.0, 720 / max(count, len(self.target))))
+        self.font = min(13.0, side - 2)
+        longest = max(map(cell_len, self.source)) * self.font * 0.6 + 6
         # a cell may be up to twice as wide as high if its label then fits horizontally
-        horizontal = longest <= 2 * side and max(side, longest) * len(source) <= 720
-        cell_width = max(side, longest) if horizontal else side
-        height = side * len(target)
-        return cls(
-            width=cell_width * len(source),
-            height=height,
-            font=font,
-            gap=1.0 if side >= 16 else 0.5,
-            label_angle=0 if horizontal else -45 if side >= 20 else -90,
-            legend_length=min(160.0, max(90.0, height)),
-            title_limit=max(480.0, cell_width * len(source) + 120),
+        horizontal = longest <= 2 * side and max(side, longest) * count <= 720
+        self.width = count * (max(side, longest) if horizontal else side)
+        self.height = side * len(self.target)
+        self.gap = 1.0 if side >= 16 else 0.5
+        self.label_angle = 0 if horizontal else -45 if side >= 20 else -90
+
+    def complete(self, chart: Any, records: list[dict[str, Any]], explanation: list[str]) -> Any:
+        """Return `chart` with data, title, theme and the Vega parameters of the axis labels."""
+        import altair as alt
+
+        return chart.properties(
+            data=alt.InlineData(values=records),
+            title=chart_title(self.title, explanation),
+            config=theme(self.font, max(480.0, self.width + 120)),
+        ).add_params(
+            alt.param(name="source_tokens", value=self.source),
+            alt.param(name="target_tokens", value=self.target),
         )
+
+    def channels(self) -> dict[str, Any]:
+        """Return the encoding: source on the x-axis, output on the y-axis, darker for larger weights."""
+        import altair as alt
+
+        def axis(tokens: str, **options: Any) -> Any:
+            labels = f"{tokens}[datum.value]"
+            return alt.Axis(labelExpr=labels, labelOverlap=False, labelLimit=140, **options)
+
+        source = axis("source_tokens", orient="top", labelAngle=self.label_angle)
+        return {
+            "x": alt.X("column:O", title="source", axis=source),
+            "y": alt.Y("row:O", title="output", axis=axis("target_tokens")),
+            "color": alt.Color("weight:Q", title="weight")
+            .scale(domain=[0, 1], range=BLUES, clamp=True)
+            .legend(values=[0, 0.5, 1], gradientLength=min(160.0, max(90.0, self.height))),
+            "tooltip": ["source:N", "output:N", alt.Tooltip("weight:Q", format=".3f")],
+            "description": "description:N",
+        }
 
 
 def _row_records(weights: np.ndarray, **fields: Any) -> list[dict[str, Any]]:
     """Return a record per row: one per cell would repeat its keys L x T times."""
     rounded = weights.astype(float).round(4).tolist()
     return [{**fields, "row": row, "weight": values} for row, values in enumerate(rounded)]
+
+
+def _all_records(weights: np.ndarray, heads: np.ndarray) -> list[dict[str, Any]]:
+    """Return a record per row of every layer and head, with the sum of its weights."""
+    maps = {("shown", "average"): weights}
+    for layer in range(heads.shape[1]):
+        maps[str(layer), "average"] = heads[:, layer].mean(1)
+        for head in range(heads.shape[2] if heads.shape[2] > 1 else 0):
+            maps[str(layer), str(head)] = heads[:, layer, head]
+    return [
+        {**record, "sum": round(sum(row.tolist()), 4)}
+        for (layer, head), rows in maps.items()
+        for record, row in zip(_row_records(rows, layer=layer, head=head), rows, strict=True)
+    ]
 
 
 def _flatten_cells(chart: Any) -> Any:
@@ -181,174 +219,59 @@ def _flatten_cells(chart: Any) -> Any:
     )
 
 
-def _token_params(source: Sequence[str], target: Sequence[str]) -> list[Any]:
-    """Return the Vega parameters that hold the axis labels."""
+def _inputs(layers: int, heads: int) -> list[Any]:
+    """Return the inputs for layer and head; none without layers."""
     import altair as alt
 
-    return [
-        alt.param(name="source_tokens", value=list(source)),
-        alt.param(name="target_tokens", value=list(target)),
-    ]
-
-
-def _encoding(layout: _Layout) -> dict[str, Any]:
-    """Return the encoding: source on the x-axis, output on the y-axis, darker for larger weights."""
-    import altair as alt
-
-    labels: dict[str, Any] = {"labelOverlap": False, "labelLimit": 140}
-    source = alt.Axis(
-        orient="top",
-        labelExpr="source_tokens[datum.value]",
-        labelAngle=layout.label_angle,
-        **labels,
-    )
-    target = alt.Axis(labelExpr="target_tokens[datum.value]", **labels)
-    return {
-        "x": alt.X("column:O", title="source", axis=source),
-        "y": alt.Y("row:O", title="output", axis=target),
-        "color": alt.Color("weight:Q", title="weight")
-        .scale(domain=[0, 1], range=BLUES, clamp=True)
-        .legend(values=[0, 0.5, 1], gradientLength=layout.legend_length),
-        "tooltip": ["source:N", "output:N", alt.Tooltip("weight:Q", format=".3f")],
-        "description": "description:N",
-    }
-
-
-def _interactive(
-    weights: np.ndarray,
-    heads: np.ndarray | None,
-    source: Sequence[str],
-    target: Sequence[str],
-    title: str,
-) -> Any:
-    """Return the heatmap over the bars of the selected step, with inputs for step, layer and head.
-
-    Args:
-        weights: (L, T), displayed at first.
-        heads: (L, layers, heads, T), selectable; None: no choice of layers and heads.
-        source: T labels.
-        target: L labels.
-        title: chart title, or "".
-    """
-    import altair as alt
-
-    layout = _Layout.for_labels(source, target)
-    inputs = _inputs(heads)
-    data = alt.InlineData(values=_all_records(weights, heads if inputs else None))
-    # subcharts inherit the data: Altair would copy it at every step
-    chart = alt.Chart(width=layout.width).transform_calculate(output_step="datum.row + 1")
-    if inputs:
-        chart = chart.transform_filter(
-            "datum.layer == layer && (layer == 'shown' || datum.head == head)"
-        )
-    values = weights if heads is None else np.append(heads.ravel(), weights)
-    domain = min(0.0, float(values.min())), max(1.0, float(values.max()))
-    step = _step_selection(len(target))
-    return (
-        alt.vconcat(_grid(chart, layout, step), _bars(chart, layout, step, domain), spacing=34)
-        .add_params(*_token_params(source, target), *inputs)
-        .resolve_scale(color="independent")
-        .properties(
-            data=data,
-            title=alt.TitleParams(**title_params(title, [*_EXPLANATION, _HINT])),
-            config=theme(layout.font, layout.title_limit),
-        )
-    )
-
-
-def _all_records(weights: np.ndarray, heads: np.ndarray | None) -> list[dict[str, Any]]:
-    """Return a record per row of every layer and head, with the sum of its weights."""
-    maps = {(_SHOWN, _AVERAGE): weights}
-    for layer in range(heads.shape[1] if heads is not None else 0):
-        assert heads is not None
-        maps[str(layer), _AVERAGE] = heads[:, layer].mean(1)
-        for head in range(heads.shape[2] if heads.shape[2] > 1 else 0):
-            maps[str(layer), str(head)] = heads[:, layer, head]
-    return [
-        {**record, "sum": round(float(total), 4)}
-        for (layer, head), rows in maps.items()
-        for record, total in zip(
-            _row_records(rows, layer=layer, head=head), rows.astype(float).sum(1), strict=True
-        )
-    ]
-
-
-def _inputs(heads: np.ndarray | None) -> list[Any]:
-    """Return the inputs for layer and head; none if there is a single head."""
-    import altair as alt
-
-    if heads is None or heads.shape[1] * heads.shape[2] == 1:
+    if not layers:
         return []
-    _, layers, count, _ = heads.shape
-    layer = alt.binding_select(options=[_SHOWN, *map(str, range(layers))], name="layer ")
-    head = alt.binding_select(options=[_AVERAGE, *map(str, range(count))], name="head of it ")
+    layer = alt.binding_select(options=["shown", *map(str, range(layers))], name="layer ")
+    head = alt.binding_select(options=["average", *map(str, range(heads))], name="head of it ")
     return [
-        alt.param(name="layer", value=_SHOWN, bind=layer),
-        alt.param(name="head", value=_AVERAGE, bind=head if count > 1 else alt.Undefined),
+        alt.param(name="layer", value="shown", bind=layer),
+        alt.param(name="head", value="average", bind=head if heads > 1 else alt.Undefined),
     ]
 
 
-def _step_selection(length: int) -> Any:
-    """Return the selection of a step, from 1: by slider, or by pointing at a row."""
-    import altair as alt
-
-    slider = alt.binding_range(min=1, max=length, step=1, name="output step ")
-    return alt.selection_point(
-        name="step",
-        fields=["output_step"],
-        value=[{"output_step": 1}],
-        bind=slider,
-        on="pointerover",
-        clear=False,
-        toggle=False,
-        empty=False,
-    )
+def _cells(chart: Any, layout: _Layout) -> Any:
+    """Return a rectangle per weight."""
+    marks = _flatten_cells(chart).mark_rect(stroke="white", strokeWidth=layout.gap)
+    return marks.encode(**layout.channels())
 
 
 def _grid(chart: Any, layout: _Layout, step: Any) -> Any:
     """Return the cells, with a frame around the selected row."""
     import altair as alt
 
-    channels = _encoding(layout)
-    marks = _flatten_cells(chart).mark_rect(stroke="white", strokeWidth=layout.gap)
-    marks = marks.encode(**channels).add_params(step)
     frame = chart.transform_filter(step).mark_rect(
         filled=False, stroke=INK, strokeWidth=2, aria=False
     )
-    frame = frame.encode(y=channels["y"], x=alt.value(0), x2=alt.value(layout.width))
-    return alt.layer(marks, frame).properties(width=layout.width, height=layout.height)
+    frame = frame.encode(y=layout.channels()["y"], x=alt.value(0), x2=alt.value(layout.width))
+    return alt.layer(_cells(chart, layout).add_params(step), frame).properties(
+        width=layout.width, height=layout.height
+    )
 
 
-def _bars(chart: Any, layout: _Layout, step: Any, domain: tuple[float, float]) -> Any:
-    """Return the weights of the selected step as bars, with their sum."""
+def _bars(chart: Any, layout: _Layout, domain: list[float]) -> Any:
+    """Return the weights of `chart`, which is the selected step, as bars, with their sum."""
     import altair as alt
 
-    channels = _encoding(layout)
-    axis = alt.Axis(
-        labelExpr="source_tokens[datum.value]",
-        labelAngle=layout.label_angle,
-        labelOverlap=False,
-        labelLimit=140,
-    )
-    y = alt.Y(
+    channels = layout.channels()
+    channels["x"] = channels["x"].title(None)
+    channels["x"]["axis"]["orient"] = "bottom"
+    channels["y"] = alt.Y(
         "weight:Q",
         title="weight",
-        scale=alt.Scale(domain=list(domain), nice=False),
+        scale=alt.Scale(domain=domain, nice=False),
         axis=alt.Axis(values=[0, 0.5, 1], grid=True, gridColor="#e6eaee"),
     )
-    selected = chart.transform_filter(step)
-    bars = _flatten_cells(selected).mark_bar(stroke="white", strokeWidth=layout.gap)
-    bars = bars.encode(
-        x=alt.X("column:O", title=None, axis=axis),
-        y=y,
-        color=channels["color"].legend(None),
-        **{name: channels[name] for name in ("tooltip", "description")},
-    )
+    channels["color"] = channels["color"].legend(None)
+    bars = _flatten_cells(chart).mark_bar(stroke="white", strokeWidth=layout.gap).encode(**channels)
     caption = (
         "'step ' + datum.output_step + ', “' + target_tokens[datum.row] + "
         "'”: the weights sum to ' + format(datum.sum, '.2f')"
     )
-    text = selected.transform_calculate(caption=caption).mark_text(
+    text = chart.transform_calculate(caption=caption).mark_text(
         align="left", fontSize=13, color=GREY, aria=False
     )
     text = text.encode(x=alt.value(0), y=alt.value(-14), text="caption:N")

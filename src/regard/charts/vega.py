@@ -6,7 +6,6 @@ Both are imported only when a chart is drawn.
 import functools
 import json
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
 from regard.charts.base import FONT, GREY, INK, Chart, escape_controls, html_page
@@ -72,12 +71,13 @@ def _script_json(value: Any) -> str:
     return text
 
 
-def title_params(title: str, explanation: Sequence[str]) -> dict[str, Any]:
-    """Return parameters of the chart title: `title` over `explanation`, or the latter alone."""
-    lines = [escape_controls(line) for line in explanation]
+def chart_title(title: str, explanation: list[str]) -> Any:
+    """Return `title` over `explanation`, or the latter alone, as Altair's title."""
+    import altair as alt
+
     if not title:
-        return {"text": lines, "fontSize": 12, "fontWeight": "normal", "color": GREY}
-    return {"text": escape_controls(title), "subtitle": lines}
+        return alt.TitleParams(explanation, fontSize=12, fontWeight="normal", color=GREY)
+    return alt.TitleParams(escape_controls(title), subtitle=explanation)
 
 
 def theme(label_font: float = 11, title_limit: float = 720) -> dict[str, Any]:
