@@ -9,6 +9,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby, product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, get_args
@@ -111,11 +112,20 @@ def compare(
         ConfigError: a specification is unknown, or settings do not fit a model.
         DataError: the numbers of gold links and test pairs differ.
     """
-    _check(settings, models, test, seeds, gold, beam_size)
+    if settings.get("data", {}).get("dev") is None:
+        raise ConfigError("models are compared on the same pairs: give --data.dev F")
+    for option, values in (("--attention", models), ("--seeds", seeds)):
+        if len(set(values)) < len(values):
+            raise ConfigError(f"{option} has a duplicate: {', '.join(map(str, values))}")
+    if beam_size < 1:
+        raise ConfigError(f"--beam-size must be at least 1, got {beam_size}")
+    if gold is not None and len(gold) != len(test):
+        raise DataError(
+            f"{len(gold):,} lines of gold links for {len(test):,} pairs; one line per pair is needed"
+        )
     plans = [
         (name, _config(settings, name, seed, len(models) * len(seeds), out))
-        for name in models
-        for seed in seeds
+        for name, seed in product(models, seeds)
     ]
     runs: list[Run] = []
     for number, (name, config) in enumerate(plans, start=1):
@@ -126,28 +136,6 @@ def compare(
         runs.append(_evaluate(name, config, test, gold, beam_size))
         _write(out, runs)
     return runs
-
-
-def _check(
-    settings: Mapping[str, Any],
-    models: Sequence[str],
-    test: Sequence[PairLike],
-    seeds: Sequence[int],
-    gold: Sequence[Gold] | None,
-    beam_size: int,
-) -> None:
-    """Raise for invalid arguments before anything is trained."""
-    if settings.get("data", {}).get("dev") is None:
-        raise ConfigError("models are compared on the same pairs: give --data.dev F")
-    for name, values in (("--attention", models), ("--seeds", seeds)):
-        if len(set(values)) < len(values):
-            raise ConfigError(f"{name} has a duplicate: {', '.join(map(str, values))}")
-    if beam_size < 1:
-        raise ConfigError(f"--beam-size must be at least 1, got {beam_size}")
-    if gold is not None and len(gold) != len(test):
-        raise DataError(
-            f"{len(gold):,} lines of gold links for {len(test):,} pairs; one line per pair is needed"
-        )
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -167,11 +155,9 @@ def table(runs: Sequence[Run]) -> str:
     for name, group in _by_name(runs).items():
         rows.append([name, *(column(group) for column in columns.values())])
     seeds = len({run.seed for run in runs})
-    kind = (
-        "over the sources, one seed (bootstrap)"
-        if seeds == 1
-        else f"of the mean over {seeds} seeds (Student's t)"
-    )
+    kind = f"of the mean over {seeds} seeds (Student's t)"
+    if seeds == 1:
+        kind = "over the sources, one seed (bootstrap)"
     lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     return f"{lines}\nIntervals are 95 % {kind}; {runs[0].scores.n:,} sources.\n"
 
@@ -180,10 +166,9 @@ def by_length(runs: Sequence[Run]) -> LineChart:
     """Return a chart of exact match by source length, one line per model."""
     points: list[Point] = []
     for name, group in _by_name(runs).items():
-        for low, high, n, _ in group[0].lengths:
-            value = fmean(
-                part.exact_match for run in group for part in run.lengths if part.low == low
-            )
+        for parts in zip(*(run.lengths for run in group), strict=True):
+            low, high, n, _ = parts[0]
+            value = fmean(part.exact_match for part in parts)
             span = f"{low}" if low == high else f"{low}–{high}"
             tooltip = f"{span} tokens: {value:.1f} % of {n:,}"
             points.append(Point(name, (low + high) / 2, value, tooltip))
@@ -256,16 +241,12 @@ def _write(out: Path, runs: Sequence[Run]) -> None:
     write_text(out / "table.md", table(runs))
     rows = [{**vars(run), "scores": run.scores.to_dict()} for run in runs]
     write_text(out / "table.json", json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
-    chart = by_length(runs)
     for suffix in ("html", "svg", "png"):
-        chart.save(out / f"by_length.{suffix}")
+        by_length(runs).save(out / f"by_length.{suffix}")
 
 
 def _by_name(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    groups: dict[str, list[Run]] = {}
-    for run in runs:
-        groups.setdefault(run.name, []).append(run)
-    return groups
+    return {name: list(group) for name, group in groupby(runs, key=lambda run: run.name)}
 
 
 def _interval(group: Sequence[Run], metric: str) -> str:

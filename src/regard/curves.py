@@ -32,10 +32,8 @@ def curves(
     histories = {str(folder): _history(Path(folder)) for folder in folders}
     keys = dict.fromkeys(key for history in histories.values() for key in history[0])
     metrics = [key for key in keys if key not in _NOT_METRICS]
-    # the metric that selects the best weights follows the losses
-    name = metric or next((key for key in metrics if not key.endswith("loss")), "dev_loss")
-    if name in ("learning_rate", "pairs_per_second") and metric is None:
-        name = "dev_loss"
+    losses_and_speed = {"train_loss", "dev_loss", "learning_rate", "pairs_per_second"}
+    name = metric or next((key for key in metrics if key not in losses_and_speed), "dev_loss")
     if name not in metrics:
         raise ConfigError(f"no folder has a metric {name!r}; they have {', '.join(metrics)}")
     points = [

@@ -80,12 +80,17 @@ class Translation:
         """
         from regard.charts import heatmap
 
-        weights = self._weights()
+        weights, heads = self._weights(), self.attention_heads
         if layer is not None or head is not None:
-            weights = self._head_weights(layer or 0, head)
-        return heatmap(
-            weights, self.source_tokens, self.tokens, title=title, heads=self.attention_heads
-        )
+            assert heads is not None
+            layer, (_, layers, count, _) = layer or 0, heads.shape
+            if not (0 <= layer < layers and (head is None or 0 <= head < count)):
+                raise ConfigError(
+                    f"there is no layer {layer}, head {head}: this attention has {layers} layers of "
+                    f"{count} heads, both counted from 0"
+                )
+            weights = heads[:, layer].mean(1) if head is None else heads[:, layer, head]
+        return heatmap(weights, self.source_tokens, self.tokens, title=title, heads=heads)
 
     def words(self) -> "Translation":
         """Return the translation with subwords merged into words, so that `words().chart()` shows words.
@@ -132,30 +137,13 @@ class Translation:
             "decoder_tokens": list(self.tokens),
         }
 
-    def _head_weights(self, layer: int, head: int | None) -> np.ndarray:
-        assert self.attention_heads is not None
-        _, layers, heads, _ = self.attention_heads.shape
-        if not (0 <= layer < layers and (head is None or 0 <= head < heads)):
-            raise ConfigError(
-                f"there is no layer {layer}, head {head}: this attention has {layers} layers of "
-                f"{heads} heads, both counted from 0"
-            )
-        of_layer = self.attention_heads[:, layer]
-        return of_layer.mean(1) if head is None else of_layer[:, head]
-
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `regard translate --attention` writes."""
-        attention = (
-            None if self.attention is None else np.round(self.attention.astype(float), 6).tolist()
-        )
+        names = ("source", "source_tokens", "tokens", "text", "score", "complete")
+        attention = None if self.attention is None else self.attention.astype(float).round(6)
         return {
-            "source": self.source,
-            "source_tokens": self.source_tokens,
-            "tokens": self.tokens,
-            "text": self.text,
-            "score": self.score,
-            "complete": self.complete,
-            "attention": attention,
+            **{name: getattr(self, name) for name in names},
+            "attention": None if attention is None else attention.tolist(),
         }
 
     def _weights(self) -> np.ndarray:
