@@ -95,15 +95,12 @@ class Attention(nn.Module):
         """
         value = key if value is None else value
         check_rows(query, key, value)
-        score = self.score
-        if isinstance(score, Score):
-            score.check(query, key)
+        if isinstance(self.score, Score):
+            self.score.check(query, key)
         masks = resolve_masks(key, query.shape[1], key_padding_mask, attn_mask, key_lengths)
-
-        def project(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-            return self.project_key(key), value
-
-        return self.attend_masked(query, key, value, project, masks, need_weights)
+        return self.attend_masked(
+            query, key, value, lambda k, v: (self.project_key(k), v), masks, need_weights
+        )
 
     def attend_masked(
         self,
@@ -120,7 +117,8 @@ class Attention(nn.Module):
         twice: unchanged, and with zeros for the rows that are not finite. Attention runs on the
         latter; scores and values of the former enter as constants, for the other queries.
         """
-        key, value = masks.zero_masked_keys(key), masks.zero_masked_keys(value)
+        if masks.masked_keys is not None:  # a weight of 0 is not enough, as 0 x NaN is NaN
+            key, value = zero_rows(key, masks.masked_keys), zero_rows(value, masks.masked_keys)
         nonfinite = None
         if masks.per_query and not self._uses_sdpa(need_weights):
             nonfinite = ~(key.isfinite().all(-1) & value.isfinite().all(-1))
@@ -224,23 +222,20 @@ def _sdpa(
     dropout: float,
 ) -> Tensor:
     """Call PyTorch's operator on projected rows; True in its boolean mask means "may attend"."""
-    if bias is not None:
-        mask = bias if masked is None else bias.masked_fill(masked, -torch.inf)
-    else:
-        mask = None if masked is None else ~masked
-    if mask is not None:
-        mask = mask.expand(*mask.shape[:-2], queries.shape[-2], -1)
-    dtype = values.dtype
+    dtype, one_head = values.dtype, queries.dim() == 3
     rows = [queries, keys, values.to(keys.dtype)]
     if queries.device.type == "cpu":  # half precisions are four times slower on short rows
-        rows = [to_compute_dtype(each) for each in rows]
-    if mask is not None and mask.is_floating_point():
+        rows = [to_compute_dtype(row) for row in rows]
+    mask = None if masked is None else ~masked
+    if bias is not None:
+        mask = bias if masked is None else bias.masked_fill(masked, -torch.inf)
         mask = mask.to(rows[0].dtype)
-    if queries.dim() == 3:  # one head
-        rows = [each[:, None] for each in rows]
-        mask = None if mask is None else mask[:, None]
+    if mask is not None:
+        mask = mask.expand(*mask.shape[:-2], queries.shape[-2], -1)
+        mask = mask[:, None] if one_head else mask
+    query, key, value = (row[:, None] if one_head else row for row in rows)
     with torch.autocast(queries.device.type, enabled=False):
         context = functional.scaled_dot_product_attention(
-            rows[0], rows[1], rows[2], mask, dropout, scale=1.0
+            query, key, value, mask, dropout, scale=1.0
         )
-    return (context if queries.dim() == 4 else context[:, 0]).to(dtype)
+    return (context[:, 0] if one_head else context).to(dtype)

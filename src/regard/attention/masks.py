@@ -26,10 +26,6 @@ class Masks(NamedTuple):
     per_query: bool
     """An `attn_mask` was given, which may mask a key for some queries only."""
 
-    def zero_masked_keys(self, rows: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Return rows with zeros for `masked_keys`; a weight of 0 is not enough, as 0 x NaN is NaN."""
-        return rows if self.masked_keys is None else zero_rows(rows, self.masked_keys)
-
 
 def resolve_masks(
     key: Float[Tensor, "B T D"],
@@ -48,9 +44,7 @@ def resolve_masks(
     masked, bias = _split_mask(attn_mask, key, length, heads)
     masked_keys = padding
     if masked is not None:
-        everywhere = masked.all(dim=-2)
-        everywhere = everywhere if heads is None else everywhere.all(dim=1)
-        everywhere = everywhere.expand(key.shape[0], -1)
+        everywhere = masked.flatten(1, -2).all(dim=1).expand(key.shape[0], -1)
         masked_keys = everywhere if padding is None else padding | everywhere
     if padding is not None:
         rows = padding[:, None] if heads is None else padding[:, None, None]

@@ -102,15 +102,8 @@ class MultiHeadAttention(nn.Module):
     ) -> AttentionOutput:
         """Attend from `query` to `key` with every head, and combine the contexts.
 
-        Args:
-            query: (B, L, D).
-            key: (B, T, D), or of width `key_dim`.
-            value: as `key`; the keys by default.
-            key_padding_mask: bool (B, T), True = padding, ignored.
-            attn_mask: bool (L, T), (B, L, T) or (B, H, L, T), True = may not attend; or float,
-                added to the scores, -inf = may not attend.
-            key_lengths: int (B,), the number of real keys, instead of a padding mask.
-            need_weights: return the weights too.
+        Arguments as in `Attention.forward`: `query` is (B, L, D), `key` and `value` are (B, T, D) or
+        of width `key_dim`, and `attn_mask` may also be (B, H, L, T).
 
         Returns:
             The output (B, L, D), and the weights of every head (B, H, L, T) or None. Masks act as in
@@ -121,7 +114,13 @@ class MultiHeadAttention(nn.Module):
         """
         value = key if value is None else value
         check_rows(query, key, value)
-        self._check_widths(query, key, value)
+        widths = query.shape[-1], key.shape[-1], value.shape[-1]
+        if widths != (self.embed_dim, self.key_dim, self.key_dim):
+            raise ShapeError(
+                f"MultiHeadAttention expects queries of width {self.embed_dim} and keys and "
+                f"values of width {self.key_dim}, got query {shape(query)}, key {shape(key)} and "
+                f"value {shape(value)}"
+            )
         length, heads = query.shape[1], self.num_heads
         masks = resolve_masks(key, length, key_padding_mask, attn_mask, key_lengths, heads)
         context, weights = self.attention.attend_masked(
@@ -151,15 +150,6 @@ class MultiHeadAttention(nn.Module):
 
     def _encode_positions(self, rows: Tensor, first: int) -> Tensor:
         return rows if self.position_encoding is None else self.position_encoding(rows, first)
-
-    def _check_widths(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        widths = query.shape[-1], key.shape[-1], value.shape[-1]
-        if widths != (self.embed_dim, self.key_dim, self.key_dim):
-            raise ShapeError(
-                f"MultiHeadAttention expects queries of width {self.embed_dim} and keys and "
-                f"values of width {self.key_dim}, got query {shape(query)}, key {shape(key)} and "
-                f"value {shape(value)}"
-            )
 
 
 class SelfAttention(nn.Module):
@@ -205,15 +195,12 @@ class SelfAttention(nn.Module):
     ) -> AttentionOutput:
         """Attend within `x` (B, L, D); masks and result as in `MultiHeadAttention`."""
         if self.causal:
-            causal = causal_mask(x.shape[1], x.device)
+            mask = causal_mask(x.shape[1], x.device)
             if attn_mask is not None:
                 check_mask(attn_mask, x, x.shape[1], self.attention.num_heads)
-            if attn_mask is None:
-                attn_mask = causal
-            elif attn_mask.dtype == torch.bool:
-                attn_mask = attn_mask | causal
-            else:
-                attn_mask = attn_mask.masked_fill(causal, -torch.inf)
+                is_bool = attn_mask.dtype == torch.bool
+                mask = attn_mask.masked_fill(mask, True if is_bool else -torch.inf)
+            attn_mask = mask
         return self.attention(
             x, x, key_padding_mask=key_padding_mask, attn_mask=attn_mask, key_lengths=key_lengths,
             need_weights=need_weights,

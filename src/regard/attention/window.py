@@ -23,15 +23,11 @@ class LocalWindow(nn.Module):
     def __init__(self, kind: str, radius: int, query_dim: int) -> None:
         super().__init__()
         self.radius = radius
-        self.position_predictor = (
-            nn.Sequential(
-                nn.Linear(query_dim, query_dim, bias=False),
-                nn.Tanh(),
-                nn.Linear(query_dim, 1, bias=False),
-            )
-            if kind == "local-p"
-            else None
-        )
+        self.position_predictor = None
+        if kind == "local-p":
+            hidden = nn.Linear(query_dim, query_dim, bias=False)
+            output = nn.Linear(query_dim, 1, bias=False)
+            self.position_predictor = nn.Sequential(hidden, nn.Tanh(), output)
 
     def forward(
         self, query: Float[Tensor, "B L D"], padding: Bool[Tensor, "B T"], steps: Int[Tensor, " L"]

@@ -1,6 +1,7 @@
 """Explanations as plain text, or as Markdown with formulas in LaTeX."""
 
 import dataclasses
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -58,9 +59,6 @@ class _Writer:
     def formula(self, plain: str, latex: str | None = None) -> str:
         return f"  {plain}" if self.plain else f"$${plain if latex is None else latex}$$"
 
-    def latex_label(self, label: str) -> str:
-        return f"h_{{{label[1:]}}}" if label.startswith("h") else label
-
     def parameter(self, letter: str, value: Vector) -> str:
         note = ""
         if letter in self.explanation.assumed:
@@ -75,14 +73,14 @@ class _Writer:
         return f"{letter} = [{', '.join(map(self.row, value))}]{note}"
 
     def inputs(self) -> str:
-        given = self.explanation
-        rows = [] if given.query is None else [("s", given.query)]
-        rows += zip(given.labels, given.keys, strict=True)
-        if given.values is not given.keys:
-            names = [f"value of {label}" for label in given.labels]
-            rows += zip(names, given.values, strict=True)
+        result = self.explanation
+        rows = [] if result.query is None else [("s", result.query)]
+        rows += zip(result.labels, result.keys, strict=True)
+        if result.values is not result.keys:
+            names = [f"value of {label}" for label in result.labels]
+            rows += zip(names, result.values, strict=True)
         lines = [f"{name} = {self.row(row)}" for name, row in rows]
-        lines += [self.parameter(*item) for item in given.parameters.items()]
+        lines += [self.parameter(*item) for item in result.parameters.items()]
         return "\n".join([self.heading("Given"), *map(self.bullet, lines)])
 
     def table(self, name: str, values: Vector, plain_name: str | None = None) -> str:
@@ -122,9 +120,9 @@ class _Writer:
     def weighted_sum(self) -> str:
         result = self.explanation
         weights = [self.number(weight) for weight in result.weights]
-        pairs = list(zip(weights, result.labels, strict=True))
-        text = " + ".join(f"{weight} {label}" for weight, label in pairs)
-        latex = " + ".join(rf"{weight}\,{self.latex_label(label)}" for weight, label in pairs)
+        symbols = [re.sub(r"^h(\d+)$", r"h_{\1}", label) for label in result.labels]
+        text = " + ".join(map(" ".join, zip(weights, result.labels, strict=True)))
+        latex = " + ".join(map(r"\,".join, zip(weights, symbols, strict=True)))
         lines = [
             self.heading("3. Weighted sum" if result.scores is not None else "Weighted sum"),
             self.formula(f"c = {text}", f"c = {latex}"),
@@ -134,9 +132,8 @@ class _Writer:
             for weight, value, product in zip(weights, result.values, result.weighted, strict=True)
         ]
         if not self.plain:
-            lines.append(
-                ""
-            )  # ends the list, otherwise Markdown adds the formula to the last bullet
+            # ends the list, otherwise Markdown adds the formula to the last bullet
+            lines.append("")
         lines.append(self.formula(f"c = {self.row(result.context)}"))
         truncated = np.trunc(result.weights * 100) / 100
         differ = not np.allclose(truncated, result.weights, atol=1e-9)

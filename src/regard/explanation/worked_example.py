@@ -162,19 +162,16 @@ def variances(
     rng = np.random.default_rng(seed)
     rows: list[dict[str, int | float]] = []
     for dim in dims:
+        chunk = 2_000_000 // dim + 1
         products = np.concatenate([
-            np.einsum("nd,nd->n", *rng.standard_normal((2, part, dim)))
-            for part in _chunk_sizes(samples, 2_000_000 // dim + 1)
+            np.einsum("nd,nd->n", *rng.standard_normal((2, min(chunk, samples - start), dim)))
+            for start in range(0, samples, chunk)
         ])  # fmt: skip
         variance = float(products.var())
         rows.append({
             "dim": dim, "dot": variance, "scaled_dot": variance / dim, "over_dim": variance / dim**2,
         })  # fmt: skip
     return rows
-
-
-def _chunk_sizes(total: int, limit: int) -> list[int]:
-    return [min(limit, total - start) for start in range(0, total, limit)]
 
 
 def _scores(entry: ScoreEntry, query: Vector, keys: Vector, parameters: Parameters) -> Vector:
