@@ -71,18 +71,12 @@ def _from_model(options: Namespace) -> Any:
             "--model needs a text to translate: regard explain --model DIR TEXT --step 1"
         )
     translator = Translator.load(options.model, "cpu")
-    explanation, output = explain_step(
-        translator,
-        translator.source.parse_source(options.text),
-        options.step,
-        target=options.target,
-        layer=options.layer,
-        head=options.head,
-    )
+    source = translator.source.parse_source(options.text)
+    names = ("step", "target", "layer", "head")
+    explanation, output = explain_step(translator, source, **{n: options[n] for n in names})
     if options.format != "json":
-        print(
-            f"{options.text} -> {output.text}; step {options.step}: {output.tokens[options.step - 1]}\n"
-        )
+        token = output.tokens[options.step - 1]
+        print(f"{options.text} -> {output.text}; step {options.step}: {token}\n")
     return explanation
 
 

@@ -203,16 +203,8 @@ async def explain(request: ExplainRequest, state: AppState) -> Response:
     (prepared,) = translator.prepare([source], [request.target]).sources
     for tokens in (prepared.encoding.tokens, prepared.prefix.tokens):
         limits.check_length(len(tokens) + 1)
-    explanation, _ = await batcher.call(
-        lambda: explain_step(
-            translator,
-            source,
-            request.step,
-            target=request.target,
-            layer=request.layer,
-            head=request.head,
-        )
-    )
+    options = request.model_dump(include={"step", "target", "layer", "head"})
+    explanation, _ = await batcher.call(lambda: explain_step(translator, source, **options))
     values = explanation.to_dict()
     names = ("score", "labels", "scores", "shift", "exponentials", "partition", "weights")
     context: list[float] = values["context"]

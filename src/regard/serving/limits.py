@@ -58,11 +58,10 @@ class Limits:
             raise ConfigError(
                 f"at most {self.characters:,} characters per request, got {characters:,}"
             )
-        run = 0
-        for character in itertools.chain.from_iterable(texts):
-            run = run + 1 if unicodedata.combining(character) else 0
-            if run > _COMBINING_MARKS:  # normalising a run takes time quadratic in its length
-                raise ConfigError(f"at most {_COMBINING_MARKS} accents on one character")
+        runs = itertools.groupby("".join(texts), lambda c: unicodedata.combining(c) > 0)
+        # normalising a run takes time quadratic in its length
+        if any(is_mark and len(list(run)) > _COMBINING_MARKS for is_mark, run in runs):
+            raise ConfigError(f"at most {_COMBINING_MARKS} accents on one character")
 
     def check_length(self, tokens: int) -> None:
         """Reject a text of too many tokens.
