@@ -10,6 +10,7 @@ from regard.attention import Intervention
 from regard.config import Config, ModelConfig, TextConfig
 from regard.errors import ConfigError
 from regard.models import build
+from regard.request import prepare
 from regard.text import Tokenizer
 
 MODELS = [
@@ -189,7 +190,7 @@ def test_a_prefix_copies_what_the_vocabulary_does_not_hold() -> None:
 
 def test_a_pin_beyond_the_longest_output_is_refused() -> None:
     translator = _translator(attention="additive")
-    limit = translator.prepare(["a b"]).sources[0].limit
+    limit = prepare(translator.trained, ["a b"]).sources[0].limit
     translator.translate(["a b"], pin={limit - 1: {0: 1.0}})
     with pytest.raises(ConfigError, match=f"steps from 0 to {limit - 1}"):
         translator.translate(["a b"], pin={limit: {0: 1.0}})

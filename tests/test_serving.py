@@ -23,7 +23,7 @@ from fastapi.testclient import TestClient
 
 import regard
 from regard.cli.main import main
-from regard.request import PreparedRequest
+from regard.request import PreparedRequest, prepare
 from regard.serving.app import Settings, create_app
 from regard.serving.batching import Batcher, QueueFull
 from regard.serving.limits import BodyLimit, Limits
@@ -379,7 +379,7 @@ def _request(text: str, **fields: Any) -> TranslateRequest:
 
 
 async def _submit(batcher: Batcher, request: TranslateRequest, work: int = 0) -> Any:
-    prepared = batcher.translators[0].prepare(request.all_texts)
+    prepared = prepare(batcher.translators[0].trained, request.all_texts)
     return await batcher.translate(request, prepared, work)
 
 

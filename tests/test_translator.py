@@ -11,6 +11,7 @@ from regard import model_folder
 from regard.config import Config, ModelConfig, TextConfig
 from regard.errors import ConfigError
 from regard.models import build
+from regard.request import prepare
 from regard.text import Encoding, Tokenizer
 
 SOURCES = ["a b c", "c", "b a", "", "a a a b", "  ", "c b"]
@@ -104,7 +105,7 @@ def test_texts_are_tokenised_once_per_request(monkeypatch: pytest.MonkeyPatch) -
     found = translator.translate(SOURCES, prefix="b", pin={0: {0: 0.5}})
     assert batches == once
     batches.clear()
-    request = translator.prepare(SOURCES, prefix="b", pin={0: {0: 0.5}})
+    request = prepare(translator.trained, SOURCES, prefix="b", pin={0: {0: 0.5}})
     prepared = translator.search(request)
     assert batches == once
     assert [best[0].tokens for best in prepared] == [one.tokens for one in found]

@@ -10,8 +10,10 @@ from torch import Tensor
 from regard.attention import Memory
 from regard.batching import bucket, pad
 from regard.copy_mechanism import Copies, copies_of, extended_ids
+from regard.decoders import Decoder
 from regard.errors import ConfigError
 from regard.model_folder import TrainedModel
+from regard.models import Seq2Seq
 from regard.search import SearchConstraints
 from regard.text import EOS, Encoding, SourceLike, Tokenizer, format_source, split_source
 
@@ -34,6 +36,8 @@ class Source:
     pins: Pins
     limit: int
     """The most tokens of the output, its prefix included."""
+    copies: Copies | None
+    """Target-side ids of the source tokens, for a copying decoder."""
 
     @property
     def line(self) -> str:
@@ -48,51 +52,39 @@ class Source:
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A checked and tokenised request."""
+    """A checked and tokenised request, or a batch of it."""
 
     sources: list[Source]
     ablate_heads: tuple[tuple[int, int], ...] = ()
 
+    def batches(self, batch_tokens: int) -> Iterator[tuple[list[int], "PreparedRequest"]]:
+        """Yield the sources that are not blank in batches of similar length, with their indices."""
+        indices = [index for index, source in enumerate(self.sources) if source.text.strip()]
+        sizes = [(self.sources[index].length, 0) for index in indices]
+        for batch in bucket(sizes, batch_tokens):
+            chosen = [indices[row] for row in batch]
+            sources = [self.sources[index] for index in chosen]
+            yield chosen, PreparedRequest(sources, self.ablate_heads)
 
-@dataclass(frozen=True)
-class Batch:
-    """Some sources of a request that are decoded together."""
-
-    positions: list[int]
-    """Of the sources in the request."""
-    sources: list[Source]
-    copies: list[Copies] | None
-    """Target-side ids of the source tokens, for a copying decoder."""
-    ablate_heads: tuple[tuple[int, int], ...]
-
-    def encode(self, trained: TrainedModel, device: torch.device) -> Memory:
+    @torch.inference_mode()
+    def encode(self, model: Seq2Seq, device: torch.device) -> Memory:
         """Return the encoded sources."""
         ids = pad([[*source.encoding.ids, EOS] for source in self.sources])
         lengths = torch.tensor([source.length for source in self.sources])
-        copies = None if self.copies is None else pad([row.ids for row in self.copies]).to(device)
-        with torch.inference_mode():
-            return trained.model.encode(ids.to(device), lengths.to(device), copies)
+        copies = [source.copies.ids for source in self.sources if source.copies is not None]
+        return model.encode(
+            ids.to(device), lengths.to(device), pad(copies).to(device) if copies else None
+        )
 
-    def prefix_ids(self, target: Tokenizer) -> list[list[int]]:
-        """Return the ids of the prefixes, with those of copied tokens."""
-        if self.copies is None:
-            return [source.prefix.ids for source in self.sources]
-        return [
-            extended_ids(source.prefix, copies, len(target))
-            for source, copies in zip(self.sources, self.copies, strict=True)
-        ]
-
-    def constraints(self, trained: TrainedModel, device: torch.device) -> SearchConstraints | None:
+    def constraints(self, decoder: Decoder, device: torch.device) -> SearchConstraints | None:
         """Return the prefixes and interventions; None if there are none."""
-        prefixes, decoder = self.prefix_ids(trained.target), trained.model.decoder
+        prefixes = [source.prefix.ids for source in self.sources]
         if not (any(prefixes) or any(source.pins for source in self.sources) or self.ablate_heads):
             return None
         ablated = None
         if self.ablate_heads:
-            shape = decoder.attention_layers, decoder.attention_heads
-            ablated = torch.zeros(shape, dtype=torch.bool)
-            for layer, head in self.ablate_heads:
-                ablated[layer, head] = True
+            ablated = torch.zeros(decoder.attention_layers, decoder.attention_heads).bool()
+            ablated[tuple(torch.tensor(self.ablate_heads).T)] = True
             ablated = ablated.to(device)
         return SearchConstraints(pad(prefixes).to(device), self._pins().to(device), ablated)
 
@@ -122,20 +114,24 @@ def prepare(
     """
     pins: list[Pins] = _one_each(pin or {}, texts, "pin")
     _check_interventions(trained, any(pins), ablate_heads)
-    prefixes = encode_targets(trained.target, _one_each(prefix or "", texts, "prefix"))
+    prefixes = _encode_targets(trained.target, _one_each(prefix or "", texts, "prefix"))
     longest = trained.metadata.get("max_target_length", 100)
     sources: list[Source] = []
     encodings = trained.source.encode_batch(texts)
     for text, encoding, start, by_step in zip(texts, encodings, prefixes, pins, strict=True):
+        copies = None
+        if trained.config.model.copy:
+            copies = copies_of(encoding, trained.target)
+            start = start._replace(ids=extended_ids(start, copies, len(trained.target)))
         limit = longest + 2 * (len(encoding.ids) + 1) + len(start.ids)
-        source = Source(*split_source(text), encoding, start, by_step, limit)
+        source = Source(*split_source(text), encoding, start, by_step, limit, copies)
         for step, weights in by_step.items():
             _check_pins(weights, step, limit, source.length)
         sources.append(source)
     return PreparedRequest(sources, tuple(ablate_heads))
 
 
-def encode_targets(target: Tokenizer, texts: Sequence[TextOrTokens]) -> list[Encoding]:
+def _encode_targets(target: Tokenizer, texts: Sequence[TextOrTokens]) -> list[Encoding]:
     """Return targets as ids; lists of tokens are taken as they are."""
     plain = target.encode_batch([text if isinstance(text, str) else "" for text in texts])
     return [
@@ -146,24 +142,11 @@ def encode_targets(target: Tokenizer, texts: Sequence[TextOrTokens]) -> list[Enc
     ]
 
 
-def batches(request: PreparedRequest, trained: TrainedModel, batch_tokens: int) -> Iterator[Batch]:
-    """Yield the sources that are not blank, in batches of similar length."""
-    positions = [position for position, source in enumerate(request.sources) if source.text.strip()]
-    sizes = [(request.sources[position].length, 0) for position in positions]
-    for indices in bucket(sizes, batch_tokens):
-        chosen = [positions[index] for index in indices]
-        sources = [request.sources[position] for position in chosen]
-        copies = None
-        if trained.config.model.copy:
-            copies = [copies_of(source.encoding, trained.target) for source in sources]
-        yield Batch(chosen, sources, copies, request.ablate_heads)
-
-
 def _check_interventions(
     trained: TrainedModel, pinned: bool, ablate_heads: Sequence[tuple[int, int]]
 ) -> None:
-    layers = trained.model.decoder.attention_layers
-    heads = trained.model.decoder.attention_heads
+    decoder = trained.model.decoder
+    layers, heads = decoder.attention_layers, decoder.attention_heads
     if (pinned or ablate_heads) and not layers:
         raise ConfigError("this model has no attention to pin or ablate (model.attention none)")
     for layer, head in ablate_heads:

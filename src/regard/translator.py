@@ -8,9 +8,10 @@ from typing import Literal, overload
 import torch
 
 from regard import model_folder
+from regard.attention import Memory
 from regard.copy_mechanism import Copies
 from regard.errors import ConfigError, DataError
-from regard.request import Batch, Pins, PreparedRequest, Source, TextOrTokens, batches, prepare
+from regard.request import Pins, PreparedRequest, Source, TextOrTokens, prepare
 from regard.search import Hypothesis, beam_search, forced_decode
 from regard.text import EOS, EOS_TOKEN, SourceLike, Tokenizer
 from regard.translation import Branch, Translation, empty_translation
@@ -38,10 +39,9 @@ class Translator:
             FolderError: the folder is missing, damaged or of a newer format.
             ConfigError: the device is not available.
         """
-        trained = model_folder.load(folder)
-        place = find_device(device)
-        trained.model.to(place)
-        return cls(trained, place)
+        translator = cls(model_folder.load(folder), find_device(device))
+        translator.trained.model.to(translator.device)
+        return translator
 
     @property
     def source(self) -> Tokenizer:
@@ -126,25 +126,11 @@ class Translator:
         Returns:
             A list of translations; with `n_best` above 1 a list of lists.
         """
-        request = self.prepare(texts, prefix, pin, ablate_heads)
+        request = prepare(self.trained, texts, prefix, pin, ablate_heads)
         outputs = self.search(
             request, beam_size, n_best, length_penalty, batch_tokens, on_progress, return_tree
         )
         return outputs if n_best > 1 else [best[0] for best in outputs]
-
-    def prepare(
-        self,
-        texts: Sequence[SourceLike],
-        prefix: str | Sequence[TextOrTokens] | None = None,
-        pin: Pins | Sequence[Pins] | None = None,
-        ablate_heads: Sequence[tuple[int, int]] = (),
-    ) -> PreparedRequest:
-        """Check and tokenise texts and interventions, as `translate` takes them, for `search`.
-
-        Raises:
-            ConfigError: an intervention does not fit the model or the text.
-        """
-        return prepare(self.trained, texts, prefix, pin, ablate_heads)
 
     def search(
         self,
@@ -156,15 +142,17 @@ class Translator:
         on_progress: Callable[[int], None] | None = None,
         return_tree: bool = False,
     ) -> list[list[Translation]]:
-        """Return the `n_best` outputs of each text, best first; arguments as in `translate`."""
+        """Return the `n_best` outputs of each text, best first; arguments as in `translate`.
+
+        `regard.request.prepare` returns the request.
+        """
         if beam_size < 1 or n_best < 1:
             raise ConfigError(f"beam_size and n_best must be at least 1, got {beam_size}, {n_best}")
         decoder = self.trained.model.decoder
 
-        def decode(batch: Batch) -> list[list[Hypothesis]]:
-            memory = batch.encode(self.trained, self.device)
+        def decode(batch: PreparedRequest, memory: Memory) -> list[list[Hypothesis]]:
             limits = torch.tensor([source.limit for source in batch.sources]).to(self.device)
-            constraints = batch.constraints(self.trained, self.device)
+            constraints = batch.constraints(decoder, self.device)
             return beam_search(
                 decoder, memory, limits, beam_size, n_best, length_penalty, constraints, return_tree
             )
@@ -188,12 +176,11 @@ class Translator:
         """
         if len(texts) != len(targets):
             raise DataError(f"expected one target per text, got {len(texts)} and {len(targets)}")
-        request = self.prepare(texts, targets)
+        request = prepare(self.trained, texts, targets)
 
-        def decode(batch: Batch) -> list[list[Hypothesis]]:
-            memory = batch.encode(self.trained, self.device)
-            ids, decoder = batch.prefix_ids(self.target), self.trained.model.decoder
-            return [[one] for one in forced_decode(decoder, memory, ids, length_penalty)]
+        def decode(batch: PreparedRequest, memory: Memory) -> list[list[Hypothesis]]:
+            ids, decoder = [row.prefix.ids for row in batch.sources], self.trained.model.decoder
+            return [[output] for output in forced_decode(decoder, memory, ids, length_penalty)]
 
         outputs = self._decode(request, batch_tokens, decode, on_progress, forced=True)
         return [best[0] for best in outputs]
@@ -202,7 +189,7 @@ class Translator:
         self,
         request: PreparedRequest,
         batch_tokens: int,
-        decode: Callable[[Batch], list[list[Hypothesis]]],
+        decode: Callable[[PreparedRequest, Memory], list[list[Hypothesis]]],
         on_progress: Callable[[int], None] | None,
         n_best: int = 1,
         forced: bool = False,
@@ -210,22 +197,15 @@ class Translator:
         """Decode all batches; a blank text gives `n_best` empty translations."""
         attends = self.trained.model.decoder.attention_layers > 0
         outputs = [[empty_translation(source.line, attends)] * n_best for source in request.sources]
-        for batch in batches(request, self.trained, batch_tokens):
-            copies = batch.copies or [None] * len(batch.sources)
-            decoded = zip(batch.positions, batch.sources, copies, decode(batch), strict=True)
-            for position, source, copied, hypotheses in decoded:
-                tree = self._tree(hypotheses[0], copied)
-                outputs[position] = [
-                    self._translation(
-                        source,
-                        source.prefix.tokens if forced else self._tokens(hypothesis.ids, copied),
-                        hypothesis,
-                        tree,
-                    )
-                    for hypothesis in hypotheses
+        for indices, batch in request.batches(batch_tokens):
+            decoded = decode(batch, batch.encode(self.trained.model, self.device))
+            for index, source, hypotheses in zip(indices, batch.sources, decoded, strict=True):
+                tree = self._tree(hypotheses[0], source.copies)
+                outputs[index] = [
+                    self._translation(source, hypothesis, tree, forced) for hypothesis in hypotheses
                 ]
             if on_progress is not None:
-                on_progress(len(batch.sources))
+                on_progress(len(indices))
         return outputs
 
     def _tokens(self, ids: Sequence[int], copies: Copies | None) -> list[str]:
@@ -248,23 +228,24 @@ class Translator:
         ]
 
     def _translation(
-        self, source: Source, tokens: list[str], hypothesis: Hypothesis, tree: list[Branch] | None
+        self, source: Source, hypothesis: Hypothesis, tree: list[Branch] | None, forced: bool
     ) -> Translation:
-        read, heads, weights = source.encoding, None, None
+        tokens = source.prefix.tokens if forced else self._tokens(hypothesis.ids, source.copies)
+        encoding, heads, weights = source.encoding, None, None
         if hypothesis.weights is not None:
             heads = hypothesis.weights[..., : source.length]
             weights = heads[:, self.attention_layer].mean(1)
         return Translation(
             source=source.line,
-            source_tokens=[*read.tokens, EOS_TOKEN],
+            source_tokens=[*encoding.tokens, EOS_TOKEN],
             tokens=tokens,
             text=self.target.detokenize(tokens),
             score=hypothesis.score,
             attention=weights,
             attention_heads=heads,
             complete=hypothesis.complete,
-            unknown=read.unknown,
-            source_words=[*self.source.word_ids(read.tokens, read.num_features), None],
+            unknown=encoding.unknown,
+            source_words=[*self.source.word_ids(encoding.tokens, encoding.num_features), None],
             target_words=self.target.word_ids(tokens),
             tree=tree,
         )

@@ -90,6 +90,8 @@ def _translate(
     translator: "Translator", args: Namespace
 ) -> Iterator[tuple[int, tuple[str, str | None], list["Translation"]]]:
     """Yield each line's number, from 1, source and outputs, best first; flush after each chunk."""
+    from regard.request import prepare
+
     if args.file is None and sys.stdin.isatty():
         chunks: Iterator[list[str]] = ([line.rstrip("\r\n")] for line in sys.stdin)
         total = None
@@ -105,7 +107,7 @@ def _translate(
     with Progress("translating", total, "lines") as progress:
         for chunk in chunks:
             sources = [translator.source.parse_source(line) for line in chunk]
-            request = translator.prepare(sources)
+            request = prepare(translator.trained, sources)
             outputs = translator.search(request, args.beam_size, args.n_best, args.length_penalty)
             for number, (source, hypotheses) in enumerate(
                 zip(sources, outputs, strict=True), first

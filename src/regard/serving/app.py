@@ -22,7 +22,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from regard import model_folder
 from regard.errors import ConfigError, RegardError
 from regard.explanation.from_model import explain_step
-from regard.request import PreparedRequest
+from regard.request import PreparedRequest, prepare
 from regard.score_registry import SCORES
 from regard.serving.batching import Batcher, QueueFull
 from regard.serving.limits import BodyLimit, Limits
@@ -250,7 +250,9 @@ def _prepare(
         if (value := getattr(request, name)) > limits.beam_size:
             raise ConfigError(f"{name} is at most {limits.beam_size}, got {value}")
     limits.check_text(request.strings)
-    prepared = translator.prepare(texts, request.prefixes, request.pin, request.ablate_heads)
+    prepared = prepare(
+        translator.trained, texts, request.prefixes, request.pin, request.ablate_heads
+    )
     lengths = [source.length for source in prepared.sources]
     limits.check_length(max(lengths))
     maximum = [source.limit for source in prepared.sources]
@@ -295,7 +297,9 @@ def _examples(translators: Sequence[Translator], settings: Settings) -> list[dic
     request = TranslateRequest(text=line, n_best=n_best, heads=True, tree=True)  # type: ignore[call-arg]
     outputs = [
         model.search(
-            model.prepare([model.source.parse_source(line)]), n_best=n_best, return_tree=True
+            prepare(model.trained, [model.source.parse_source(line)]),
+            n_best=n_best,
+            return_tree=True,
         )[0]
         for model in translators
     ]
