@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.attention import Intervention, Memory
+from regard.batching import pad
 from regard.decoders import Decoder
 from regard.text import BOS, EOS, PAD
 
@@ -118,26 +119,22 @@ def beam_search(
         totals = _continuations(step.log_probs, log_probs, limits[items] == length)
         if constraints is not None:
             constraints.force(totals, length, items)
-        kept, ended = _best_continuations(totals, beams)
+        beam, ended = _best_continuations(totals, beams)
         if trees is not None:
-            trees.add(items, kept, ended)
+            trees.add(items, beam, ended)
         finished.add(items, ended, length)
-        history.append(_BeamStep(items, kept.parents, kept.tokens, step.weights))
-        active = ~finished.done(items, kept.log_probs.amax(1)) & (limits[items] > length)
+        history.append(_BeamStep(items, beam.parents, beam.tokens, step.weights))
+        active = ~finished.done(items, beam.log_probs.amax(1)) & (limits[items] > length)
         first_rows = torch.arange(len(items), device=items.device)[:, None] * log_probs.shape[1]
-        rows, still = first_rows + kept.parents, None
-        log_probs, tokens = kept.log_probs, kept.tokens
+        rows, remaining = first_rows + beam.parents, None
+        log_probs, _, tokens = beam
         if not bool(active.all()):
-            still = active.nonzero()[:, 0]
-            items, rows, log_probs, tokens = (t[still] for t in (items, rows, log_probs, tokens))
-        state = step.state.select(rows.flatten(), still)
-    outputs = finished.trace(history)
-    if trees is None:
-        return outputs
-    return [
-        [hypothesis._replace(tree=tree) for hypothesis in best]
-        for best, tree in zip(outputs, trees.nodes, strict=True)
-    ]
+            remaining = active.nonzero()[:, 0]
+            items, rows, log_probs, tokens = (
+                tensor[remaining] for tensor in (items, rows, log_probs, tokens)
+            )
+        state = step.state.select(rows.flatten(), remaining)
+    return finished.trace(history, None if trees is None else trees.nodes)
 
 
 @torch.inference_mode()
@@ -147,10 +144,8 @@ def forced_decode(
     """Return the score and the attention weights of given targets (ids without EOS)."""
     device = memory.states.device
     lengths = [len(target) + 1 for target in targets]
-    outputs = torch.full((len(targets), max(lengths, default=1)), PAD, device=device)
-    for row, target in enumerate(targets):
-        outputs[row, : lengths[row]] = torch.tensor([*target, EOS], device=device)
-    inputs = torch.cat([torch.full_like(outputs[:, :1], BOS), outputs[:, :-1]], dim=1)
+    outputs = pad([[*target, EOS] for target in targets]).to(device)
+    inputs = pad([[BOS, *target] for target in targets]).to(device)
     unrolled = decoder.unroll(memory, inputs, need_weights=True)
     logits = decoder.predict(unrolled.states, unrolled.weights, memory.copies)
     log_probs = torch.log_softmax(logits.float(), dim=-1).gather(2, outputs[..., None])[..., 0]
@@ -158,31 +153,26 @@ def forced_decode(
     scores = log_probs / length_normalization(torch.tensor(lengths), length_penalty)
     weights = None if unrolled.weights is None else unrolled.weights.float().cpu().numpy()
     return [
-        Hypothesis(
-            target, float(score), None if weights is None else weights[row, : len(target)], True
-        )
-        for row, (target, score) in enumerate(zip(targets, scores, strict=True))
+        Hypothesis(target, score, None if weights is None else weights[row, : len(target)], True)
+        for row, (target, score) in enumerate(zip(targets, scores.tolist(), strict=True))
     ]
 
 
 class _BeamStep(NamedTuple):
     """One step of beam search, for tracing hypotheses back."""
 
-    items: Tensor  # (A,): positions of the active sources in the batch, ascending
+    items: Tensor  # (A,): indices of the active sources in the batch, ascending
     parents: Tensor  # (A, K): the previous beam that each new beam continues
     tokens: Tensor  # (A, K): the token that it adds
     weights: Tensor | None  # (A x K', layers, heads, T): attention weights of the previous beams
 
 
-class _Open(NamedTuple):
-    log_probs: Tensor  # (A, K)
-    parents: Tensor  # (A, K)
-    tokens: Tensor  # (A, K)
+class _Candidates(NamedTuple):
+    """Continuations of the hypotheses of A sources."""
 
-
-class _Ended(NamedTuple):
-    log_probs: Tensor  # (A, C): -inf for candidates that did not end
+    log_probs: Tensor  # (A, C): -inf where there is none
     parents: Tensor  # (A, C)
+    tokens: Tensor  # (A, C)
 
 
 def _continuations(
@@ -197,15 +187,17 @@ def _continuations(
     return totals
 
 
-def _best_continuations(totals: Float[Tensor, "A K V"], beams: int) -> tuple[_Open, _Ended]:
+def _best_continuations(
+    totals: Float[Tensor, "A K V"], beams: int
+) -> tuple[_Candidates, _Candidates]:
     """Return the best continuations that stay open, and those that end."""
     # twice as many candidates as beams: even if every beam ends, as many stay open
     count = min(2 * beams if beams > 1 else 1, totals[0].numel())
     best, flat = totals.flatten(1).topk(count)
     parents, tokens = flat // totals.shape[-1], flat % totals.shape[-1]
-    ended = _Ended(best.masked_fill(tokens != EOS, -torch.inf), parents)
+    ended = _Candidates(best.masked_fill(tokens != EOS, -torch.inf), parents, tokens)
     log_probs, order = best.masked_fill(tokens == EOS, -torch.inf).topk(min(beams, count))
-    return _Open(log_probs, parents.gather(1, order), tokens.gather(1, order)), ended
+    return _Candidates(log_probs, parents.gather(1, order), tokens.gather(1, order)), ended
 
 
 class _SearchTrees:
@@ -213,23 +205,18 @@ class _SearchTrees:
 
     def __init__(self, sources: int) -> None:
         self.nodes: list[list[SearchNode]] = [[] for _ in range(sources)]
-        self._open = [[-1] for _ in range(sources)]
+        self._beams = [[-1] for _ in range(sources)]
 
-    def add(self, items: Tensor, kept: _Open, ended: _Ended) -> None:
+    def add(self, items: Tensor, beam: _Candidates, ended: _Candidates) -> None:
         """Add one step of the active sources."""
-        columns = [tensor.tolist() for tensor in (items, *kept, *ended)]
-        for item, log_probs, parents, tokens, end_log_probs, end_parents in zip(
-            *columns, strict=True
-        ):
-            nodes, previous, opened = self.nodes[item], self._open[item], list[int]()
-            for log_prob, parent, token in zip(log_probs, parents, tokens, strict=True):
-                opened.append(len(nodes))
+        columns = [torch.cat(pair, dim=1).tolist() for pair in zip(beam, ended, strict=True)]
+        for item, *candidates in zip(items.tolist(), *columns, strict=True):
+            nodes, previous, indices = self.nodes[item], self._beams[item], list[int]()
+            for log_prob, parent, token in zip(*candidates, strict=True):
+                indices.append(len(nodes))
                 if log_prob > -torch.inf:
                     nodes.append(SearchNode(previous[parent], token, log_prob))
-            for log_prob, parent in zip(end_log_probs, end_parents, strict=True):
-                if log_prob > -torch.inf:
-                    nodes.append(SearchNode(previous[parent], EOS, log_prob))
-            self._open[item] = opened
+            self._beams[item] = indices
 
 
 class _FinishedHypotheses:
@@ -243,31 +230,37 @@ class _FinishedHypotheses:
         self.lengths = torch.zeros_like(self.beams)
         self.max_divisors = length_normalization(limits.cpu() + 1, length_penalty).to(limits.device)
 
-    def add(self, items: Tensor, ended: _Ended, length: int) -> None:
+    def add(self, items: Tensor, ended: _Candidates, length: int) -> None:
         """Add the hypotheses that ended after `length` tokens."""
         divisor = float(length_normalization(length + 1, self.length_penalty))
         scores = torch.cat([self.scores[items], ended.log_probs / divisor], dim=1)
-        lengths = torch.cat([self.lengths[items], torch.full_like(ended.parents, length)], dim=1)
-        beams = torch.cat([self.beams[items], ended.parents], dim=1)
         self.scores[items], order = scores.topk(self.scores.shape[1])
-        self.lengths[items] = lengths.gather(1, order)
-        self.beams[items] = beams.gather(1, order)
+        lengths = torch.full_like(ended.parents, length)
+        for column, new in ((self.lengths, lengths), (self.beams, ended.parents)):
+            column[items] = torch.cat([column[items], new], dim=1).gather(1, order)
 
     def done(self, items: Tensor, best_open: Tensor) -> Tensor:
         """Return True for sources whose open hypotheses cannot become one of the `n_best`."""
         return self.scores[items, -1] >= best_open / self.max_divisors[items]
 
-    def trace(self, history: list[_BeamStep]) -> list[list[Hypothesis]]:
+    def trace(
+        self, history: list[_BeamStep], trees: list[list[SearchNode]] | None
+    ) -> list[list[Hypothesis]]:
         """Trace the finished hypotheses back through the steps."""
-        columns = [tensor.tolist() for tensor in (self.scores, self.lengths, self.beams)]
+        columns = [
+            tensor.tolist() for tensor in (self.limits, self.scores, self.lengths, self.beams)
+        ]
         steps = [_to_numpy(step) for step in history]
         return [
             [
-                Hypothesis(*_trace(steps, item, length, beam, score), length < limit)
+                Hypothesis(
+                    ids, score, weights, length < limit, None if trees is None else trees[item]
+                )
                 for score, length, beam in zip(*rows, strict=True)
                 if np.isfinite(score)
+                for ids, weights in [_trace(steps, item, length, beam)]
             ]
-            for item, (limit, *rows) in enumerate(zip(self.limits.tolist(), *columns, strict=True))
+            for item, (limit, *rows) in enumerate(zip(*columns, strict=True))
         ]
 
 
@@ -278,14 +271,14 @@ def _to_numpy(step: _BeamStep) -> _Arrays:
     items, parents, tokens = (tensor.cpu().numpy() for tensor in step[:3])
     if step.weights is None:
         return items, parents, tokens, None
-    weights = step.weights.float().cpu().numpy()
-    return items, parents, tokens, weights.reshape(len(items), -1, *weights.shape[1:])
+    weights = step.weights.float().unflatten(0, (len(items), -1))
+    return items, parents, tokens, weights.cpu().numpy()
 
 
 def _trace(
-    steps: list[_Arrays], item: int, length: int, beam: int, score: float
-) -> tuple[list[int], float, np.ndarray | None]:
-    """Return ids, score and weights of the hypothesis in one beam after `length` tokens."""
+    steps: list[_Arrays], item: int, length: int, beam: int
+) -> tuple[list[int], np.ndarray | None]:
+    """Return ids and weights of the hypothesis in one beam after `length` tokens."""
     ids: list[int] = []
     weights: list[np.ndarray] = []
     for items, parents, tokens, step_weights in reversed(steps[:length]):
@@ -296,6 +289,5 @@ def _trace(
             weights.append(step_weights[row, beam])
     first = steps[0][3]
     if first is None:
-        return ids[::-1], score, None
-    empty = np.zeros((0, *first.shape[2:]), np.float32)
-    return ids[::-1], score, np.stack(weights[::-1]) if weights else empty
+        return ids[::-1], None
+    return ids[::-1], np.array(weights[::-1], first.dtype).reshape(length, *first.shape[2:])

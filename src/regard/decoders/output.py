@@ -7,31 +7,37 @@ from torch import Tensor, nn
 from regard.text import UNK
 
 
-class Output(nn.Linear):
-    """Logits over the vocabulary: a linear map of the readout state."""
+class OutputDecoder(nn.Module):
+    """Base of decoders with an output layer, which `_add_output` creates."""
 
-    def forward(
+    vocabulary: int
+    output: "nn.Linear | CopyingOutput"
+
+    def _add_output(self, dim: int, embedding: nn.Embedding, tie: bool, copying: bool) -> None:
+        self.output = (CopyingOutput if copying else nn.Linear)(dim, self.vocabulary)
+        if tie:
+            self.output.weight = embedding.weight
+
+    def predict(
         self,
-        input: Float[Tensor, "*n R"],
+        states: Float[Tensor, "*n R"],
         weights: Float[Tensor, "*n layers heads T"] | None = None,
         copies: Int[Tensor, "*m T"] | None = None,
     ) -> Float[Tensor, "*n V"]:
-        """Return the logits for readout states; weights and copies are not used."""
-        return super().forward(input)
+        """Return the logits over the vocabulary, or log-probabilities of a copying decoder."""
+        if not isinstance(self.output, CopyingOutput):
+            return self.output(states)
+        assert weights is not None
+        assert copies is not None
+        return self.output(states, weights, copies)
 
-    def log_probs(
-        self,
-        input: Float[Tensor, "N R"],
-        weights: Float[Tensor, "N layers heads T"] | None = None,
-        copies: Int[Tensor, "B T"] | None = None,
-    ) -> Float[Tensor, "N V"]:
+    def _log_probs(self, states: Tensor, weights: Tensor | None, copies: Tensor | None) -> Tensor:
         """Return the log-probabilities of one step, for N = B x beams rows."""
-        if copies is not None:
-            copies = repeat_beams(copies, len(input))
-        return torch.log_softmax(self(input, weights, copies).float(), dim=-1)
+        copies = None if copies is None else repeat_beams(copies, len(states))
+        return torch.log_softmax(self.predict(states, weights, copies).float(), dim=-1)
 
 
-class CopyingOutput(Output):
+class CopyingOutput(nn.Linear):
     """A mixture of generating a token of the vocabulary and copying one of the source.
 
         P(w) = p_gen P_vocab(w) + (1 - p_gen) sum_{i: x_i = w} alpha_i
@@ -49,12 +55,10 @@ class CopyingOutput(Output):
     def forward(
         self,
         input: Float[Tensor, "*n R"],
-        weights: Float[Tensor, "*n layers heads T"] | None = None,
-        copies: Int[Tensor, "*m T"] | None = None,
+        weights: Float[Tensor, "*n layers heads T"],
+        copies: Int[Tensor, "*m T"],
     ) -> Float[Tensor, "*n VK"]:
         """Return log-probabilities; -inf for tokens of neither vocabulary nor source."""
-        assert weights is not None
-        assert copies is not None
         p_vocab = torch.softmax(super().forward(input).float(), dim=-1)
         p_gen = torch.sigmoid(self.gate(input).float())
         alpha = weights[..., -1, :, :].mean(-2).float()

@@ -12,7 +12,7 @@ from regard.attention import Attention, Intervention, Memory
 from regard.attention.coverage import Coverage
 from regard.attention.window import LocalWindow
 from regard.cells import Cell
-from regard.decoders.output import CopyingOutput, Output, known_tokens
+from regard.decoders.output import OutputDecoder, known_tokens
 from regard.decoders.protocol import AttentionInputs, Step, Unrolled
 from regard.encoders import EncoderOutput
 from regard.kernels.dropout import dropout
@@ -74,7 +74,7 @@ class RecurrentState:
         )
 
 
-class RecurrentDecoder(nn.Module):
+class RecurrentDecoder(OutputDecoder):
     """Base of the recurrent decoders: embedding, bridge, cells, readout and output layer.
 
     Args:
@@ -100,9 +100,7 @@ class RecurrentDecoder(nn.Module):
         self.state_tensors = self._layers[0].cell.state_tensors
         self.bridge = nn.Linear(config.final_dim, config.layers * self.state_tensors * hidden_dim)
         self.readout = nn.Linear(config.context_dim + hidden_dim, config.readout_dim)
-        self.output = (CopyingOutput if config.copying else Output)(config.readout_dim, vocabulary)
-        if config.tie_embeddings:
-            self.output.weight = self.embedding.weight
+        self._add_output(config.readout_dim, self.embedding, config.tie_embeddings, config.copying)
         self.dropout = config.dropout
 
     def prepare_memory(self, encoded: EncoderOutput) -> Memory:
@@ -123,7 +121,7 @@ class RecurrentDecoder(nn.Module):
         """Read one token and return the log-probabilities of the next."""
         readout, weights, state = self.advance(self._project(token), state, True, intervention)
         weights = None if weights is None else weights[:, None, None]
-        return Step(self.output.log_probs(readout, weights, state.memory.copies), state, weights)
+        return Step(self._log_probs(readout, weights, state.memory.copies), state, weights)
 
     def advance(
         self,
@@ -150,15 +148,6 @@ class RecurrentDecoder(nn.Module):
             readouts.append(readout)
             by_step.append(weights)
         return Unrolled(torch.stack(readouts, 1), stack_steps(by_step))
-
-    def predict(
-        self,
-        states: Float[Tensor, "*n R"],
-        weights: Float[Tensor, "*n layers heads T"] | None = None,
-        copies: Int[Tensor, "*m T"] | None = None,
-    ) -> Float[Tensor, "*n V"]:
-        """Return the logits over the vocabulary for readout states."""
-        return self.output(states, weights, copies)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return self._dropout(self.embedding(known_tokens(tokens, self.vocabulary)))
