@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.attention import MultiHeadAttention, padding_from_lengths
+from regard.attention.multihead import KeyValue
 from regard.cells import CELLS
 from regard.kernels.dropout import dropout
 from regard.layers import Embedding, FeedForward, Residual, TransformerConfig
@@ -96,32 +97,70 @@ class RecurrentEncoder(nn.Module):
         return dropout(states, self.dropout, self.training)
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward network, each with a residual connection."""
+class TransformerLayer(nn.Module):
+    """Base of the layers: self-attention and feed-forward network, with residual connections.
 
-    def __init__(self, config: TransformerConfig) -> None:
+    Args:
+        config: sizes and options.
+        source_dim: width of the encoder's states, to which `cross_attention` attends; None for a
+            layer without it.
+    """
+
+    def __init__(self, config: TransformerConfig, source_dim: int | None = None) -> None:
         super().__init__()
-        self.self_attention = make_self_attention(config)
+        dim, heads, normalizer = config.dim, config.num_heads, config.normalizer
+        self.self_attention = MultiHeadAttention(
+            dim,
+            heads,
+            config.score,
+            normalizer=normalizer,
+            position_encoding=head_positions(config.positions),
+        )
+        if source_dim is not None:
+            self.cross_attention = MultiHeadAttention(
+                dim, heads, config.score, normalizer=normalizer, key_dim=source_dim
+            )
         self.feed_forward = FeedForward(
-            config.dim, config.feed_forward_dim, config.activation, config.dropout
+            dim, config.feed_forward_dim, config.activation, config.dropout
         )
         self.residuals = nn.ModuleList(
-            Residual(config.dim, config.pre_norm, config.dropout) for _ in range(2)
+            Residual(dim, config.pre_norm, config.dropout)
+            for _ in range(2 if source_dim is None else 3)
         )
+
+    def self_attend(
+        self, states: Float[Tensor, "N L D"], masked: Tensor | None, past: KeyValue | None = None
+    ) -> tuple[Float[Tensor, "N L D"], KeyValue]:
+        """Return the states after self-attention, and all keys and values, those of `past` first."""
+        residual = self._residuals[0]
+        inputs = residual.sublayer_input(states)
+        length = 0 if past is None else past.values.shape[2]
+        key_values = self.self_attention.project_key_value(inputs, inputs, length)
+        if past is not None:
+            pairs = zip(past, key_values, strict=True)
+            key_values = KeyValue(*(torch.cat(pair, dim=2) for pair in pairs))
+        queries = self.self_attention.project_query(inputs, length)
+        context = self.self_attention.attention.attend(queries, *key_values, masked).context
+        return residual.add(states, self.self_attention.combine_heads(context)), key_values
+
+    def feed(self, states: Float[Tensor, "N L D"]) -> Float[Tensor, "N L D"]:
+        """Return the states after the feed-forward network."""
+        residual = self._residuals[-1]
+        return residual.add(states, self.feed_forward(residual.sublayer_input(states)))
+
+    @property
+    def _residuals(self) -> list[Residual]:
+        return cast("list[Residual]", list(self.residuals))
+
+
+class EncoderLayer(TransformerLayer):
+    """Self-attention and feed-forward network."""
 
     def forward(
         self, states: Float[Tensor, "B T D"], masked: Bool[Tensor, "B 1 1 T"]
     ) -> Float[Tensor, "B T D"]:
         """Return the states after this layer; every position attends to all that are not masked."""
-        first, second = cast("list[Residual]", list(self.residuals))
-        inputs = first.sublayer_input(states)
-        queries, key_values = (
-            self.self_attention.project_query(inputs),
-            self.self_attention.project_key_value(inputs, inputs),
-        )
-        context = self.self_attention.attention.attend(queries, *key_values, masked).context
-        states = first.add(states, self.self_attention.combine_heads(context))
-        return second.add(states, self.feed_forward(second.sublayer_input(states)))
+        return self.feed(self.self_attend(states, masked)[0])
 
 
 class TransformerEncoder(nn.Module):
@@ -157,17 +196,6 @@ class TransformerEncoder(nn.Module):
         final = states.sum(1) / lengths.clamp(min=1)[:, None]
         states = self.projection(states).masked_fill(padding[..., None], 0)
         return EncoderOutput(states, final, padding)
-
-
-def make_self_attention(config: TransformerConfig) -> MultiHeadAttention:
-    """Return the self-attention of one layer."""
-    return MultiHeadAttention(
-        config.dim,
-        config.num_heads,
-        config.score,
-        normalizer=config.normalizer,
-        position_encoding=head_positions(config.positions),
-    )
 
 
 def _projection(dim: int, output_dim: int) -> nn.Module:

@@ -1,21 +1,12 @@
 """Decoder that attends before its recurrent step (Bahdanau et al. 2015, arXiv:1409.0473)."""
 
-import dataclasses
-
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention import Attention, Intervention, Memory
-from regard.attention.coverage import Coverage
-from regard.attention.window import LocalWindow
+from regard.attention import Memory
 from regard.decoders.protocol import Unrolled
-from regard.decoders.recurrent import (
-    AttendingDecoder,
-    RecurrentDecoderConfig,
-    RecurrentState,
-    stack_steps,
-)
+from regard.decoders.recurrent import AttendingDecoder, stack_steps
 
 
 class BahdanauDecoder(AttendingDecoder):
@@ -24,37 +15,8 @@ class BahdanauDecoder(AttendingDecoder):
         c_t = attention(s_{t-1}, h)    s_t = cell(s_{t-1}, [y_{t-1}; c_t])
 
     The readout reads s_t and c_t. With several layers the first one attends; the others run over
-    its states.
-
-    Args:
-        config: sizes and options.
-        attention: with queries of width `hidden_dim`.
-        window: attend to a part of the source only; None: to all of it.
-        coverage: feed accumulated attention to the score; for additive scores.
+    its states. The arguments are those of `AttendingDecoder`.
     """
-
-    def __init__(
-        self,
-        config: RecurrentDecoderConfig,
-        attention: Attention,
-        window: LocalWindow | None = None,
-        coverage: Coverage | None = None,
-    ) -> None:
-        super().__init__(config, attention, window, coverage, extra_dim=config.context_dim)
-
-    def advance(
-        self,
-        inputs: Float[Tensor, "N G"],
-        state: RecurrentState,
-        need_weights: bool,
-        intervention: Intervention | None = None,
-    ) -> tuple[Tensor, Tensor | None, RecurrentState]:
-        """Return the readout, the weights and the state after one step."""
-        query = state.hidden[0]
-        context, weights, state = self._attend_step(query, state, need_weights, intervention)
-        hidden = self._step_cells(inputs, context, state.hidden)
-        readout = self._read_out(context, hidden[-self.state_tensors])
-        return readout, weights, dataclasses.replace(state, hidden=hidden)
 
     def unroll(
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
@@ -74,7 +36,3 @@ class BahdanauDecoder(AttendingDecoder):
         top = self._run_cells(torch.stack(states, 1), state.hidden, first=1)
         readouts = self._read_out(torch.stack(contexts, 1), top)
         return Unrolled(readouts, stack_steps(by_step))
-
-    def query(self, before: RecurrentState, after: RecurrentState) -> Float[Tensor, "N D"]:
-        """s_{t-1}."""
-        return before.hidden[0]

@@ -1,15 +1,13 @@
 """Decoder without attention (Cho et al. 2014, arXiv:1406.1078, section 2.2)."""
 
-import dataclasses
-
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from regard.attention import Intervention, Memory
 from regard.decoders.output import repeat_beams
 from regard.decoders.protocol import AttentionInputs, Unrolled
-from regard.decoders.recurrent import RecurrentDecoder, RecurrentDecoderConfig, RecurrentState
+from regard.decoders.recurrent import RecurrentDecoder, RecurrentState
 from regard.errors import ConfigError
 
 
@@ -23,21 +21,14 @@ class FixedContextDecoder(RecurrentDecoder):
         config: sizes and options; `context_dim` equals `final_dim`.
     """
 
-    def __init__(self, config: RecurrentDecoderConfig) -> None:
-        super().__init__(config, extra_dim=config.context_dim)
-
-    def advance(
+    def _attend_step(
         self,
-        inputs: Float[Tensor, "N G"],
+        query: Tensor,
         state: RecurrentState,
         need_weights: bool,
         intervention: Intervention | None = None,
     ) -> tuple[Tensor, None, RecurrentState]:
-        """Return the readout, no weights, and the state after one step."""
-        context = repeat_beams(state.memory.final, len(inputs))
-        hidden = self._step_cells(inputs, context, state.hidden)
-        readout = self._read_out(context, hidden[-self.state_tensors])
-        return readout, None, dataclasses.replace(state, hidden=hidden)
+        return repeat_beams(state.memory.final, len(query)), None, state
 
     def unroll(
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False

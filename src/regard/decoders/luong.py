@@ -22,10 +22,7 @@ class LuongDecoder(AttendingDecoder):
     Without it and without coverage no step depends on an attention, so whole targets run at once.
 
     Args:
-        config: sizes and options.
-        attention: with queries of width `hidden_dim`.
-        window: attend to a part of the source only; None: to all of it.
-        coverage: feed accumulated attention to the score; for additive scores.
+        config, attention, window, coverage: as for `AttendingDecoder`.
         input_feeding: read the previous attentional state (default False).
     """
 

@@ -27,8 +27,6 @@ class OutputDecoder(nn.Module):
         """Return the logits over the vocabulary, or log-probabilities of a copying decoder."""
         if not isinstance(self.output, CopyingOutput):
             return self.output(states)
-        assert weights is not None
-        assert copies is not None
         return self.output(states, weights, copies)
 
     def _log_probs(self, states: Tensor, weights: Tensor | None, copies: Tensor | None) -> Tensor:
@@ -55,10 +53,12 @@ class CopyingOutput(nn.Linear):
     def forward(
         self,
         input: Float[Tensor, "*n R"],
-        weights: Float[Tensor, "*n layers heads T"],
-        copies: Int[Tensor, "*m T"],
+        weights: Float[Tensor, "*n layers heads T"] | None = None,
+        copies: Int[Tensor, "*m T"] | None = None,
     ) -> Float[Tensor, "*n VK"]:
         """Return log-probabilities; -inf for tokens of neither vocabulary nor source."""
+        assert weights is not None
+        assert copies is not None
         p_vocab = torch.softmax(super().forward(input).float(), dim=-1)
         p_gen = torch.sigmoid(self.gate(input).float())
         alpha = weights[..., -1, :, :].mean(-2).float()

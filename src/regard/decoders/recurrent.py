@@ -79,17 +79,19 @@ class RecurrentDecoder(OutputDecoder):
 
     Args:
         config: sizes and options.
-        extra_dim: width of what each step feeds to its first cell besides the embedding.
+        extra_dim: width of what each step feeds to its first cell besides the embedding; None: that
+            of the context.
     """
 
     attention_layers = 0
     attention_heads = 0
 
-    def __init__(self, config: RecurrentDecoderConfig, extra_dim: int = 0) -> None:
+    def __init__(self, config: RecurrentDecoderConfig, extra_dim: int | None = None) -> None:
         super().__init__()
-        vocabulary, hidden_dim = config.vocabulary, config.hidden_dim
-        self.vocabulary = vocabulary
-        self.embedding = nn.Embedding(vocabulary, config.embedding_dim)
+        hidden_dim = config.hidden_dim
+        extra_dim = config.context_dim if extra_dim is None else extra_dim
+        self.vocabulary = config.vocabulary
+        self.embedding = nn.Embedding(config.vocabulary, config.embedding_dim)
         nn.init.normal_(self.embedding.weight, std=config.embedding_dim**-0.5)
         self.cells = nn.ModuleList(
             Cell(hidden_dim, 0, hidden_dim, config.cell)
@@ -132,9 +134,14 @@ class RecurrentDecoder(OutputDecoder):
     ) -> tuple[Float[Tensor, "N R"], Float[Tensor, "N T"] | None, RecurrentState]:
         """Return the readout, the attention weights and the state after one step.
 
-        `inputs` is the embedded token, projected for the first cell.
+        `inputs` is the embedded token, projected for the first cell. By default the decoder attends
+        with the state before the step, and the first cell reads the context.
         """
-        raise NotImplementedError
+        query = state.hidden[0]
+        context, weights, state = self._attend_step(query, state, need_weights, intervention)
+        hidden = self._step_cells(inputs, context, state.hidden)
+        readout = self._read_out(context, hidden[-self.state_tensors])
+        return readout, weights, dataclasses.replace(state, hidden=hidden)
 
     def unroll(
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
@@ -148,6 +155,16 @@ class RecurrentDecoder(OutputDecoder):
             readouts.append(readout)
             by_step.append(weights)
         return Unrolled(torch.stack(readouts, 1), stack_steps(by_step))
+
+    def _attend_step(
+        self,
+        query: Float[Tensor, "N D"],
+        state: RecurrentState,
+        need_weights: bool,
+        intervention: Intervention | None = None,
+    ) -> tuple[Tensor, Tensor | None, RecurrentState]:
+        """Attend from N = B x beams rows to B sources: context (N, Dv), weights (N, T), new state."""
+        raise NotImplementedError
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return self._dropout(self.embedding(known_tokens(tokens, self.vocabulary)))
@@ -197,7 +214,7 @@ class AttendingDecoder(RecurrentDecoder):
         attention: with queries of width `hidden_dim`.
         window: attend to a part of the source only; None: to all of it.
         coverage: feed accumulated attention to the score; for additive scores.
-        extra_dim: width of what each step feeds to its first cell besides the embedding.
+        extra_dim: as for `RecurrentDecoder`.
     """
 
     attention_layers = 1
@@ -210,7 +227,7 @@ class AttendingDecoder(RecurrentDecoder):
         window: LocalWindow | None = None,
         coverage: Coverage | None = None,
         *,
-        extra_dim: int = 0,
+        extra_dim: int | None = None,
     ) -> None:
         super().__init__(config, extra_dim)
         self.attention = attention
@@ -244,8 +261,8 @@ class AttendingDecoder(RecurrentDecoder):
         )
 
     def query(self, before: RecurrentState, after: RecurrentState) -> Float[Tensor, "N D"]:
-        """Return the query of the step between two states."""
-        raise NotImplementedError
+        """Return the query of the step between two states, by default s_{t-1}."""
+        return before.hidden[0]
 
     def _attend(
         self,
@@ -284,12 +301,11 @@ class AttendingDecoder(RecurrentDecoder):
 
     def _attend_step(
         self,
-        query: Float[Tensor, "N D"],
+        query: Tensor,
         state: RecurrentState,
-        need_weights: bool = True,
+        need_weights: bool,
         intervention: Intervention | None = None,
     ) -> tuple[Tensor, Tensor | None, RecurrentState]:
-        """Attend from N = B x beams rows to B sources: context (N, Dv), weights (N, T), new state."""
         queries = query.view(state.memory.states.shape[0], -1, query.shape[-1])
         steps = torch.full((queries.shape[1],), state.steps, device=query.device)
         coverage = None if state.coverage is None else state.coverage.view(*queries.shape[:2], -1)

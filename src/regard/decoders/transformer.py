@@ -4,19 +4,19 @@ Vaswani et al. 2017, "Attention Is All You Need" (arXiv:1706.03762), section 3.1
 """
 
 import dataclasses
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import Intervention, Memory, MultiHeadAttention
+from regard.attention import Intervention, Memory
 from regard.attention.multihead import KeyValue, causal_mask
-from regard.decoders.output import CopyingOutput, Output, known_tokens
+from regard.decoders.output import OutputDecoder, known_tokens
 from regard.decoders.protocol import AttentionInputs, Step, Unrolled
-from regard.encoders import EncoderOutput, make_self_attention
+from regard.encoders import EncoderOutput, TransformerLayer
 from regard.kernels.additive import AdditiveKeys
-from regard.layers import Embedding, FeedForward, Residual, TransformerConfig
+from regard.layers import Embedding, TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,92 +40,63 @@ class TransformerState:
         )
 
 
-class _Source(NamedTuple):
-    """The source as one layer attends to it."""
-
-    keys: Tensor | AdditiveKeys
-    values: Tensor
-    masked: Tensor
-    layer: int
-    intervention: Intervention | None
-
-
-class DecoderLayer(nn.Module):
-    """Self-attention, attention to the source, feed-forward network, each with a residual connection.
+class DecoderLayer(TransformerLayer):
+    """Self-attention, attention to the source and feed-forward network.
 
     Args:
         config: sizes and options.
         source_dim: width of the encoder's states.
+        index: index of the layer, from 0.
     """
 
-    def __init__(self, config: TransformerConfig, source_dim: int) -> None:
-        super().__init__()
-        dim = config.dim
-        self.self_attention = make_self_attention(config)
-        self.cross_attention = MultiHeadAttention(
-            dim, config.num_heads, config.score, normalizer=config.normalizer, key_dim=source_dim
-        )
-        self.feed_forward = FeedForward(
-            dim, config.feed_forward_dim, config.activation, config.dropout
-        )
-        self.residuals = nn.ModuleList(
-            Residual(dim, config.pre_norm, config.dropout) for _ in range(3)
-        )
+    def __init__(self, config: TransformerConfig, source_dim: int, index: int) -> None:
+        super().__init__(config, source_dim)
+        self.index = index
 
     def forward(
         self,
         states: Float[Tensor, "N L D"],
         past: KeyValue | None,
-        source: _Source,
+        memory: Memory,
         need_weights: bool,
+        intervention: Intervention | None,
     ) -> tuple[Tensor, KeyValue, Tensor | None]:
         """Return the new states, all keys and values of the target so far, and the weights.
 
         Without a past the states are whole targets, N = B; with one they are the next token of each
         of N = B x beams hypotheses. The weights are (B, H, L, T) and (B, H, beams, T).
         """
-        _, second, third = self._residuals
-        states, past = self.self_attend(states, past)
+        states, past = self.self_attend_causal(states, past)
         # the queries of one source form one axis, whether steps or beams
-        rows = states.view(source.masked.shape[0], -1, states.shape[-1])
+        rows = states.view(memory.padding.shape[0], -1, states.shape[-1])
+        residual, values = self._residuals[1], memory.values[self.index]
         context, weights = self.cross_attention.attention.attend(
-            self.cross_attention.project_query(second.sublayer_input(rows)), source.keys, source.values,
-            source.masked, None, need_weights,
-        )  # fmt: skip
-        if source.intervention is not None and weights is not None:
-            context, weights = source.intervention.apply(weights, source.values, source.layer)
-        states = second.add(states, self.cross_attention.combine_heads(context).view_as(states))
-        states = third.add(states, self.feed_forward(third.sublayer_input(states)))
-        return states, past, weights
+            self.cross_attention.project_query(residual.sublayer_input(rows)),
+            memory.keys[self.index],
+            values,
+            memory.padding[:, None, None],
+            need_weights=need_weights,
+        )
+        if intervention is not None and weights is not None:
+            context, weights = intervention.apply(weights, values, self.index)
+        states = residual.add(states, self.cross_attention.combine_heads(context).view_as(states))
+        return self.feed(states), past, weights
 
-    def self_attend(
-        self, states: Float[Tensor, "N L D"], past: KeyValue | None
+    def self_attend_causal(
+        self, states: Float[Tensor, "N L D"], past: KeyValue | None = None
     ) -> tuple[Float[Tensor, "N L D"], KeyValue]:
         """Return the states after self-attention, and all keys and values of the target so far."""
-        first = self._residuals[0]
-        inputs = first.sublayer_input(states)
-        length = 0 if past is None else past.values.shape[2]
-        key_values = self.self_attention.project_key_value(inputs, inputs, length)
         masked = None
-        if past is not None:
-            pairs = zip(past, key_values, strict=True)
-            key_values = KeyValue(*(torch.cat(pair, dim=2) for pair in pairs))
-        elif states.shape[1] > 1:
+        if past is None and states.shape[1] > 1:
             masked = causal_mask(states.shape[1], states.device)[None, None]
-        queries = self.self_attention.project_query(inputs, length)
-        context = self.self_attention.attention.attend(queries, *key_values, masked).context
-        return first.add(states, self.self_attention.combine_heads(context)), key_values
+        return self.self_attend(states, masked, past)
 
     def source_query(self, states: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
         """Return the projected queries of all heads for the states after self-attention."""
         return self.cross_attention.query_proj(self._residuals[1].sublayer_input(states))
 
-    @property
-    def _residuals(self) -> list[Residual]:
-        return cast("list[Residual]", list(self.residuals))
 
-
-class TransformerDecoder(nn.Module):
+class TransformerDecoder(OutputDecoder):
     """Layers of self-attention and attention to the source, all steps of a target in parallel.
 
     In step-by-step decoding the state holds the keys and values of the target so far, so that a
@@ -152,11 +123,11 @@ class TransformerDecoder(nn.Module):
         self.vocabulary = vocabulary
         self.attention_layers, self.attention_heads = config.layers, config.num_heads
         self.embedding = Embedding(vocabulary, dim, config.positions, config.dropout)
-        self.layers = nn.ModuleList(DecoderLayer(config, source_dim) for _ in range(config.layers))
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, source_dim, index) for index in range(config.layers)
+        )
         self.norm = nn.LayerNorm(dim) if config.pre_norm else nn.Identity()
-        self.output = (CopyingOutput if copying else Output)(dim, vocabulary)
-        if tie_embeddings:
-            self.output.weight = self.embedding.tokens.weight
+        self._add_output(dim, self.embedding.tokens, tie_embeddings, copying)
 
     def prepare_memory(self, encoded: EncoderOutput) -> Memory:
         """Project keys and values of the source for every layer, once per source."""
@@ -170,12 +141,9 @@ class TransformerDecoder(nn.Module):
 
     def start(self, memory: Memory) -> TransformerState:
         """Return the state of empty targets."""
-        past: list[KeyValue] = []
-        for layer in self._layers:
-            empty = memory.states.new_zeros(
-                memory.states.shape[0], 0, layer.self_attention.embed_dim
-            )
-            past.append(layer.self_attention.project_key_value(empty, empty))
+        states = memory.states
+        empty = states.new_zeros(states.shape[0], 0, self._layers[0].self_attention.embed_dim)
+        past = [layer.self_attention.project_key_value(empty, empty) for layer in self._layers]
         return TransformerState(memory, tuple(past))
 
     def step(
@@ -190,7 +158,7 @@ class TransformerDecoder(nn.Module):
             inputs, state.past, state.memory, True, intervention
         )
         weights = torch.stack([layer.transpose(1, 2).flatten(0, 1) for layer in by_layer], dim=1)
-        log_probs = self.output.log_probs(states[:, 0], weights, state.memory.copies)
+        log_probs = self._log_probs(states[:, 0], weights, state.memory.copies)
         return Step(log_probs, TransformerState(state.memory, past), weights)
 
     def unroll(
@@ -203,15 +171,6 @@ class TransformerDecoder(nn.Module):
             return Unrolled(states, None)
         return Unrolled(states, torch.stack([layer.transpose(1, 2) for layer in by_layer], dim=2))
 
-    def predict(
-        self,
-        states: Float[Tensor, "*n R"],
-        weights: Float[Tensor, "*n layers heads T"] | None = None,
-        copies: Int[Tensor, "*m T"] | None = None,
-    ) -> Float[Tensor, "*n V"]:
-        """Return the logits over the vocabulary for the states of the last layer."""
-        return self.output(states, weights, copies)
-
     def attention_inputs(
         self, memory: Memory, tokens: Int[Tensor, "B L"], layer: int = 0, head: int = 0
     ) -> AttentionInputs:
@@ -219,9 +178,8 @@ class TransformerDecoder(nn.Module):
         chosen = self._layers[layer]
         inputs = self.embedding(known_tokens(tokens, self.vocabulary))
         states = self._run_layers(inputs, None, memory, False, layers=layer)[0]
-        query = chosen.source_query(chosen.self_attend(states, None)[0])
         rows = (
-            query,
+            chosen.source_query(chosen.self_attend_causal(states)[0]),
             chosen.cross_attention.key_proj(memory.states),
             chosen.cross_attention.value_proj(memory.states),
         )
@@ -242,15 +200,13 @@ class TransformerDecoder(nn.Module):
         layers: int | None = None,
     ) -> tuple[Tensor, tuple[KeyValue, ...], list[Tensor]]:
         """Run all layers, or the first ones: states, keys and values so far, weights if asked for."""
-        masked = memory.padding[:, None, None]
         new_past: list[KeyValue] = []
         by_layer: list[Tensor] = []
-        for number, layer in enumerate(self._layers[:layers]):
-            source = _Source(
-                memory.keys[number], memory.values[number], masked, number, intervention
+        for layer in self._layers[:layers]:
+            layer_past = None if past is None else past[layer.index]
+            states, key_values, weights = layer(
+                states, layer_past, memory, need_weights, intervention
             )
-            layer_past = None if past is None else past[number]
-            states, key_values, weights = layer(states, layer_past, source, need_weights)
             new_past.append(key_values)
             if weights is not None:
                 by_layer.append(weights)
