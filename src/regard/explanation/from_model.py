@@ -8,7 +8,7 @@ from torch import Tensor
 from regard.decoders import AttentionInputs
 from regard.errors import ConfigError
 from regard.explanation.worked_example import Explanation, explain
-from regard.request import TextOrTokens, batches
+from regard.request import TextOrTokens, prepare
 from regard.score_registry import SCORES
 from regard.scores import Score
 from regard.text import BOS, SourceLike
@@ -67,11 +67,10 @@ def explain_step(
     labels = [
         f"{token}({position})" for position, token in enumerate(output.source_tokens, start=1)
     ]
-    request = translator.prepare([text], [output.tokens])
-    (batch,) = batches(request, translator.trained, batch_tokens=1)
-    tokens = torch.tensor([[BOS, *batch.prefix_ids(translator.target)[0]]])
+    request = prepare(translator.trained, [text], [output.tokens])
+    tokens = torch.tensor([[BOS, *request.sources[0].prefix.ids]])
     with torch.inference_mode():
-        memory = batch.encode(translator.trained, translator.device)
+        memory = request.encode(translator.trained.model, translator.device)
         tokens = tokens[:, :step].to(translator.device)
         inputs = decoder.attention_inputs(memory, tokens, number, head)
         return _explain_last(inputs, head, labels), output

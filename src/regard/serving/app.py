@@ -200,7 +200,7 @@ async def explain(request: ExplainRequest, state: AppState) -> Response:
     translator, limits = _translator(batcher, request.model), batcher.limits
     limits.check_text(request.strings)
     source = request.text, request.features
-    (prepared,) = translator.prepare([source], [request.target]).sources
+    (prepared,) = prepare(translator.trained, [source], [request.target]).sources
     for tokens in (prepared.encoding.tokens, prepared.prefix.tokens):
         limits.check_length(len(tokens) + 1)
     options = request.model_dump(include={"step", "target", "layer", "head"})
