@@ -359,9 +359,9 @@ def test_options_override_the_file_of_settings(
     regard: Command, folders: Folders, tmp_path: Path, flags_first: bool
 ) -> None:
     (tmp_path / "c.yaml").write_text("model: {attention: dot, cell: gru}\ntraining: {seed: 7}\n")
-    given = [f"--config={tmp_path / 'c.yaml'}"]
+    option = [f"--config={tmp_path / 'c.yaml'}"]
     flags = [*BRIEF, "--model.attention", "bilinear"]
-    ordered = [*flags, *given] if flags_first else [*given, *flags]
+    ordered = [*flags, *option] if flags_first else [*option, *flags]
     out = tmp_path / "m"
     assert regard("train", "--data.train", folders.pairs, "--out", out, *ordered).status == 0
     settings = settings_of(out)

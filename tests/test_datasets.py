@@ -126,7 +126,7 @@ def test_phrasebook_sentences_are_short_lower_case_and_fully_linked() -> None:
         assert example.source == " ".join(source).lower()
         assert example.target == " ".join(target).lower()
         assert max(len(source), len(target)) <= generate.MAX_WORDS
-        assert {place for _, place in example.links or ()} == set(range(len(target))), example
+        assert {position for _, position in example.links or ()} == set(range(len(target))), example
         assert ("?" in source) == ("?" in target)
 
 
@@ -271,8 +271,12 @@ def test_ambiguous_dates(source: str, ambiguous: bool) -> None:
 
 def test_written_files_contain_the_dataset(tmp_path: Path) -> None:
     links = ((1, 0), (0, 1))
-    one, two, three = Example("a b", "c d", links), Example("e", "f", ()), Example("g", "é", None)
-    datasets.write(Splits(train=(one, two), dev=(three,), test=()), tmp_path / "new")
+    first, second, third = (
+        Example("a b", "c d", links),
+        Example("e", "f", ()),
+        Example("g", "é", None),
+    )
+    datasets.write(Splits(train=(first, second), dev=(third,), test=()), tmp_path / "new")
     read = {path.name: path.read_bytes().decode() for path in (tmp_path / "new").iterdir()}
     assert read == {
         "train.tsv": "a b\tc d\ne\tf\n", "train.align": "0-1 1-0\n\n",

@@ -12,11 +12,11 @@ from regard.errors import ConfigError, DataError
 from regard.files import atomic_write, decode_lines, read_lines, require_empty_folder, write_text
 
 BOM = b"\xef\xbb\xbf"
-a_line = st.text().filter(lambda line: "\n" not in line and not line.endswith("\r"))
+text_lines = st.text().filter(lambda line: "\n" not in line and not line.endswith("\r"))
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-@given(lines=st.lists(a_line.filter(lambda line: not line.startswith("\ufeff"))))
+@given(lines=st.lists(text_lines.filter(lambda line: not line.startswith("\ufeff"))))
 def test_lines_end_at_line_feeds(end: str, lines: list[str]) -> None:
     assert decode_lines("".join(line + end for line in lines).encode(), "f") == lines
 

@@ -28,30 +28,32 @@ def expected(form: Path, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("form", "name"), FOLDERS)
-def test_a_folder_of_an_earlier_format_gives_what_it_gave(form: Path, name: str) -> None:
-    then = expected(form, name)
+def test_a_folder_of_an_earlier_format_gives_the_recorded_outputs(form: Path, name: str) -> None:
+    record = expected(form, name)
     translator = regard.Translator.load(form / name)
-    sources = [translator.source.parse_source(line) for line in then["sources"]]
-    found = translator.align(sources, then["targets"])
-    assert [one.score for one in found] == pytest.approx(then["forced_scores"], abs=1e-4)
-    if then["attention"] is None:
-        assert found[0].attention is None
+    sources = [translator.source.parse_source(line) for line in record["sources"]]
+    translations = translator.align(sources, record["targets"])
+    assert [translation.score for translation in translations] == pytest.approx(
+        record["forced_scores"], abs=1e-4
+    )
+    if record["attention"] is None:
+        assert translations[0].attention is None
     else:
-        for one, weights in zip(found, then["attention"], strict=False):
-            assert one.attention is not None
-            np.testing.assert_allclose(one.attention, np.array(weights), atol=2e-4)
-    assert [one.text for one in translator.translate(sources)] == then["texts"]
+        for translation, weights in zip(translations, record["attention"], strict=False):
+            assert translation.attention is not None
+            np.testing.assert_allclose(translation.attention, np.array(weights), atol=2e-4)
+    assert [translation.text for translation in translator.translate(sources)] == record["texts"]
 
 
 def resume(form: Path, name: str, out: Path) -> None:
     """Continue the training of a copy of a stored model."""
-    then = expected(form, name)
+    record = expected(form, name)
     config = model_folder.describe(out).config
-    budget = dataclasses.replace(config.training, max_updates=then["resumed"]["update"])
+    budget = dataclasses.replace(config.training, max_updates=record["resumed"]["update"])
     data = dataclasses.replace(
         config.data,
-        train=str(form / f"{then['data']}.train.tsv"),
-        dev=str(form / f"{then['data']}.dev.tsv"),
+        train=str(form / f"{record['data']}.train.tsv"),
+        dev=str(form / f"{record['data']}.dev.tsv"),
     )
     config = dataclasses.replace(config, out=str(out), data=data, training=budget, device="cpu")
     regard.train(config, resume=True)

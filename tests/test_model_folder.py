@@ -36,7 +36,7 @@ def make(path: Path, **model: Any) -> TrainedModel:
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     make(tmp_path)
     return tmp_path
 
@@ -64,20 +64,20 @@ def test_loading_restores_what_was_saved(tmp_path: Path, model: dict[str, Any]) 
         assert torch.equal(state[name], value), name
 
 
-def test_a_folder_has_these_files_and_states_its_versions(made: Path) -> None:
+def test_a_folder_has_these_files_and_states_its_versions(folder: Path) -> None:
     names = ["config.json", "model.safetensors", "source.json", "target.json"]
-    assert sorted(os.listdir(made)) == names
-    config = json.loads((made / "config.json").read_text())
+    assert sorted(os.listdir(folder)) == names
+    config = json.loads((folder / "config.json").read_text())
     assert config["format"] == FORMAT == 2
     assert config["regard"] == model_folder.package_version()
     assert config["model"]["embedding_dim"] == 4
 
 
-def test_describe_does_not_need_weights(made: Path) -> None:
-    (made / "model.safetensors").unlink()
-    assert model_folder.describe(made).config.model.encoder_dim == 3
+def test_describe_does_not_need_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert model_folder.describe(folder).config.model.encoder_dim == 3
     with pytest.raises(FolderError, match=r"has no model\.safetensors yet; train until the first"):
-        model_folder.load(made)
+        model_folder.load(folder)
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
@@ -91,10 +91,10 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
     "content",
     [b"", b"{", b"[]", b"3", b"{}", b'{"format": "1"}', b'{"format": null}', b"\xff\xfe"],
 )
-def test_a_damaged_config_is_reported(made: Path, content: bytes) -> None:
-    (made / "config.json").write_bytes(content)
+def test_a_damaged_config_is_reported(folder: Path, content: bytes) -> None:
+    (folder / "config.json").write_bytes(content)
     with pytest.raises(FolderError, match=r"config\.json is damaged( \(|: it states no format)"):
-        model_folder.load(made)
+        model_folder.load(folder)
 
 
 @pytest.mark.parametrize(
@@ -108,52 +108,52 @@ def test_a_damaged_config_is_reported(made: Path, content: bytes) -> None:
     ],
 )
 def test_invalid_settings_are_reported_as_damage(
-    made: Path, key: str, value: Any, wrong: str, unchecked: None
+    folder: Path, key: str, value: Any, wrong: str, unchecked: None
 ) -> None:
-    values = json.loads((made / "config.json").read_text())
-    (made / "config.json").write_text(json.dumps({**values, key: value}))
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, key: value}))
     with pytest.raises(FolderError, match=rf"config\.json is damaged \({wrong}"):
-        model_folder.load(made)
+        model_folder.load(folder)
 
 
-def test_a_newer_format_is_refused(made: Path) -> None:
-    values = json.loads((made / "config.json").read_text())
-    (made / "config.json").write_text(json.dumps({**values, "format": 3, "regard": "9.9"}))
+def test_a_newer_format_is_refused(folder: Path) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**values, "format": 3, "regard": "9.9"}))
     with pytest.raises(
         FolderError, match=r"written by a newer regard \(9\.9\); upgrade to read it"
     ):
-        model_folder.load(made)
+        model_folder.load(folder)
 
 
 @pytest.mark.parametrize("name", ["source.json", "target.json"])
-def test_missing_and_damaged_tokenizers_are_reported(made: Path, name: str) -> None:
-    (made / name).write_bytes(b"\xff")
+def test_missing_and_damaged_tokenizers_are_reported(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(b"\xff")
     with pytest.raises(FolderError, match=f"{name} is missing or damaged"):
-        model_folder.load(made)
-    (made / name).write_text("{}")
+        model_folder.load(folder)
+    (folder / name).write_text("{}")
     with pytest.raises(FolderError, match=f"{name}: the tokenizer cannot be read"):
-        model_folder.load(made)
-    (made / name).unlink()
+        model_folder.load(folder)
+    (folder / name).unlink()
     with pytest.raises(FolderError, match=f"{name} is missing or damaged"):
-        model_folder.load(made)
+        model_folder.load(folder)
 
 
-def test_weights_of_another_model_are_refused(made: Path, tmp_path: Path) -> None:
+def test_weights_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     make(other, encoder_dim=7)
-    (other / "model.safetensors").replace(made / "model.safetensors")
+    (other / "model.safetensors").replace(folder / "model.safetensors")
     with pytest.raises(FolderError, match=r"model\.safetensors does not fit config\.json"):
-        model_folder.load(made)
+        model_folder.load(folder)
 
 
-def test_damaged_weights_are_reported(made: Path) -> None:
-    weights = made / "model.safetensors"
+def test_damaged_weights_are_reported(folder: Path) -> None:
+    weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-5])
     with pytest.raises(FolderError, match="does not fit"):
-        model_folder.load(made)
+        model_folder.load(folder)
     weights.write_bytes(b"")
     with pytest.raises(FolderError, match="does not fit"):
-        model_folder.load(made)
+        model_folder.load(folder)
 
 
 class Trap:
@@ -166,18 +166,18 @@ class Trap:
         return os.mkdir, (str(self.path),)
 
 
-def test_nothing_in_a_folder_is_executed(made: Path, tmp_path: Path) -> None:
-    sprung = tmp_path / "sprung"
-    pickle.loads(pickle.dumps(Trap(sprung)))
-    assert sprung.exists()
-    sprung.rmdir()
+def test_nothing_in_a_folder_is_executed(folder: Path, tmp_path: Path) -> None:
+    created = tmp_path / "created"
+    pickle.loads(pickle.dumps(Trap(created)))
+    assert created.exists()
+    created.rmdir()
     for name in ("model.safetensors", "source.json", "config.json"):
-        kept = (made / name).read_bytes()
-        (made / name).write_bytes(pickle.dumps(Trap(sprung)))
+        original = (folder / name).read_bytes()
+        (folder / name).write_bytes(pickle.dumps(Trap(created)))
         with pytest.raises(FolderError):
-            model_folder.load(made)
-        (made / name).write_bytes(kept)
-    torch.save({"a": Trap(sprung)}, made / "model.safetensors")
+            model_folder.load(folder)
+        (folder / name).write_bytes(original)
+    torch.save({"a": Trap(created)}, folder / "model.safetensors")
     with pytest.raises(FolderError):
-        model_folder.load(made)
-    assert not sprung.exists()
+        model_folder.load(folder)
+    assert not created.exists()

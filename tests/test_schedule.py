@@ -18,12 +18,12 @@ def schedule(**settings: Any) -> Schedule:
 
 def rates(run: Schedule, seconds: float = 1.0, limit: int = 10_000) -> list[float]:
     """Return the rate of every update until the run is over."""
-    found: list[float] = []
+    values: list[float] = []
     while not run.over():
-        assert len(found) < limit
-        found.append(run.rate())
+        assert len(values) < limit
+        values.append(run.rate())
         run.advance(seconds)
-    return found
+    return values
 
 
 def test_the_rate_rises_from_zero_during_the_warm_up() -> None:
@@ -35,15 +35,15 @@ def test_without_warm_up_the_rate_starts_at_its_maximum() -> None:
 
 
 def test_inverse_sqrt_continues_the_warm_up_and_decays() -> None:
-    found = rates(schedule(schedule="inverse_sqrt", warmup=4, max_updates=100))
-    assert found[:4] == [0.25, 0.5, 0.75, 1.0]
-    assert found[15] == pytest.approx(math.sqrt(4 / 16))
-    assert found[99] == pytest.approx(math.sqrt(4 / 100))
+    values = rates(schedule(schedule="inverse_sqrt", warmup=4, max_updates=100))
+    assert values[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert values[15] == pytest.approx(math.sqrt(4 / 16))
+    assert values[99] == pytest.approx(math.sqrt(4 / 100))
 
 
 def test_inverse_sqrt_without_warm_up_decays_from_the_first_update() -> None:
-    found = rates(schedule(schedule="inverse_sqrt", max_updates=4))
-    assert found == pytest.approx([1 / math.sqrt(n) for n in (1, 2, 3, 4)])
+    values = rates(schedule(schedule="inverse_sqrt", max_updates=4))
+    assert values == pytest.approx([1 / math.sqrt(n) for n in (1, 2, 3, 4)])
 
 
 def test_plateau_halves_the_rate_after_validations_without_improvement() -> None:
@@ -70,8 +70,8 @@ def test_the_cooldown_ends_at_zero_with_the_updates() -> None:
 
 def test_the_cooldown_ends_at_zero_with_the_minutes() -> None:
     run = schedule(max_updates=10**6, max_minutes=1.0, cooldown=0.5)
-    found = rates(run, seconds=6.0)
-    assert found == pytest.approx([1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
+    values = rates(run, seconds=6.0)
+    assert values == pytest.approx([1, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
     assert run.rate() == 0
     assert run.seconds == 60
 
@@ -86,9 +86,9 @@ def test_exhausted_patience_begins_a_short_cooldown() -> None:
     for _ in range(40):
         run.advance(1.0)
     assert [run.validated(1.0) for _ in range(3)] == [True, False, False]
-    found = rates(run)
-    assert len(found) == 10  # a fifth of the 50 updates of the whole run
-    assert found == pytest.approx([1 - n / 10 for n in range(10)])
+    values = rates(run)
+    assert len(values) == 10  # a fifth of the 50 updates of the whole run
+    assert values == pytest.approx([1 - n / 10 for n in range(10)])
     assert run.rate() == 0
     assert run.update == 50
 

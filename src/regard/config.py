@@ -276,6 +276,14 @@ class Config:
             raise ConfigError("training.coverage_loss needs model.coverage true")
 
 
+GROUPS: dict[str, Any] = {
+    field.name: field.type
+    for field in dataclasses.fields(Config)
+    if dataclasses.is_dataclass(field.type)
+}
+"""Groups of settings and their dataclasses."""
+
+
 def to_dict(config: Config) -> dict[str, Any]:
     """The settings as plain nested dictionaries, as config.json holds them."""
     return dataclasses.asdict(config)
@@ -283,15 +291,8 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def from_dict(values: Mapping[str, Any]) -> Config:
     """Build a Config from nested dictionaries; an unknown key is a ConfigError naming it."""
-    groups = {
-        "data": DataConfig,
-        "source": TextConfig,
-        "target": TextConfig,
-        "model": ModelConfig,
-        "training": TrainingConfig,
-    }
     fields = {
-        name: _build(groups[name], value, name) if name in groups else value
+        name: _build(GROUPS[name], value, name) if name in GROUPS else value
         for name, value in values.items()
     }
     return _build(Config, fields, "")

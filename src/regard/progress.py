@@ -53,7 +53,7 @@ class Progress:
             self._printed = time.monotonic()
             print(self._line(), file=sys.stderr, flush=True)  # noqa: T201
 
-    def say(self, text: str) -> None:
+    def print(self, text: str) -> None:
         """Print a line above the bar."""
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)

@@ -43,12 +43,14 @@ class Schedule:
     cooldown: Cooldown | None = None
     """The cooldown, once it has begun."""
 
+    def __post_init__(self) -> None:
+        self._max_seconds = 60 * (self.config.max_minutes or math.inf)
+
     @classmethod
     def from_dict(cls, config: TrainingConfig, values: dict[str, Any]) -> "Schedule":
         """Restore what `to_dict` returned; a cooldown is undone where the budget has grown."""
-        values = dict(values)
-        cooldown = values.pop("cooldown")
-        schedule = cls(config, **values)
+        cooldown = values["cooldown"]
+        schedule = cls(config, **{**values, "cooldown": None})
         if cooldown and (cooldown["end_update"] or schedule.used() >= 1 - config.cooldown):
             schedule.cooldown = Cooldown(**cooldown)
         return schedule
@@ -90,36 +92,30 @@ class Schedule:
 
     def used(self) -> float:
         """Return the share of the budget that is used up."""
-        updates = self.update / self.config.max_updates
-        return max(updates, self.seconds / (60 * (self.config.max_minutes or math.inf)))
+        return max(self.update / self.config.max_updates, self.seconds / self._max_seconds)
 
     def over(self) -> bool:
         """Return whether the run has ended."""
-        return self.used() >= 1 or (self.cooldown is not None and self._cooldown_factor() <= 0)
+        return self.used() >= 1 or self._cooldown_factor() <= 0
 
     def remaining(self) -> float:
         """Return the estimated seconds until the end of the budget, at the speed so far."""
         end = (self.cooldown and self.cooldown.end_update) or self.config.max_updates
         by_updates = (end - self.update) * self.seconds / max(1, self.update)
-        by_time = 60 * (self.config.max_minutes or math.inf) - self.seconds
-        return max(0.0, min(by_updates, by_time))
+        return max(0.0, min(by_updates, self._max_seconds - self.seconds))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the state, without the settings, for saving."""
-        values = dataclasses.asdict(self)
-        del values["config"]
-        return values
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "config"}
 
     def _cooldown_factor(self) -> float:
-        start, config = self.cooldown, self.config
+        start = self.cooldown
         if start is None:
             return 1.0
         if self.used() >= 1:
             # also where one slow update used up the rest of the budget
             return 0.0
-        end = start.end_update or config.max_updates
-        left = 1 - (self.update - start.update) / max(1, end - start.update)
-        if config.max_minutes:
-            limit = 60 * config.max_minutes
-            left = min(left, 1 - (self.seconds - start.seconds) / max(1e-9, limit - start.seconds))
-        return max(0.0, left)
+        end = start.end_update or self.config.max_updates
+        by_updates = (self.update - start.update) / max(1, end - start.update)
+        by_time = (self.seconds - start.seconds) / max(1e-9, self._max_seconds - start.seconds)
+        return max(0.0, 1 - max(by_updates, by_time))

@@ -41,6 +41,7 @@ class RunningStatistics:
     updates: int = 0
     pairs: int = 0
     target_tokens: int = 0
+    """EOS included."""
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -58,13 +59,9 @@ class RunningStatistics:
         """Return the mean loss per update."""
         return self.total_loss / max(1, self.updates)
 
-    def pairs_per_second(self) -> float:
-        """Return the number of training pairs per second."""
-        return round(self.pairs / max(1e-9, self.seconds), 1)
-
-    def target_tokens_per_second(self) -> float:
-        """Return the number of target tokens per second, EOS included."""
-        return round(self.target_tokens / max(1e-9, self.seconds), 1)
+    def per_second(self, count: int) -> float:
+        """Return the throughput of `count` pairs or tokens."""
+        return round(count / max(1e-9, self.seconds), 1)
 
 
 class Trainer:
@@ -108,7 +105,7 @@ class Trainer:
                 self.statistics.add(loss, batch)
                 self.batches_done += 1
                 self.schedule.advance(time.perf_counter() - started)
-                rate = self.statistics.pairs_per_second()
+                rate = self.statistics.per_second(self.statistics.pairs)
                 note = f"loss {self.statistics.loss():.3f}, {rate:,.0f} pairs/s"
                 progress.advance(1, note, self.schedule.remaining())
                 over = self.schedule.over()
@@ -120,7 +117,7 @@ class Trainer:
             self._save_checkpoint()
             if not self.history:
                 model_folder.save_weights(self.out, self.trained.model)
-            progress.say(
+            progress.print(
                 f"stopped at update {self.schedule.update:,}: {self.out} is usable; continue with "
                 "--resume"
             )
@@ -148,26 +145,25 @@ class Trainer:
         return True
 
     def _batches(self) -> Iterator[Batch]:
-        change = self._hide_tokens if self.trained.config.model.copy else None
-        while not self.schedule.over():
-            seed, size = self.settings.seed, self.settings.batch_tokens
-            done = self.batches_done
-            yield from epoch(self.corpus.train, size, seed, self.epoch, done, change)
-            self.epoch, self.batches_done = self.epoch + 1, 0
+        def hide(example: Example, rng: random.Random) -> Example:
+            return hide_tokens(example, len(self.corpus.target), rng)
 
-    def _hide_tokens(self, example: Example, rng: random.Random) -> Example:
-        return hide_tokens(example, len(self.corpus.target), rng)
+        transform = hide if self.trained.config.model.copy else None
+        seed, size = self.settings.seed, self.settings.batch_tokens
+        while not self.schedule.over():
+            done = self.batches_done
+            yield from epoch(self.corpus.train, size, seed, self.epoch, done, transform)
+            self.epoch, self.batches_done = self.epoch + 1, 0
 
     def _update(self, batch: Batch) -> float:
         settings = self.settings
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate()
         self.model.train()
-        coverage_loss = settings.coverage_loss if self.trained.config.model.coverage else 0.0
         loss = self.model(
             batch.to(self.device),
             label_smoothing=settings.label_smoothing,
-            coverage_loss=coverage_loss,
+            coverage_loss=settings.coverage_loss,
         )
         self.accelerator.backward(loss)
         self.accelerator.clip_grad_norm_(self.model.parameters(), settings.clip_norm)
@@ -205,21 +201,21 @@ class Trainer:
             "dev_loss": loss,
             self.metric: value,
             "learning_rate": self.schedule.rate(),
-            "pairs_per_second": self.statistics.pairs_per_second(),
-            "target_tokens_per_second": self.statistics.target_tokens_per_second(),
+            "pairs_per_second": self.statistics.per_second(self.statistics.pairs),
+            "target_tokens_per_second": self.statistics.per_second(self.statistics.target_tokens),
             "best": best,
         }
         self.history.append(entry)
         self.schedule.seconds += time.perf_counter() - started
         self.statistics = RunningStatistics()
         self._save_checkpoint()
-        progress.say(
+        progress.print(
             f"update {entry['update']:,}, {entry['minutes']:.1f} min: train loss "
             f"{entry['train_loss']:.3f}, dev loss {loss:.3f}, dev {self.metric} {value:.2f}"
             f"{' (best so far)' if best else ''}, {entry['pairs_per_second']:,.0f} pairs/s"
         )
         for output in outputs[:3]:
-            progress.say(f"    {output.source} -> {output.text}")
+            progress.print(f"    {output.source} -> {output.text}")
 
     @torch.inference_mode()
     def _dev_loss(self) -> float:
@@ -232,8 +228,8 @@ class Trainer:
         return total / tokens
 
     def _save_checkpoint(self) -> None:
-        lines = [json.dumps(entry, ensure_ascii=False) for entry in self.history]
-        write_text(self.out / "metrics.jsonl", "".join(line + "\n" for line in lines))
+        lines = (json.dumps(entry) + "\n" for entry in self.history)
+        write_text(self.out / "metrics.jsonl", "".join(lines))
         state = {
             "schedule": self.schedule.to_dict(),
             "epoch": self.epoch,

@@ -81,7 +81,7 @@ def train(
     updates = config.training.max_updates
     with Progress("training", updates, "updates", trainer.schedule.update) as progress:
         for note in notes:
-            progress.say(note)
+            progress.print(note)
         trainer.train(progress)
         translator = Translator.load(out, config.device)
         return _choose_attention_layer(translator, out, corpus, progress)
@@ -91,13 +91,12 @@ def _output_folder(out: str | None, resume: bool) -> Path:
     if out is None:
         raise ConfigError("no output folder: give --out DIR (Config(out=...))")
     path = Path(out)
-    if resume and path.is_dir():
-        return path
-    try:
+    if not path.is_dir():
         return require_empty_folder(path)
+    try:
+        return path if resume else require_empty_folder(path)
     except ConfigError as error:
-        hint = ", or continue its training with --resume" if path.is_dir() else ""
-        raise ConfigError(f"{error}{hint}") from None
+        raise ConfigError(f"{error}, or continue its training with --resume") from None
 
 
 def _starting_point(
@@ -144,7 +143,7 @@ def _choose_attention_layer(
     shares = layer_agreements(translator, examples)
     best = shares.index(max(shares))
     by_layer = ", ".join(f"{100 * share:.0f} %" for share in shares)
-    progress.say(
+    progress.print(
         f"attention: layer {best} of {len(shares)} (counted from 0) agrees most often with the "
         f"erasure of source tokens (by layer {by_layer}); the average of its heads is displayed"
     )

@@ -10,19 +10,10 @@ from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
-from regard import config
+from regard.config import GROUPS
 from regard.errors import ConfigError
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
-
-GROUPS: dict[str, type] = {
-    "data": config.DataConfig,
-    "source": config.TextConfig,
-    "target": config.TextConfig,
-    "model": config.ModelConfig,
-    "training": config.TrainingConfig,
-}
-"""Groups of settings, each declared as a dataclass."""
 
 _UNKNOWN_OPTION = re.compile(
     r"Group '(\S+)' does not accept option '([^']+)'|Option '([^']+)' is not accepted"
