@@ -49,8 +49,9 @@ class Schedule:
     @classmethod
     def from_dict(cls, config: TrainingConfig, values: dict[str, Any]) -> "Schedule":
         """Restore what `to_dict` returned; a cooldown is undone where the budget has grown."""
-        cooldown = values["cooldown"]
-        schedule = cls(config, **{**values, "cooldown": None})
+        values = {**values}
+        cooldown = values.pop("cooldown")
+        schedule = cls(config, **values)
         if cooldown and (cooldown["end_update"] or schedule.used() >= 1 - config.cooldown):
             schedule.cooldown = Cooldown(**cooldown)
         return schedule

@@ -57,9 +57,7 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"regard: unknown command {name}{hint}; see regard --help", file=sys.stderr)
         return 2
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: print(
-            f"regard: {message}", file=sys.stderr
-        )
+        warnings.showwarning = _print_warning
         return _run(name, rest)
 
 
@@ -77,6 +75,10 @@ def _run(name: str, arguments: list[str]) -> int:
     except SystemExit as exit_request:  # the parser has printed its help or an error
         return int(exit_request.code or 0)
     return 0
+
+
+def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
+    print(f"regard: {message}", file=sys.stderr)
 
 
 def _help() -> str:
