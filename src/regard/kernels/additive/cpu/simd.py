@@ -4,6 +4,7 @@ A vector fills a register of this processor. The operators + - * and the functio
 compute with vectors; a product and a sum may be fused. NaN propagates.
 """
 
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -44,27 +45,15 @@ class SimdVectorModel(models.PrimitiveModel):
         super().__init__(manager, vector, vector.llvm_type)
 
 
-def _codegen(compute: Callable[..., Any]) -> Callable[..., Any]:
+def _elementwise(emit: Callable[..., Any]) -> Any:
+    """Return the function of vectors of one type for which `emit` emits LLVM code."""
+
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return compute(builder, *arguments)
+        return emit(builder, *arguments)
 
-    return codegen
-
-
-def _unary(compute: Callable[[Any, Any], Any]) -> Any:
-    """Return the function of one vector for which `compute` emits LLVM code."""
-
-    def typer(typing: Any, x: Any) -> Any:
-        return x(x), _codegen(compute)
-
-    return intrinsic(typer)
-
-
-def _binary(compute: Callable[[Any, Any, Any], Any]) -> Any:
-    """Return the function of two vectors for which `compute` emits LLVM code."""
-
-    def typer(typing: Any, x: Any, y: Any) -> Any:
-        return x(x, y), _codegen(compute)
+    @functools.wraps(emit)  # numba reads the number of arguments from the signature
+    def typer(typing: Any, x: Any, *vectors: Any) -> Any:
+        return x(x, *vectors), codegen
 
     return intrinsic(typer)
 
@@ -102,61 +91,69 @@ def _call_llvm(builder: Any, name: str, *arguments: Any) -> Any:
     return builder.call(get_or_insert_function(builder.module, function, name), arguments)
 
 
-def _element_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    """Return a pointer to an element of a row, which is an array or a pointer."""
-    row, data = signature.args[0], arguments[0]
-    if isinstance(row, types.Array):
-        data = context.make_array(row)(context, builder, data).data
-    return builder.gep(data, [arguments[1]])
-
-
-def _vector_pointer(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    vector = SimdVector(signature.args[0].dtype)
-    data = _element_pointer(context, builder, signature, arguments)
-    return builder.bitcast(data, vector.llvm_type.as_pointer())
-
-
-def _pointer_at(typing: Any, row: Any, index: Any) -> Any:
-    """Return a pointer to an element of a row, itself usable as a row."""
-    return types.CPointer(row.dtype)(row, types.intp), _element_pointer
-
-
-def _load(typing: Any, row: Any, index: Any) -> Any:
-    """Return the vector that begins at an element of a row."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.load(_vector_pointer(context, builder, signature, arguments), align=4)
-
-    return SimdVector(row.dtype)(row, types.intp), codegen
-
-
-def _load_splat(typing: Any, row: Any, index: Any) -> Any:
-    """Return a vector with one element of a row in every lane."""
-    vector = SimdVector(row.dtype)
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        number = builder.load(_element_pointer(context, builder, signature, arguments))
-        return _broadcast(builder, vector, number)
-
-    return vector(row, types.intp), codegen
-
-
-def _store(typing: Any, row: Any, index: Any, x: Any) -> Any:
-    """Write a vector to a row, from an element on."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        pointer = _vector_pointer(context, builder, signature, arguments)
-        builder.store(arguments[2], pointer, align=4)
-        return context.get_dummy_value()
-
-    return types.none(row, types.intp, x), codegen
-
-
-def _broadcast(builder: Any, vector: SimdVector, number: Any) -> Any:
-    none = ir.Constant(vector.llvm_type, ir.Undefined)
+def _broadcast(builder: Any, kind: ir.VectorType, number: Any) -> Any:
+    none = ir.Constant(kind, ir.Undefined)
     first = builder.insert_element(none, number, ir.Constant(_INDEX, 0))
-    zeros = _constant(ir.VectorType(_INDEX, vector.llvm_type.count), 0)
-    return builder.shuffle_vector(first, none, zeros)
+    return builder.shuffle_vector(first, none, _constant(ir.VectorType(_INDEX, kind.count), 0))
+
+
+def _memory_access(result: Callable[[types.Float], Any]) -> Callable[..., Any]:
+    """Return a decorator: the function of an array or pointer, an index and further arguments.
+
+    The decorated function emits LLVM code, given the pointer to the element and the type of a vector
+    in LLVM; `result` returns the type of the result.
+    """
+
+    def decorate(emit: Callable[..., Any]) -> Any:
+        @functools.wraps(emit)
+        def typer(typing: Any, row: Any, index: Any, *values: Any) -> Any:
+            def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+                data, index, *values = arguments
+                if isinstance(row, types.Array):
+                    data = context.make_array(row)(context, builder, data).data
+                element = builder.gep(data, [index])
+                emitted = emit(builder, element, SimdVector(row.dtype).llvm_type, *values)
+                return context.get_dummy_value() if signature.return_type is types.none else emitted
+
+            return result(row.dtype)(row, types.intp, *values), codegen
+
+        return intrinsic(typer)
+
+    return decorate
+
+
+@_memory_access(types.CPointer)
+def pointer_at(builder: Any, element: Any, kind: Any) -> Any:
+    """Return a pointer to an element of a row, itself usable as a row."""
+    return element
+
+
+@_memory_access(SimdVector)
+def load(builder: Any, element: Any, kind: Any) -> Any:
+    """Return the vector that begins at an element of a row."""
+    return builder.load(builder.bitcast(element, kind.as_pointer()), align=4)
+
+
+@_memory_access(SimdVector)
+def load_splat(builder: Any, element: Any, kind: Any) -> Any:
+    """Return a vector with one element of a row in every lane."""
+    return _broadcast(builder, kind, builder.load(element))
+
+
+@_memory_access(lambda real: types.none)
+def store(builder: Any, element: Any, kind: Any, x: Any) -> None:
+    """Write a vector to a row, from an element on."""
+    builder.store(x, builder.bitcast(element, kind.as_pointer()), align=4)
+
+
+@_memory_access(lambda real: types.none)
+def prefetch(builder: Any, element: Any, kind: Any) -> None:
+    """Prefetch an element of a row."""
+    byte = ir.IntType(8).as_pointer()
+    signature = ir.FunctionType(ir.VoidType(), [byte, _INDEX, _INDEX, _INDEX])
+    function = get_or_insert_function(builder.module, signature, "llvm.prefetch.p0i8")
+    options = [ir.Constant(_INDEX, number) for number in (0, 3, 1)]
+    builder.call(function, [builder.bitcast(element, byte), *options])
 
 
 def _splat(typing: Any, number: Any) -> Any:
@@ -164,24 +161,9 @@ def _splat(typing: Any, number: Any) -> Any:
     vector = SimdVector(number)
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _broadcast(builder, vector, arguments[0])
+        return _broadcast(builder, vector.llvm_type, arguments[0])
 
     return vector(number), codegen
-
-
-def _prefetch(typing: Any, row: Any, index: Any) -> Any:
-    """Prefetch an element of a row."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        data = _element_pointer(context, builder, signature, arguments)
-        byte, index = ir.IntType(8).as_pointer(), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, index, index, index])
-        function = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        options = [ir.Constant(index, number) for number in (0, 3, 1)]
-        builder.call(function, [builder.bitcast(data, byte), *options])
-        return context.get_dummy_value()
-
-    return types.none(row, types.intp), codegen
 
 
 def _lane_count(typing: Any, x: Any) -> Any:
@@ -193,26 +175,17 @@ def _lane_count(typing: Any, x: Any) -> Any:
     return types.intp(x), codegen
 
 
-def _fma(typing: Any, x: Any, y: Any, z: Any) -> Any:
-    """Return x y + z, fused even where the product is used twice."""
-
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _call_llvm(builder, "fmuladd", *arguments)
-
-    return x(x, y, z), codegen
-
-
-pointer_at: Any = intrinsic(_pointer_at)
-load: Any = intrinsic(_load)
-load_splat: Any = intrinsic(_load_splat)
-store: Any = intrinsic(_store)
 splat: Any = intrinsic(_splat)
 lane_count: Any = intrinsic(_lane_count)
-prefetch: Any = intrinsic(_prefetch)
-fma: Any = intrinsic(_fma)
 
 
-@_unary
+@_elementwise
+def fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
+    """Return x y + z, fused even where the product is used twice."""
+    return _call_llvm(builder, "fmuladd", x, y, z)
+
+
+@_elementwise
 def reciprocal(builder: Any, x: Any) -> Any:
     """Return 1 / x for 1e-37 <= |x| <= 1e37; wrong for zero and infinity.
 
@@ -222,19 +195,19 @@ def reciprocal(builder: Any, x: Any) -> Any:
     return builder.fdiv(_constant(x.type, 1.0), x, flags=("arcp", "ninf", "contract"))
 
 
-@_unary
+@_elementwise
 def floor(builder: Any, x: Any) -> Any:
     """Return the largest integer <= x."""
     return _call_llvm(builder, "floor", x)
 
 
-@_unary
+@_elementwise
 def exp(builder: Any, x: Any) -> Any:
     """Return e^x."""
     return _call_llvm(builder, "exp", x)
 
 
-@_unary
+@_elementwise
 def exp2_integer(builder: Any, x: Any) -> Any:
     """Return 2^x for integers from -126 to 127, assembled from bits; float32 only."""
     kind = ir.VectorType(ir.IntType(32), x.type.count)
@@ -242,7 +215,7 @@ def exp2_integer(builder: Any, x: Any) -> Any:
     return builder.bitcast(builder.shl(exponent, _constant(kind, 23)), x.type)
 
 
-@_binary
+@_elementwise
 def minimum(builder: Any, x: Any, y: Any) -> Any:
     """Return the smaller of x and y; x where either is NaN."""
     return builder.select(builder.fcmp_ordered(">", x, y), y, x)
@@ -257,7 +230,7 @@ def _max_abs(builder: Any, x: Any, y: Any) -> Any:
     return builder.bitcast(larger, x.type)
 
 
-max_abs: Any = _binary(_max_abs)
+max_abs: Any = _elementwise(_max_abs)
 """The larger absolute value of two vectors, lane by lane; NaN is the largest."""
 
 reduce_max_abs: Any = _reduction(_max_abs)
@@ -271,7 +244,7 @@ def reduce_sum(builder: Any, x: Any, y: Any) -> Any:
 
 
 def _arithmetic(sign: Any, instruction: str) -> None:
-    @_binary
+    @_elementwise
     def computed(builder: Any, x: Any, y: Any) -> Any:
         return getattr(builder, instruction)(x, y, flags=("contract",))
 
