@@ -309,24 +309,19 @@ def rooflines() -> list[Callable[[int], Any]]:
 
 def on_threads(loop: Any, numbers: Tensor, tasks: int = 64) -> Callable[[int], Any]:
     """Return the loop over a number of (pair, feature)s, on the threads of the kernels."""
-    from numba.np.numpy_support import carray
-
     from regard.kernels.additive.cpu import job, threads
 
-    next_task, length, keys, pointers = job.NEXT_TASK, job.LENGTH, job.KEYS, job.POINTERS
-    as_pointer, fetch_add = job.as_pointer, job.fetch_add
     count, sums = numbers.numel(), torch.empty(tasks)
 
     def make(real: Any) -> Callable[[Any], None]:
-        def kernel(job: Any) -> None:
-            arguments, one = carray(job, (length,)), real(1)
-            x = carray(as_pointer(arguments[pointers], one), (count,))
-            out = carray(as_pointer(arguments[pointers + 1], one), (tasks,))
+        def kernel(arguments: Any) -> None:
+            x = job.array(arguments, 0, (count,), real(1))
+            out = job.array(arguments, 1, (tasks,), real(1))
             while True:
-                task = fetch_add(job, next_task)
+                task = job.fetch_add(arguments, job.NEXT_TASK)
                 if task >= tasks:
                     return
-                out[task] = loop(arguments[keys] // tasks, x)
+                out[task] = loop(arguments[job.KEYS] // tasks, x)
 
         return kernel
 

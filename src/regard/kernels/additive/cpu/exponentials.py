@@ -13,19 +13,8 @@ from typing import Any
 import numpy as np
 from numba import types
 from numba.extending import overload
-from numba.np.numpy_support import carray
 
-from regard.kernels.additive.cpu.job import (
-    KEYS,
-    LENGTH,
-    NEXT_TASK,
-    OUT_OF_RANGE,
-    POINTERS,
-    TASKS,
-    as_pointer,
-    fetch_add,
-    thread_workspace,
-)
+from regard.kernels.additive.cpu import job
 from regard.kernels.additive.cpu.simd import (
     BYTES,
     exp,
@@ -115,19 +104,19 @@ def exponentials(real: Any) -> Callable[[Any], None]:
     real_bytes, limit, _ = RANGES[real]
     size = BYTES // real_bytes
 
-    def kernel(job: Any) -> None:
-        arguments, one = carray(job, (LENGTH,)), real(1)
-        count = arguments[KEYS]
-        x = carray(as_pointer(arguments[POINTERS], one), (count,))
-        y = carray(as_pointer(arguments[POINTERS + 1], one), (count,))
-        buffer = thread_workspace(job, arguments, (1, size), one)[0]
+    def kernel(arguments: Any) -> None:
+        one = real(1)
+        count = arguments[job.KEYS]
+        x = job.array(arguments, 0, (count,), one)
+        y = job.array(arguments, 1, (count,), one)
+        buffer = job.thread_workspace(arguments, (1, size), one)[0]
         while True:
-            task = fetch_add(job, NEXT_TASK)
-            if task >= arguments[TASKS]:
+            task = job.fetch_add(arguments, job.NEXT_TASK)
+            if task >= arguments[job.TASKS]:
                 return
             start = task * ELEMENTS_PER_TASK
             stop = min(count, start + ELEMENTS_PER_TASK)
             if not exp_2x_row(x[start:stop], y[start:stop], buffer) <= limit:
-                fetch_add(job, OUT_OF_RANGE)
+                job.fetch_add(arguments, job.OUT_OF_RANGE)
 
     return kernel

@@ -8,26 +8,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba.np.numpy_support import carray
-
+from regard.kernels.additive.cpu import job
 from regard.kernels.additive.cpu.exponentials import (
     LARGEST_VECTOR,
     RANGES,
     exp_2x,
     exp_2x_row,
     larger_or_nan,
-)
-from regard.kernels.additive.cpu.job import (
-    LENGTH,
-    NEXT_TASK,
-    OUT_OF_RANGE,
-    POINTERS,
-    TASKS,
-    TILE,
-    as_pointer,
-    fetch_add,
-    read_sizes,
-    thread_workspace,
 )
 from regard.kernels.additive.cpu.simd import (
     BYTES,
@@ -53,17 +40,13 @@ KEY_TILE = 256
 
 
 @inlined
-def _arrays(arguments: Any, items: Any, one: Any) -> Any:
-    """Return a, b, v and the gradient of the scores, then the gradients of a, b and v."""
-    heads, n_queries, n_keys, width = read_sizes(arguments)
+def _gradients(arguments: Any, items: Any, one: Any) -> Any:
+    """Return the gradients of queries and keys, and that of the vector of every item."""
+    _, queries, keys, width = job.read_sizes(arguments)
     return (
-        carray(as_pointer(arguments[POINTERS], one), (items, n_queries, width)),
-        carray(as_pointer(arguments[POINTERS + 1], one), (items, n_keys, width)),
-        carray(as_pointer(arguments[POINTERS + 2], one), (heads, width)),
-        carray(as_pointer(arguments[POINTERS + 3], one), (items, n_queries, n_keys)),
-        carray(as_pointer(arguments[POINTERS + 4], one), (items, n_queries, width)),
-        carray(as_pointer(arguments[POINTERS + 5], one), (items, n_keys, width)),
-        carray(as_pointer(arguments[POINTERS + 6], one), (items, width)),
+        job.array(arguments, 4, (items, queries, width), one),
+        job.array(arguments, 5, (items, keys, width), one),
+        job.array(arguments, 6, (items, width), one),
     )
 
 
@@ -78,20 +61,21 @@ def by_keys(real: Any) -> Callable[[Any], None]:
     real_bytes, limit, largest = RANGES[real]
     size = BYTES // real_bytes
 
-    def kernel(job: Any) -> None:
-        arguments, one = carray(job, (LENGTH,)), real(1)
-        heads, n_queries, n_keys, width = read_sizes(arguments)
-        items = arguments[TASKS]
-        queries, keys, vectors, g, grad_a, grad_b, grad_v = _arrays(arguments, items, one)
+    def kernel(arguments: Any) -> None:
+        one = real(1)
+        heads, n_queries, n_keys, width = job.read_sizes(arguments)
+        items = arguments[job.TASKS]
+        queries, keys, vectors, g = job.read_arrays(arguments, items, one)
+        grad_a, grad_b, grad_v = _gradients(arguments, items, one)
         padded = (width + size - 1) // size * size
-        workspace = thread_workspace(job, arguments, by_keys_shape(n_queries, padded), one)
+        workspace = job.thread_workspace(arguments, by_keys_shape(n_queries, padded), one)
         workspace[:, :] = real(0)
         v, dv, b, db = workspace[0], workspace[1], workspace[2], workspace[3]
         a, da = workspace[4 : 4 + n_queries], workspace[4 + n_queries :]
         ones, two, zeros = splat(one), splat(real(2)), splat(real(0))
         ceiling = splat(real(largest))
         while True:
-            item = fetch_add(job, NEXT_TASK)
+            item = job.fetch_add(arguments, job.NEXT_TASK)
             if item >= items:
                 return
             max_a, max_b = zeros, zeros
@@ -130,7 +114,7 @@ def by_keys(real: Any) -> Callable[[Any], None]:
             grad_v[item] = dv[:width]
             max_ab = larger_or_nan(reduce_max_abs(max_a), reduce_max_abs(max_b))
             if not (max_ab <= limit and max_v <= LARGEST_VECTOR):
-                fetch_add(job, OUT_OF_RANGE)
+                job.fetch_add(arguments, job.OUT_OF_RANGE)
 
     return kernel
 
@@ -230,23 +214,24 @@ def by_features(real: Any) -> Callable[[Any], None]:
     real_bytes, limit, largest = RANGES[real]
     size, near = BYTES // real_bytes, math.log(largest)
 
-    def kernel(job: Any) -> None:
-        arguments, one = carray(job, (LENGTH,)), real(1)
-        heads, n_queries, n_keys, width = read_sizes(arguments)
-        step = arguments[TILE] * size
+    def kernel(arguments: Any) -> None:
+        one = real(1)
+        heads, n_queries, n_keys, width = job.read_sizes(arguments)
+        step = arguments[job.TILE] * size
         tiles = (width + step - 1) // step
-        items = arguments[TASKS] // tiles
-        queries, keys, vectors, g, grad_a, grad_b, grad_v = _arrays(arguments, items, one)
+        items = arguments[job.TASKS] // tiles
+        queries, keys, vectors, g = job.read_arrays(arguments, items, one)
+        grad_a, grad_b, grad_v = _gradients(arguments, items, one)
         shape = by_features_shape(n_queries, n_keys, size)
-        workspace = thread_workspace(job, arguments, shape, one)[0]
+        workspace = job.thread_workspace(arguments, shape, one)[0]
         end = n_queries // 4 * 4
         a, rest = workspace[: n_queries * size], workspace[n_queries * size :]
         da, rest = rest[: n_queries * size], rest[n_queries * size :]
         b, db, v = rest[: n_keys * size], rest[n_keys * size : -size], rest[-size:]
         half, ceiling, zeros = splat(real(0.5)), splat(real(largest**2)), splat(real(0))
         while True:
-            task = fetch_add(job, NEXT_TASK)
-            if task >= arguments[TASKS]:
+            task = job.fetch_add(arguments, job.NEXT_TASK)
+            if task >= arguments[job.TASKS]:
                 return
             item, first = task // tiles, task % tiles * step
             max_ab = real(0)
@@ -282,6 +267,6 @@ def by_features(real: Any) -> Callable[[Any], None]:
                 store(v, 0, dv)
                 store_columns(v, grad_v[item : item + 1], low, filled, size)
             if not max_ab <= limit:
-                fetch_add(job, OUT_OF_RANGE)
+                job.fetch_add(arguments, job.OUT_OF_RANGE)
 
     return kernel

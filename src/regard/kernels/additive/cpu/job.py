@@ -1,4 +1,4 @@
-"""The argument of a CPU kernel: a pointer to an array of counters, sizes and addresses (int64)."""
+"""The argument of a CPU kernel: a pointer to counters, sizes and addresses of tensors (int64)."""
 
 from typing import Any, NamedTuple
 
@@ -20,9 +20,6 @@ the counters, which all threads write."""
 TASKS, HEADS, QUERIES, KEYS, WIDTH, TILE, PREPARED, POINTERS = range(17, 25)
 """Indices of the number of tasks, of the fields of `Sizes`, and of the first address of a tensor."""
 
-LENGTH = POINTERS + 7
-"""Length of the array that a kernel reads."""
-
 
 class Sizes(NamedTuple):
     """Sizes that a kernel reads."""
@@ -37,7 +34,7 @@ class Sizes(NamedTuple):
     """1 where the keys are exponentials already."""
 
 
-def _fetch_add(typing: Any, job: Any, index: Any) -> Any:
+def _fetch_add(typing: Any, arguments: Any, index: Any) -> Any:
     """Increment a counter atomically and return its previous value."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -63,9 +60,15 @@ as_pointer: Any = intrinsic(_as_pointer)
 
 
 @inlined
-def thread_workspace(job: Any, arguments: Any, shape: Any, one: Any) -> Any:
+def array(arguments: Any, index: Any, shape: Any, one: Any) -> Any:
+    """Return a tensor of the type of `one` as an array."""
+    return carray(as_pointer(arguments[POINTERS + index], one), shape)
+
+
+@inlined
+def thread_workspace(arguments: Any, shape: Any, one: Any) -> Any:
     """Return a workspace that no other thread uses, an array of 2 dimensions."""
-    offset = fetch_add(job, NEXT_WORKSPACE) * shape[0] * shape[1]
+    offset = fetch_add(arguments, NEXT_WORKSPACE) * shape[0] * shape[1]
     return carray(pointer_at(as_pointer(arguments[WORKSPACE], one), offset), shape)
 
 
@@ -73,3 +76,15 @@ def thread_workspace(job: Any, arguments: Any, shape: Any, one: Any) -> Any:
 def read_sizes(arguments: Any) -> Any:
     """Return the heads, queries, keys and width of `Sizes`."""
     return arguments[HEADS], arguments[QUERIES], arguments[KEYS], arguments[WIDTH]
+
+
+@inlined
+def read_arrays(arguments: Any, items: Any, one: Any) -> Any:
+    """Return queries, keys, vectors, and the scores or their gradient."""
+    heads, queries, keys, width = read_sizes(arguments)
+    return (
+        array(arguments, 0, (items, queries, width), one),
+        array(arguments, 1, (items, keys, width), one),
+        array(arguments, 2, (heads, width), one),
+        array(arguments, 3, (items, queries, keys), one),
+    )

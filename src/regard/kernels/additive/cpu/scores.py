@@ -9,26 +9,12 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from numba.np.numpy_support import carray
-
+from regard.kernels.additive.cpu import job
 from regard.kernels.additive.cpu.exponentials import (
     LARGEST_VECTOR,
     RANGES,
     exp_2x_row,
     larger_or_nan,
-)
-from regard.kernels.additive.cpu.job import (
-    LENGTH,
-    NEXT_TASK,
-    OUT_OF_RANGE,
-    POINTERS,
-    PREPARED,
-    TASKS,
-    TILE,
-    as_pointer,
-    fetch_add,
-    read_sizes,
-    thread_workspace,
 )
 from regard.kernels.additive.cpu.simd import (
     BYTES,
@@ -142,19 +128,6 @@ def _split(workspace: Any, padded: Any, tile: Any, size: Any) -> Any:
 
 
 @inlined
-def _arrays(arguments: Any, items: Any, one: Any) -> Any:
-    """Return queries, keys, vectors, scores, and the largest |b| of prepared keys."""
-    heads, n_queries, n_keys, width = read_sizes(arguments)
-    return (
-        carray(as_pointer(arguments[POINTERS], one), (items, n_queries, width)),
-        carray(as_pointer(arguments[POINTERS + 1], one), (items, n_keys, width)),
-        carray(as_pointer(arguments[POINTERS + 2], one), (heads, width)),
-        carray(as_pointer(arguments[POINTERS + 3], one), (items, n_queries, n_keys)),
-        carray(as_pointer(arguments[POINTERS + 4], one), (1,))[0],
-    )
-
-
-@inlined
 def _exponentials_of_rows(
     rows: Any, exponentials: Any, padded: Any, buffer: Any, largest: Any
 ) -> Any:
@@ -183,20 +156,21 @@ def scores(real: Any) -> Callable[[Any], None]:
     # below the ceiling by more than all rounding: without the clamp the bits are the same
     size, near = BYTES // real_bytes, math.log(largest) / 2 - 0.01
 
-    def kernel(job: Any) -> None:
-        arguments, one, two = carray(job, (LENGTH,)), real(1), real(2)
-        heads, n_queries, n_keys, width = read_sizes(arguments)
-        tile, prepared = arguments[TILE], arguments[PREPARED] != 0
+    def kernel(arguments: Any) -> None:
+        one, two = real(1), real(2)
+        heads, n_queries, n_keys, width = job.read_sizes(arguments)
+        tile, prepared = arguments[job.TILE], arguments[job.PREPARED] != 0
         tiles = (n_queries + tile - 1) // tile
-        items, padded = arguments[TASKS] // tiles, padded_width(width, size)
-        queries, keys, vectors, out, max_b = _arrays(arguments, items, one)
-        workspace = thread_workspace(job, arguments, workspace_shape(padded, tile, size), one)[0]
+        items, padded = arguments[job.TASKS] // tiles, padded_width(width, size)
+        queries, keys, vectors, out = job.read_arrays(arguments, items, one)
+        max_b = job.array(arguments, 4, (1,), one)[0]
+        workspace = job.thread_workspace(arguments, workspace_shape(padded, tile, size), one)[0]
         workspace[:] = real(0)
         exp_a, exp_b, v, block, buffer = _split(workspace, padded, tile, size)
         ones, ceiling, zeros = splat(one), splat(real(largest)), splat(real(0))
         while True:
-            task = fetch_add(job, NEXT_TASK)
-            if task >= arguments[TASKS]:
+            task = job.fetch_add(arguments, job.NEXT_TASK)
+            if task >= arguments[job.TASKS]:
                 return
             item, start = task // tiles, task % tiles * tile
             count = min(tile, n_queries - start)
@@ -230,6 +204,6 @@ def scores(real: Any) -> Callable[[Any], None]:
                         block[row * size + key - low] = sum_v - two * s
                 store_columns(block, out[item, start : start + count], low, filled, size)
             if not (max_ab <= limit and max_v <= LARGEST_VECTOR):
-                fetch_add(job, OUT_OF_RANGE)
+                job.fetch_add(arguments, job.OUT_OF_RANGE)
 
     return kernel
