@@ -12,7 +12,7 @@ from regard.attention.multihead import KeyValue
 from regard.cells import CELLS
 from regard.kernels.dropout import dropout
 from regard.layers import Embedding, FeedForward, Residual, TransformerConfig
-from regard.positions import head_positions
+from regard.positions import HEAD_POSITIONS
 
 
 class EncoderOutput(NamedTuple):
@@ -109,12 +109,13 @@ class TransformerLayer(nn.Module):
     def __init__(self, config: TransformerConfig, source_dim: int | None = None) -> None:
         super().__init__()
         dim, heads, normalizer = config.dim, config.num_heads, config.normalizer
+        encoding = HEAD_POSITIONS.get(config.positions)
         self.self_attention = MultiHeadAttention(
             dim,
             heads,
             config.score,
             normalizer=normalizer,
-            position_encoding=head_positions(config.positions),
+            position_encoding=None if encoding is None else encoding(),
         )
         if source_dim is not None:
             self.cross_attention = MultiHeadAttention(

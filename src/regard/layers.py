@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.kernels.dropout import dropout
-from regard.positions import embedding_positions
+from regard.positions import EMBEDDING_POSITIONS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,8 @@ class Embedding(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(vocabulary, dim)
         nn.init.normal_(self.tokens.weight, std=dim**-0.5)
-        self.positions = embedding_positions(positions, dim)
+        encoding = EMBEDDING_POSITIONS.get(positions)
+        self.positions = None if encoding is None else encoding(dim)
         self.scale = math.sqrt(dim)
         self.dropout = dropout
 

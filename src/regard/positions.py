@@ -91,13 +91,3 @@ EMBEDDING_POSITIONS: dict[str, Callable[[int], nn.Module]] = {
 
 HEAD_POSITIONS: dict[str, Callable[[], HeadPositions]] = {"rotary": RotaryPositions}
 """Encodings applied to the queries and keys of every head, by name."""
-
-
-def embedding_positions(name: str, dim: int) -> nn.Module | None:
-    """Return the encoding of this name if it is added to embeddings, else None."""
-    return EMBEDDING_POSITIONS[name](dim) if name in EMBEDDING_POSITIONS else None
-
-
-def head_positions(name: str) -> HeadPositions | None:
-    """Return the encoding of this name if it is applied to queries and keys, else None."""
-    return HEAD_POSITIONS[name]() if name in HEAD_POSITIONS else None

@@ -122,9 +122,8 @@ class Cosine(EqualWidthScore):
 
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
         """Scale queries to norm 1 / temperature."""
-        return functional.normalize(query, dim=-1) * torch.exp(-self.log_temperature).to(
-            query.dtype
-        )
+        scale = torch.exp(-self.log_temperature).to(query.dtype)
+        return functional.normalize(query, dim=-1) * scale
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """Scale keys to norm 1."""

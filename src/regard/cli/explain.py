@@ -17,21 +17,20 @@ from regard.errors import ConfigError, DataError
 def run(arguments: list[str]) -> None:
     """Print the explanation."""
     parser = Parser(prog="regard explain", description=__doc__)
-    parser.add_argument("text", type=str, nargs="?", help="with --model: text to translate")
-    parser.add_argument("--query", type=str, help="decoder state")
-    parser.add_argument("--keys", type=str, help="encoder states, one per row")
-    parser.add_argument("--values", type=str, help="values; the keys by default")
-    parser.add_argument("--weights", type=str, help="attention weights, instead of scoring")
-    parser.add_argument("--labels", type=str, help="names of the states, separated by commas")
-    parser.add_argument("--score", type=str, default="dot", help="name of the score")
+    parser.add_argument("text", nargs="?", help="with --model: text to translate")
+    parser.add_argument("--query", help="decoder state")
+    parser.add_argument("--keys", help="encoder states, one per row")
+    parser.add_argument("--values", help="values; the keys by default")
+    parser.add_argument("--weights", help="attention weights, instead of scoring")
+    parser.add_argument("--labels", help="names of the states, separated by commas")
+    parser.add_argument("--score", default="dot", help="name of the score")
     parser.add_argument(
         "--parameters",
-        type=str,
         help=".json or .npz file with parameters of the score by letter (W, U, v, …)",
     )
-    parser.add_argument("--model", type=str, help="a model folder")
+    parser.add_argument("--model", help="a model folder")
     parser.add_argument("--step", type=int, default=1, help="output token to explain, from 1")
-    parser.add_argument("--target", type=str, help="with --model: output to force")
+    parser.add_argument("--target", help="with --model: output to force")
     parser.add_argument("--layer", type=int, help="with --model: layer of a Transformer, from 0")
     parser.add_argument(
         "--head", type=int, default=0, help="with --model: head of a Transformer, from 0"
@@ -39,12 +38,10 @@ def run(arguments: list[str]) -> None:
     parser.add_argument(
         "--unnormalised", action="store_true", help="also show the sum weighted by the scores"
     )
-    parser.add_argument(
-        "--dim", type=str, help="widths A..B: variance of dot products, measured and derived"
-    )
+    parser.add_argument("--dim", help="widths A..B: variance of dot products, measured and derived")
     parser.add_argument("--digits", type=int, default=4, help="digits after the decimal point")
     parser.add_argument(
-        "--format", type=str, default="text", help="text, markdown (formulas in LaTeX) or json"
+        "--format", default="text", help="text, markdown (formulas in LaTeX) or json"
     )
     options = parser.parse_args(arguments)
     if options.format not in ("text", "markdown", "json"):
@@ -53,13 +50,11 @@ def run(arguments: list[str]) -> None:
         print(_variances(options.dim, options.format), end="")
         return
     explanation = _from_model(options) if options.model else _from_vectors(options)
-    match options.format:
-        case "json":
-            print(explanation.to_json(), end="")
-        case "markdown":
-            print(explanation.to_markdown(options.digits, options.unnormalised), end="")
-        case _:
-            print(explanation.to_text(options.digits, options.unnormalised), end="")
+    if options.format == "json":
+        print(explanation.to_json(), end="")
+    else:
+        write = explanation.to_markdown if options.format == "markdown" else explanation.to_text
+        print(write(options.digits, options.unnormalised), end="")
 
 
 def _from_model(options: Namespace) -> Any:

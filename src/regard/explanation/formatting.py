@@ -23,8 +23,8 @@ def write(explanation: Explanation, digits: int, unnormalised: bool, plain: bool
     parts = [writer.inputs(), *writer.score_and_normalise(), writer.weighted_sum()]
     if explanation.query is not None:
         row = writer.row(explanation.concatenated)
-        title = writer.heading("Concatenation with the query")
-        parts.append(f"{title}\n{writer.formula(f'[s; c] = {row}')}")
+        formula = writer.formula(f"[s; c] = {row}")
+        parts.append(writer.section("Concatenation with the query", formula))
     if unnormalised and explanation.unnormalised_sum is not None:
         parts.append(writer.unnormalised_sum(explanation.unnormalised_sum))
     parts.append(f"(Computed in float64, rounded to {digits} digits.)")
@@ -50,8 +50,8 @@ class _Writer:
             return f"[{self.numbers(values)}]"
         return f"[{self.numbers(values[:_PREFIX])}, … {len(values)} numbers]"
 
-    def heading(self, title: str) -> str:
-        return title if self.plain else f"### {title}"
+    def section(self, title: str, *lines: str) -> str:
+        return "\n".join([title if self.plain else f"### {title}", *lines])
 
     def bullet(self, text: str) -> str:
         return f"  {text}" if self.plain else f"- {text}"
@@ -81,7 +81,7 @@ class _Writer:
             rows += zip(names, result.values, strict=True)
         lines = [f"{name} = {self.row(row)}" for name, row in rows]
         lines += [self.parameter(*item) for item in result.parameters.items()]
-        return "\n".join([self.heading("Given"), *map(self.bullet, lines)])
+        return self.section("Given", *map(self.bullet, lines))
 
     def table(self, name: str, values: Vector, plain_name: str | None = None) -> str:
         if self.plain:
@@ -92,20 +92,14 @@ class _Writer:
     def score_and_normalise(self) -> list[str]:
         result = self.explanation
         if result.scores is None or result.exponentials is None:
-            return [
-                f"{self.heading('Weights (given)')}\n{self.table('α', result.weights, 'alpha')}"
-            ]
+            return [self.section("Weights (given)", self.table("α", result.weights, "alpha"))]
         entry = SCORES[result.score]
-        score = [
-            self.heading(f"1. Score ({result.score}, {entry.source})"),
-            self.formula(f"e_i = {entry.text}", f"e_i = {entry.latex}"),
-            self.table("e", result.scores),
-        ]
+        formula = self.formula(f"e_i = {entry.text}", f"e_i = {entry.latex}")
+        title, table = f"1. Score ({result.score}, {entry.source})", self.table("e", result.scores)
         power = f"exp(e - {self.number(result.shift)})" if result.shift else "exp(e)"
         terms = self.numbers(result.exponentials, " + ")
         total = f"they sum to {self.number(result.weights.sum())}"
         normalise = [
-            self.heading("2. Normalise (softmax)"),
             self.table(power, result.exponentials),
             self.formula(f"Z = {terms} = {self.number(result.partition)}"),
             self.table("alpha = exp(e) / Z", result.weights),
@@ -115,7 +109,10 @@ class _Writer:
             normalise.append(
                 "  (the largest score was subtracted from all scores, which changes no weight)"
             )
-        return ["\n".join(score), "\n".join(normalise)]
+        return [
+            self.section(title, formula, table),
+            self.section("2. Normalise (softmax)", *normalise),
+        ]
 
     def weighted_sum(self) -> str:
         result = self.explanation
@@ -123,13 +120,10 @@ class _Writer:
         symbols = [re.sub(r"^h(\d+)$", r"h_{\1}", label) for label in result.labels]
         text = " + ".join(map(" ".join, zip(weights, result.labels, strict=True)))
         latex = " + ".join(map(r"\,".join, zip(weights, symbols, strict=True)))
+        products = zip(weights, result.values, result.weighted, strict=True)
         lines = [
-            self.heading("3. Weighted sum" if result.scores is not None else "Weighted sum"),
             self.formula(f"c = {text}", f"c = {latex}"),
-        ]
-        lines += [
-            self.bullet(f"{weight} x {self.row(value)} = {self.row(product)}")
-            for weight, value, product in zip(weights, result.values, result.weighted, strict=True)
+            *(self.bullet(f"{w} x {self.row(v)} = {self.row(wv)}") for w, v, wv in products),
         ]
         if not self.plain:
             # ends the list, otherwise Markdown adds the formula to the last bullet
@@ -140,13 +134,10 @@ class _Writer:
         if result.scores is not None and len(truncated) <= _MAX_TRUNCATED and differ:
             shares = ", ".join(f"{weight:.2f}" for weight in truncated)
             context = ", ".join(f"{value:.2f}" for value in truncated @ result.values)
-            lines.append(
-                self.bullet(
-                    f"(with weights truncated to two digits, {shares}, as in calculations by hand: "
-                    f"[{context}])"
-                )
-            )
-        return "\n".join(lines)
+            note = f"truncated to two digits, {shares}, as in calculations by hand: [{context}]"
+            lines.append(self.bullet(f"(with weights {note})"))
+        title = "Weighted sum" if result.scores is None else "3. Weighted sum"
+        return self.section(title, *lines)
 
     def unnormalised_sum(self, total: Vector) -> str:
         row = self.row(total)
@@ -154,6 +145,5 @@ class _Writer:
             f"compared with c = {self.row(self.explanation.context)}: the unnormalised sum grows "
             "with the scores and with the number of states, the weighted average does not."
         )
-        title = self.heading("Unnormalised sum")
-        sums = self.formula(f"sum_i e_i h_i = {row}", rf"\sum_i e_i h_i = {row}")
-        return f"{title}\n{sums}\n{'  ' if self.plain else ''}{note}"
+        formula = self.formula(f"sum_i e_i h_i = {row}", rf"\sum_i e_i h_i = {row}")
+        return self.section("Unnormalised sum", formula, f"{'  ' if self.plain else ''}{note}")

@@ -7,7 +7,7 @@ batch. Each text gets the result that it would get alone.
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,8 +59,7 @@ class Batcher:
             TimeoutError: there was no result in time.
             RegardError: the model cannot do this.
         """
-        waiting = _count_texts(job for job in self._jobs if not job.result.done())
-        texts = waiting + len(prepared.sources)
+        texts = self._count_waiting() + len(prepared.sources)
         if texts > self.limits.queue:
             raise QueueFull
         job = _Job(request, prepared.sources, work)
@@ -98,6 +97,9 @@ class Batcher:
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
+    def _count_waiting(self) -> int:
+        return sum(len(job.sources) for job in self._jobs if not job.result.done())
+
     def _next_batch(self) -> list[_Job]:
         """Remove from the queue the oldest job and those that can share its batch."""
         waiting = [job for job in self._jobs if not job.result.done()]
@@ -115,7 +117,7 @@ class Batcher:
                 self._jobs.append(job)
         if not self._jobs:
             self._has_jobs.clear()
-        self.metrics.queue.set(_count_texts(self._jobs))
+        self.metrics.queue.set(self._count_waiting())
         if batch:
             self.metrics.batch.observe(texts)
         return batch
@@ -151,7 +153,3 @@ class Batcher:
             _BATCH_TOKENS // max(search.beam_size, search.n_best),
             return_tree=search.tree,
         )
-
-
-def _count_texts(jobs: Iterable[_Job]) -> int:
-    return sum(len(job.sources) for job in jobs)

@@ -2,11 +2,12 @@
 
 import asyncio
 import itertools
-import json
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from starlette.responses import JSONResponse
 
 from regard.errors import ConfigError
 
@@ -91,13 +92,13 @@ class BodyLimit:
                 body = await self._read(receive)
         except TimeoutError:
             message = f"the body did not arrive within {limits.body_seconds:g} seconds"
-            await _send_error(send, 408, message)
+            await _error_response(408, message)(scope, receive, send)
             return
         if body is None:
             return
         if len(body) > limits.body_bytes:
             message = f"the body is larger than {limits.body_bytes:,} bytes; send fewer texts"
-            await _send_error(send, 413, message)
+            await _error_response(413, message)(scope, receive, send)
             return
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -121,12 +122,5 @@ class BodyLimit:
                 return bytes(body)
 
 
-async def _send_error(send: "Send", status: int, message: str) -> None:
-    content = json.dumps({"error": message}).encode()
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(content)).encode()),
-        (b"connection", b"close"),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": content})
+def _error_response(status: int, message: str) -> JSONResponse:
+    return JSONResponse({"error": message}, status, {"connection": "close"})
