@@ -25,7 +25,7 @@ from regard.explanation.from_model import explain_step
 from regard.request import PreparedRequest, prepare
 from regard.score_registry import SCORES
 from regard.serving.batching import Batcher, QueueFull
-from regard.serving.limits import BodyLimit, Limits
+from regard.serving.limits import BodyLimit, Limits, error_response
 from regard.serving.metrics import Metrics, RequestMetrics
 from regard.serving.schemas import (
     ErrorResponse,
@@ -118,15 +118,15 @@ def _validation_error(_: Request, invalid: Exception) -> Response:
     assert isinstance(invalid, RequestValidationError)
     error = invalid.errors()[0]
     if error["type"] == "json_invalid":
-        return _error_response(400, f"the body is not JSON: {error['ctx']['error']}")
+        return error_response(400, f"the body is not JSON: {error['ctx']['error']}")
     field = ".".join(str(part) for part in error["loc"][1:])
     if error["type"] == "extra_forbidden":
         fields = {*TranslateRequest.model_fields, *ExplainRequest.model_fields}
         matches = difflib.get_close_matches(field, fields, 1, 0.4)
         hint = f"; did you mean {matches[0]}?" if matches else ""
-        return _error_response(422, f"there is no field {field}{hint}")
+        return error_response(422, f"there is no field {field}{hint}")
     reason = error["msg"].removeprefix("Value error, ")
-    return _error_response(422, f"{field}: {reason}" if field else reason)
+    return error_response(422, f"{field}: {reason}" if field else reason)
 
 
 def _http_error(_: Request, error: Exception) -> Response:
@@ -134,18 +134,14 @@ def _http_error(_: Request, error: Exception) -> Response:
     reason = str(error.detail)
     if error.status_code == 400 and "parsing the body" in reason:
         reason = "the body is not JSON in UTF-8, or is nested too deeply"
-    return _error_response(error.status_code, reason)
-
-
-def _error_response(status: int, reason: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse({"error": reason}, status, headers)
+    return error_response(error.status_code, reason)
 
 
 def _error_handler(
     status: int, reason: str | None = None, headers: dict[str, str] | None = None
 ) -> Callable[[Request, Exception], Response]:
     def handle(_: Request, error: Exception) -> Response:
-        return _error_response(status, reason or str(error), headers)
+        return error_response(status, reason or str(error), headers)
 
     return handle
 

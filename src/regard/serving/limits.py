@@ -14,6 +14,7 @@ from regard.errors import ConfigError
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+_CLOSE = {"connection": "close"}
 _COMBINING_MARKS = 30  # as in Unicode's stream-safe text format, UAX 15
 
 
@@ -92,13 +93,13 @@ class BodyLimit:
                 body = await self._read(receive)
         except TimeoutError:
             message = f"the body did not arrive within {limits.body_seconds:g} seconds"
-            await _error_response(408, message)(scope, receive, send)
+            await error_response(408, message, _CLOSE)(scope, receive, send)
             return
         if body is None:
             return
         if len(body) > limits.body_bytes:
             message = f"the body is larger than {limits.body_bytes:,} bytes; send fewer texts"
-            await _error_response(413, message)(scope, receive, send)
+            await error_response(413, message, _CLOSE)(scope, receive, send)
             return
         messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -122,5 +123,6 @@ class BodyLimit:
                 return bytes(body)
 
 
-def _error_response(status: int, message: str) -> JSONResponse:
-    return JSONResponse({"error": message}, status, {"connection": "close"})
+def error_response(status: int, reason: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """Return a response with the JSON object {"error": reason}."""
+    return JSONResponse({"error": reason}, status, headers)
