@@ -1,4 +1,4 @@
-"""Copying: what of a source may be copied, and that unknown symbols are."""
+"""Copying: extended vocabulary, mixture of distributions, copies of unknown tokens."""
 
 import random
 from pathlib import Path
@@ -40,7 +40,7 @@ def _batch() -> tuple[torch.Tensor, ...]:
     return source, torch.tensor([5, 3]), copies
 
 
-def test_symbols_have_their_ids_on_the_target_side_and_others_follow() -> None:
+def test_source_tokens_have_target_ids_and_unknown_ones_extend_the_vocabulary() -> None:
     source = Tokenizer.train(["a b c"], TextConfig(unit="whitespace"))
     target = Tokenizer.train(["b c d"], TextConfig(unit="whitespace"))
     copies = copies_of(source.encode("b x a x"), target)
@@ -51,31 +51,33 @@ def test_symbols_have_their_ids_on_the_target_side_and_others_follow() -> None:
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=str)
-def test_probabilities_are_a_mixture_of_writing_and_copying(settings: dict[str, object]) -> None:
+def test_probabilities_are_a_mixture_of_generating_and_copying(settings: dict[str, object]) -> None:
     model = _model(settings)
     source, lengths, copies = _batch()
     memory = model.encode(source, lengths, copies)
     tokens = torch.tensor([[2, 4, 11], [2, 11, 5]])
     unrolled = model.decoder.unroll(memory, tokens, need_weights=True)
-    found = model.decoder.predict(unrolled.states, unrolled.weights, copies).exp()
-    assert found.shape == (2, 3, V + 2)
-    torch.testing.assert_close(found.sum(-1), torch.ones(2, 3))
+    probabilities = model.decoder.predict(unrolled.states, unrolled.weights, copies).exp()
+    assert probabilities.shape == (2, 3, V + 2)
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(2, 3))
     output = model.decoder.output
     gate = torch.sigmoid(output.gate(unrolled.states))
-    words = torch.softmax(unrolled.states @ output.weight.T + output.bias, -1)
-    looked = unrolled.weights[:, :, -1].mean(2)
+    generated = torch.softmax(unrolled.states @ output.weight.T + output.bias, -1)
+    attention = unrolled.weights[:, :, -1].mean(2)
     for row in range(2):
         for t in range(3):
-            for symbol in range(V + 2):
-                share = looked[row, t, copies[row] == symbol].sum() * (1 - gate[row, t, 0])
-                if symbol < V:
-                    share = share + gate[row, t, 0] * words[row, t, symbol]
-                torch.testing.assert_close(found[row, t, symbol], share, atol=1e-6, rtol=1e-5)
-    assert (found[1, :, 12] == 0).all()  # the second source has one unknown symbol only
+            for token in range(V + 2):
+                share = attention[row, t, copies[row] == token].sum() * (1 - gate[row, t, 0])
+                if token < V:
+                    share = share + gate[row, t, 0] * generated[row, t, token]
+                torch.testing.assert_close(
+                    probabilities[row, t, token], share, atol=1e-6, rtol=1e-5
+                )
+    assert (probabilities[1, :, 12] == 0).all()  # the second source has only one unknown token
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=str)
-def test_one_step_equals_all_steps(settings: dict[str, object]) -> None:
+def test_step_equals_unroll(settings: dict[str, object]) -> None:
     model = _model(settings)
     source, lengths, copies = _batch()
     memory = model.encode(source, lengths, copies)
@@ -100,7 +102,9 @@ def test_one_step_equals_all_steps(settings: dict[str, object]) -> None:
     ],
     ids=str,
 )
-def test_every_parameter_learns_and_smoothing_stays_finite(settings: dict[str, object]) -> None:
+def test_every_parameter_has_a_finite_gradient_with_label_smoothing(
+    settings: dict[str, object],
+) -> None:
     model = _model(settings).train()
     source, lengths, copies = _batch()
     targets = torch.tensor([[4, 11, 3], [11, 5, 3]])
@@ -113,19 +117,19 @@ def test_every_parameter_learns_and_smoothing_stays_finite(settings: dict[str, o
         assert parameter.grad.isfinite().all(), name
 
 
-def test_hidden_symbols_are_unknown_on_both_sides_and_copied() -> None:
+def test_hidden_tokens_are_unknown_on_both_sides_and_copied() -> None:
     example = Example([4, 5, 4, 3], [5, 4, 4, 8], [4, 5, 4, 3])
-    seen = set()
+    variants = set()
     for seed in range(3000):
         changed = hide_tokens(example, V, random.Random(seed))
         assert [UNK if copy >= V else copy for copy in changed.copies] == changed.source
         pairs = dict(zip(example.copies, changed.copies, strict=True))
         assert changed.target == [pairs.get(id, id) for id in example.target]
-        seen.add(tuple(changed.copies))
-    assert seen == {(4, 5, 4, 3), (11, 5, 11, 3), (4, 11, 4, 3), (11, 12, 11, 3)}
+        variants.add(tuple(changed.copies))
+    assert variants == {(4, 5, 4, 3), (11, 5, 11, 3), (4, 11, 4, 3), (11, 12, 11, 3)}
 
 
-def test_a_batch_carries_what_may_be_copied() -> None:
+def test_a_batch_contains_the_target_ids_of_source_tokens() -> None:
     batch = collate([Example([4, 3], [4], [4, 3]), Example([4, 1, 3], [11], [4, 11, 3])])
     assert batch.copies is not None
     assert batch.copies.tolist() == [[4, 3, 0], [4, 11, 3]]
@@ -139,7 +143,7 @@ def _reversals(count: int, seed: int, letters: str) -> list[tuple[str, str]]:
     return [(" ".join(word), " ".join(reversed(word))) for word in words]
 
 
-def test_symbols_never_seen_in_training_are_copied(tmp_path: Path, unchecked: None) -> None:
+def test_tokens_absent_from_training_are_copied(tmp_path: Path, unchecked: None) -> None:
     def exact(copy: bool) -> float:
         model = ModelConfig(
             embedding_dim=24, encoder_dim=32, decoder_dim=32, attention_dim=32, dropout=0.0, copy=copy
@@ -149,8 +153,8 @@ def test_symbols_never_seen_in_training_are_copied(tmp_path: Path, unchecked: No
             cooldown=0.4, label_smoothing=0.0,
         )  # fmt: skip
         config = Config(out=str(tmp_path / str(copy)), model=model, training=training, device="cpu")
-        seen = _reversals(3000, 1, "abcdefgh"), _reversals(50, 2, "abcdefgh")
-        translator = regard.train(config, *seen)
+        datasets = _reversals(3000, 1, "abcdefgh"), _reversals(50, 2, "abcdefgh")
+        translator = regard.train(config, *datasets)
         unseen = _reversals(100, 3, "abcdefghVWXYZ")
         if copy:
             output = translator.translate(["V a W W"])[0]
@@ -170,7 +174,7 @@ def test_symbols_never_seen_in_training_are_copied(tmp_path: Path, unchecked: No
     torch.set_num_threads(before)
 
 
-def test_smoothing_does_not_depend_on_what_others_in_the_batch_may_copy() -> None:
+def test_label_smoothing_does_not_depend_on_the_rest_of_the_batch() -> None:
     model = _model(KINDS[0])
     source, lengths, copies = _batch()
     inputs, targets = torch.tensor([[2, 4], [2, 5]]), torch.tensor([[4, 3], [5, 3]])
@@ -185,7 +189,7 @@ def test_smoothing_does_not_depend_on_what_others_in_the_batch_may_copy() -> Non
     torch.testing.assert_close(whole, torch.stack(parts).mean())
 
 
-def test_both_sides_need_one_unit(tmp_path: Path) -> None:
+def test_both_sides_need_the_same_unit(tmp_path: Path) -> None:
     config = Config(
         out=str(tmp_path / "m"), source=TextConfig(unit="char"), model=ModelConfig(copy=True)
     )

@@ -1,4 +1,4 @@
-"""Every decoder: one step equals all steps, a batch equals its items, padding never matters."""
+"""Every decoder: step equals unroll, a batch equals its items, padding has no effect."""
 
 from typing import Any, get_args
 
@@ -69,7 +69,7 @@ def _name(settings: dict[str, object]) -> str:
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("settings", DECODERS, ids=_name)
-def test_one_step_equals_all_steps(settings: dict[str, object], cell: str) -> None:
+def test_step_equals_unroll(settings: dict[str, object], cell: str) -> None:
     model = _model(settings, cell)
     memory = model.encode(*_sources())
     unrolled = model.decoder.unroll(memory, _targets(), need_weights=True)
@@ -94,14 +94,16 @@ def test_beams_of_one_source_share_its_memory(settings: dict[str, object]) -> No
     rows = torch.arange(3).repeat_interleave(2)
     state = model.decoder.start(memory).select(rows)
     tokens = torch.tensor([4, 5, 6, 7, 8, 9])
-    got = model.decoder.step(tokens, state)
+    result = model.decoder.step(tokens, state)
     for row, token in enumerate(tokens):
         alone = model.encode(source[row // 2][None], lengths[row // 2][None])
-        want = model.decoder.step(token[None], model.decoder.start(alone))
-        torch.testing.assert_close(got.log_probs[row], want.log_probs[0], atol=2e-6, rtol=1e-5)
+        expected = model.decoder.step(token[None], model.decoder.start(alone))
+        torch.testing.assert_close(
+            result.log_probs[row], expected.log_probs[0], atol=2e-6, rtol=1e-5
+        )
 
 
-def test_every_cell_can_be_chosen_in_the_settings() -> None:
+def test_the_settings_accept_every_cell() -> None:
     assert get_args(ModelConfig.__annotations__["cell"]) == tuple(CELLS)
 
 
@@ -111,21 +113,21 @@ def test_selecting_rows_and_sources() -> None:
     tokens = torch.tensor([4, 5, 6])
     state = model.decoder.step(tokens, model.decoder.start(memory)).state
     whole = model.decoder.step(tokens, state)
-    kept = state.select(torch.tensor([2, 0]), torch.tensor([2, 0]))
-    part = model.decoder.step(tokens[[2, 0]], kept)
+    selected = state.select(torch.tensor([2, 0]), torch.tensor([2, 0]))
+    part = model.decoder.step(tokens[[2, 0]], selected)
     torch.testing.assert_close(part.log_probs, whole.log_probs[[2, 0]], atol=2e-6, rtol=1e-5)
     torch.testing.assert_close(part.weights, whole.weights[[2, 0]], atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_batch_equals_its_items_and_padding_never_matters(cell: str, bidirectional: bool) -> None:
+def test_a_batch_equals_its_items_and_padding_has_no_effect(cell: str, bidirectional: bool) -> None:
     model = _model({"attention": "additive", "bidirectional": bidirectional}, cell)
     _check_padding(model)
 
 
 @pytest.mark.parametrize("settings", [*TRANSFORMERS, *MIXED], ids=_name)
-def test_padding_never_matters_in_a_transformer(settings: dict[str, object]) -> None:
+def test_padding_has_no_effect_in_a_transformer(settings: dict[str, object]) -> None:
     _check_padding(_model(settings))
 
 
@@ -234,28 +236,28 @@ def test_cosine_learns_its_temperature() -> None:
     assert model.decoder.attention.score.log_temperature.requires_grad
 
 
-def test_no_step_of_a_transformer_sees_what_comes_after_it() -> None:
+def test_steps_of_a_transformer_do_not_depend_on_later_tokens() -> None:
     model = _model(TRANSFORMERS[0])
     memory = model.encode(*_sources())
     whole = model.decoder.unroll(memory, _targets(), need_weights=True)
     changed = _targets()
     changed[:, 2:] = 9
-    other = model.decoder.unroll(memory, changed, need_weights=True)
-    torch.testing.assert_close(whole.states[:, :2], other.states[:, :2])
-    assert (whole.states[:, 2:] - other.states[:, 2:]).abs().amax(-1).min() > 1e-3
+    unrolled = model.decoder.unroll(memory, changed, need_weights=True)
+    torch.testing.assert_close(whole.states[:, :2], unrolled.states[:, :2])
+    assert (whole.states[:, 2:] - unrolled.states[:, 2:]).abs().amax(-1).min() > 1e-3
 
 
-def test_a_transformer_knows_the_order_of_its_source() -> None:
+def test_a_transformer_depends_on_the_order_of_the_source() -> None:
     for positions in ("sinusoidal", "learned", "rotary"):
         model = _model({**TRANSFORMER, "attention": "scaled_dot", "positions": positions})
         length = torch.tensor([3])
-        one, other = (
+        original, swapped = (
             model.encoder(torch.tensor([ids]), length).states for ids in ([4, 5, 6], [5, 4, 6])
         )
-        assert (one[0, 2] - other[0, 2]).abs().max() > 1e-3
+        assert (original[0, 2] - swapped[0, 2]).abs().max() > 1e-3
 
 
-def test_weights_of_every_layer_and_head_come_along() -> None:
+def test_unroll_returns_the_weights_of_every_layer_and_head() -> None:
     model = _model(TRANSFORMERS[0])
     unrolled = model.decoder.unroll(model.encode(*_sources()), _targets(), need_weights=True)
     assert unrolled.weights.shape == (3, 4, 2, 2, 6)  # (B, L, layers, heads, T)
@@ -263,17 +265,17 @@ def test_weights_of_every_layer_and_head_come_along() -> None:
     assert (unrolled.weights[1, ..., 2:] == 0).all()
 
 
-def test_a_window_walks_along_and_stops_at_the_end() -> None:
+def test_a_monotonic_window_advances_and_stops_at_the_end() -> None:
     model = _model({"attention": "additive", "window": "local-m", "window_radius": 1})
     unrolled = model.decoder.unroll(model.encode(*_sources()), _targets(), need_weights=True)
-    seen = unrolled.weights[:, :, 0, 0] > 0
-    assert seen[2].tolist() == [
+    attended = unrolled.weights[:, :, 0, 0] > 0
+    assert attended[2].tolist() == [
         [True, True, False, False, False, False],
         [True, True, True, False, False, False],
         [False, True, True, True, False, False],
         [False, False, True, True, True, False],
     ]
-    assert seen[1].tolist() == [[True, True, False, False, False, False]] * 4
+    assert attended[1].tolist() == [[True, True, False, False, False, False]] * 4
 
 
 def test_a_predicted_window_prefers_its_centre() -> None:
@@ -288,7 +290,7 @@ def test_a_predicted_window_prefers_its_centre() -> None:
     assert ((torch.arange(9) - centres[..., None]).abs() > 2).equal(outside)
     nearest = (torch.arange(9) - centres[..., None]).abs().argmin(-1)
     assert bias.argmax(-1).equal(nearest)
-    # sigma = radius / 2 = 1: two away costs exp(-2)
+    # sigma = radius / 2 = 1: a distance of 2 multiplies by exp(-2)
     torch.testing.assert_close(bias, -((torch.arange(9) - centres[..., None]) ** 2) / 2)
 
 
@@ -304,11 +306,11 @@ def test_coverage_is_the_sum_of_earlier_weights(decoder: str) -> None:
     without = model.decoder.unroll(memory, _targets(), need_weights=True).weights
     model.decoder.coverage.weight.data.mul_(-5)
     with_it = model.decoder.unroll(memory, _targets(), need_weights=True).weights
-    torch.testing.assert_close(without[:, 0], with_it[:, 0])  # nothing is covered yet
+    torch.testing.assert_close(without[:, 0], with_it[:, 0])  # the coverage is still 0
     assert (without[:, 1:] - with_it[:, 1:]).abs().max() > 1e-3
 
 
-def test_the_coverage_loss_is_attention_to_what_was_attended_to() -> None:
+def test_the_coverage_loss_penalises_repeated_attention() -> None:
     model = _model({"attention": "additive", "coverage": True})
     source, lengths = _sources()
     inputs, targets = _targets(), torch.tensor([[4, 5, 6, 3], [7, 8, 3, 0], [9, 10, 4, 3]])
@@ -319,6 +321,6 @@ def test_the_coverage_loss_is_attention_to_what_was_attended_to() -> None:
         for t in range(int((targets[row] != 0).sum())):
             before = weights[row, :t, 0, 0].sum(0) if t else torch.zeros(6)
             costs.append(torch.minimum(weights[row, t, 0, 0], before).sum())
-    want = plain + 0.7 * torch.stack(costs).mean()
-    found = model(Batch(source, lengths, inputs, targets), coverage_loss=0.7)
-    torch.testing.assert_close(found, want)
+    expected = plain + 0.7 * torch.stack(costs).mean()
+    loss = model(Batch(source, lengths, inputs, targets), coverage_loss=0.7)
+    torch.testing.assert_close(loss, expected)

@@ -50,43 +50,46 @@ def _translator(**model: object) -> regard.Translator:
 def test_outputs_begin_with_their_prefix(model: dict[str, object], beam_size: int) -> None:
     translator = _translator(**model)
     texts = ["a b c", "d", "b a", ""]
-    found = translator.translate(texts, beam_size, prefix=["b c", "", "d d d", "a"])
-    assert found[0].tokens[:2] == ["b", "c"]
-    assert found[2].tokens[:3] == ["d", "d", "d"]
-    assert found[3].tokens == []
+    outputs = translator.translate(texts, beam_size, prefix=["b c", "", "d d d", "a"])
+    assert outputs[0].tokens[:2] == ["b", "c"]
+    assert outputs[2].tokens[:3] == ["d", "d", "d"]
+    assert outputs[3].tokens == []
     alone = translator.translate(["d"], beam_size)[0]
-    assert (found[1].tokens, found[1].score) == (alone.tokens, pytest.approx(alone.score, abs=1e-5))
-    every = translator.translate(texts[:2], beam_size, prefix="c")
-    assert [one.tokens[0] for one in every] == ["c", "c"]
-    forced = translator.align([texts[0]], [found[0].text])[0]
-    if found[0].complete:
-        assert forced.score == pytest.approx(found[0].score, abs=1e-4)
+    assert (outputs[1].tokens, outputs[1].score) == (
+        alone.tokens,
+        pytest.approx(alone.score, abs=1e-5),
+    )
+    same_prefix = translator.translate(texts[:2], beam_size, prefix="c")
+    assert [output.tokens[0] for output in same_prefix] == ["c", "c"]
+    forced = translator.align([texts[0]], [outputs[0].text])[0]
+    if outputs[0].complete:
+        assert forced.score == pytest.approx(outputs[0].score, abs=1e-4)
 
 
 def test_forcing_the_models_own_output_changes_nothing() -> None:
     translator = _translator()
     free = translator.translate(["a b c"], 3)[0]
-    begun = translator.translate(["a b c"], 3, prefix=" ".join(free.tokens))[0]
-    assert begun.tokens[: len(free.tokens)] == free.tokens
+    forced = translator.translate(["a b c"], 3, prefix=" ".join(free.tokens))[0]
+    assert forced.tokens[: len(free.tokens)] == free.tokens
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 @pytest.mark.parametrize("model", MODELS, ids=str)
-def test_pinned_weights_are_kept_and_free_ones_share_the_rest(
+def test_pinned_weights_are_exact_and_free_ones_share_the_rest(
     model: dict[str, object], beam_size: int
 ) -> None:
     translator = _translator(**model)
     free = translator.translate(["a b c", "d c"], beam_size, prefix="a b c")
     pins = {0: {1: 0.7}, 2: {0: 0.0, 2: 0.5}}
-    found = translator.translate(["a b c", "d c"], beam_size, prefix="a b c", pin=pins)
-    for one in found:
-        weights = one.attention_heads
+    outputs = translator.translate(["a b c", "d c"], beam_size, prefix="a b c", pin=pins)
+    for output in outputs:
+        weights = output.attention_heads
         np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
         np.testing.assert_allclose(weights[0, ..., 1], 0.7, atol=1e-6)
         np.testing.assert_allclose(weights[2, ..., 0], 0, atol=1e-6)
         np.testing.assert_allclose(weights[2, ..., 2], 0.5, atol=1e-6)
     # in the first layer of the first step nothing else has changed yet
-    before, after = free[0].attention_heads[0, 0], found[0].attention_heads[0, 0]
+    before, after = free[0].attention_heads[0, 0], outputs[0].attention_heads[0, 0]
     rest = [0, 2, 3]
     shares = before[:, rest] / before[:, rest].sum(-1, keepdims=True)
     np.testing.assert_allclose(after[:, rest], 0.3 * shares, atol=1e-5)
@@ -94,34 +97,37 @@ def test_pinned_weights_are_kept_and_free_ones_share_the_rest(
 
 @pytest.mark.parametrize("model", MODELS, ids=str)
 def test_pinning_the_models_own_weights_changes_nothing(model: dict[str, object]) -> None:
-    if model.get("kind") == "transformer":  # every head has weights of its own
+    if model.get("kind") == "transformer":  # every head has different weights
         model = {**model, "decoder_layers": 1, "heads": 1}
     translator = _translator(**model)
     free = translator.translate(["a b c"], 2)[0]
     pins = {
-        step: {place: float(weight) for place, weight in enumerate(row / row.sum())}
+        step: {position: float(weight) for position, weight in enumerate(row / row.sum())}
         for step, row in enumerate(free.attention.astype(float))
     }
-    found = translator.translate(["a b c"], 2, pin=pins)[0]
-    assert found.tokens == free.tokens
-    assert found.score == pytest.approx(free.score, abs=1e-4)
+    output = translator.translate(["a b c"], 2, pin=pins)[0]
+    assert output.tokens == free.tokens
+    assert output.score == pytest.approx(free.score, abs=1e-4)
 
 
 def test_an_intervention_affects_only_its_own_text() -> None:
     translator = _translator()
     free = translator.translate(["a b", "c d"])
-    found = translator.translate(["a b", "c d"], prefix=["", "a"], pin=[{}, {0: {0: 1.0}}])
-    assert found[0].score == pytest.approx(free[0].score, abs=1e-5)
-    np.testing.assert_allclose(found[1].attention[0], [1, 0, 0], atol=1e-6)
-    one = translator.translate(["c d"], prefix="a", pin={0: {0: 1.0}})[0]
-    assert (one.tokens, one.score) == (found[1].tokens, pytest.approx(found[1].score, abs=1e-5))
+    outputs = translator.translate(["a b", "c d"], prefix=["", "a"], pin=[{}, {0: {0: 1.0}}])
+    assert outputs[0].score == pytest.approx(free[0].score, abs=1e-5)
+    np.testing.assert_allclose(outputs[1].attention[0], [1, 0, 0], atol=1e-6)
+    alone = translator.translate(["c d"], prefix="a", pin={0: {0: 1.0}})[0]
+    assert (alone.tokens, alone.score) == (
+        outputs[1].tokens,
+        pytest.approx(outputs[1].score, abs=1e-5),
+    )
 
 
 def test_pinning_other_positions_changes_the_output() -> None:
     translator = _translator()
     scores = {
-        round(translator.translate(["a b c"], 1, pin={0: {place: 1.0}})[0].score, 5)
-        for place in range(4)
+        round(translator.translate(["a b c"], 1, pin={0: {position: 1.0}})[0].score, 5)
+        for position in range(4)
     }
     assert len(scores) > 1
 
@@ -129,30 +135,30 @@ def test_pinning_other_positions_changes_the_output() -> None:
 def test_ablated_heads_have_zero_weights() -> None:
     translator = _translator(kind="transformer")
     free = translator.translate(["a b c"], prefix="a")[0]
-    found = translator.translate(["a b c"], prefix="a", ablate_heads=[(0, 1), (2, 0)])[0]
-    weights = found.attention_heads
+    output = translator.translate(["a b c"], prefix="a", ablate_heads=[(0, 1), (2, 0)])[0]
+    weights = output.attention_heads
     assert (weights[:, 0, 1] == 0).all()
     assert (weights[:, 2, 0] == 0).all()
     np.testing.assert_allclose(weights[:, 0, 0].sum(-1), 1, atol=1e-5)
     np.testing.assert_allclose(weights[0, 0, 0], free.attention_heads[0, 0, 0], atol=1e-6)
-    assert found.score != pytest.approx(free.score, abs=1e-6)
+    assert output.score != pytest.approx(free.score, abs=1e-6)
 
 
 def test_apply_redistributes_the_free_weights() -> None:
     nan = float("nan")
     intervention = Intervention(torch.tensor([[nan, 0.5, nan], [nan, nan, nan]]))
     weights = torch.tensor([[[0.2, 0.2, 0.6]], [[0.1, 0.4, 0.5]]])
-    context, found = intervention.apply(weights, torch.eye(3).expand(2, 3, 3))
-    torch.testing.assert_close(found, torch.tensor([[[0.125, 0.5, 0.375]], [[0.1, 0.4, 0.5]]]))
-    torch.testing.assert_close(context, found)
-    lonely = Intervention(torch.tensor([[0.25, nan]])).apply(
+    context, adjusted = intervention.apply(weights, torch.eye(3).expand(2, 3, 3))
+    torch.testing.assert_close(adjusted, torch.tensor([[[0.125, 0.5, 0.375]], [[0.1, 0.4, 0.5]]]))
+    torch.testing.assert_close(context, adjusted)
+    _, weights = Intervention(torch.tensor([[0.25, nan]])).apply(
         torch.tensor([[[1.0, 0.0]]]), torch.eye(2)[None]
     )
-    torch.testing.assert_close(lonely[1], torch.tensor([[[0.25, 0.0]]]))
+    torch.testing.assert_close(weights, torch.tensor([[[0.25, 0.0]]]))
 
 
 @pytest.mark.parametrize(
-    ("given", "wrong"),
+    ("interventions", "message"),
     [
         ({"pin": {0: {4: 0.5}}}, "source tokens from 0 to 3, got step 0 and tokens 4"),
         ({"pin": {-1: {0: 0.5}}}, "got step -1"),
@@ -166,29 +172,29 @@ def test_apply_redistributes_the_free_weights() -> None:
         ),
     ],
 )
-def test_invalid_interventions_raise(given: dict[str, object], wrong: str) -> None:
-    with pytest.raises(ConfigError, match=wrong):
-        _translator().translate(["a b c"], **given)
+def test_invalid_interventions_raise(interventions: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        _translator().translate(["a b c"], **interventions)
     with pytest.raises(ConfigError, match="no attention to pin or ablate"):
         _translator(attention="none").translate(["a"], pin={0: {0: 1.0}})
 
 
-def test_a_prefix_of_tokens_is_taken_as_it_is() -> None:
+def test_a_prefix_of_tokens_is_not_tokenised() -> None:
     translator = _translator(attention="additive")
-    found = translator.translate(["a b", "c"], prefix=[["b", "zz"], "d d"])
-    assert found[0].tokens[:2] == ["b", "<unk>"]
-    assert found[1].tokens[:2] == ["d", "d"]
+    outputs = translator.translate(["a b", "c"], prefix=[["b", "zz"], "d d"])
+    assert outputs[0].tokens[:2] == ["b", "<unk>"]
+    assert outputs[1].tokens[:2] == ["d", "d"]
     forced = translator.align(["a b"], [["b", "a"]])[0]
     assert forced.tokens == ["b", "a"]
     assert forced.score == pytest.approx(translator.align(["a b"], ["b a"])[0].score)
 
 
-def test_a_prefix_copies_what_the_vocabulary_does_not_hold() -> None:
+def test_a_prefix_can_copy_unknown_tokens() -> None:
     translator = _translator(copy=True)
     assert translator.translate(["a zz"], prefix=[["zz"]])[0].tokens[0] == "zz"
 
 
-def test_a_pin_beyond_the_longest_output_is_refused() -> None:
+def test_a_pin_beyond_the_length_limit_raises() -> None:
     translator = _translator(attention="additive")
     limit = prepare(translator.trained, ["a b"]).sources[0].limit
     translator.translate(["a b"], pin={limit - 1: {0: 1.0}})

@@ -1,4 +1,4 @@
-"""Search against brute force, and the attention it carries against forced targets."""
+"""Beam search compared with brute force, and its attention weights with forced decoding."""
 
 import itertools
 from dataclasses import dataclass
@@ -40,20 +40,22 @@ def _limits(*values: int) -> Tensor:
 
 
 def _all_outputs(model: Seq2Seq, memory: Memory, item: int, limit: int, length_penalty: float):
-    """Every output of up to `limit` symbols with its score, best first."""
-    symbols = [1, 4, 5, 6]
-    outputs = [list(ids) for n in range(limit + 1) for ids in itertools.product(symbols, repeat=n)]
-    one = memory.select(torch.tensor([item] * len(outputs)))
-    found = forced_decode(model.decoder, one, outputs, length_penalty)
-    return sorted(found, key=lambda hypothesis: -hypothesis.score)
+    """Return every output of up to `limit` tokens with its score, best first."""
+    vocabulary = [1, 4, 5, 6]
+    outputs = [
+        list(ids) for n in range(limit + 1) for ids in itertools.product(vocabulary, repeat=n)
+    ]
+    repeated = memory.select(torch.tensor([item] * len(outputs)))
+    hypotheses = forced_decode(model.decoder, repeated, outputs, length_penalty)
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("decoder", ["luong", "bahdanau"])
-def test_a_wide_beam_finds_what_brute_force_finds(decoder: str, length_penalty: float) -> None:
+def test_a_wide_beam_equals_brute_force(decoder: str, length_penalty: float) -> None:
     model = _model(decoder=decoder)
     memory = _memory(model)
-    found = beam_search(
+    outputs = beam_search(
         model.decoder,
         memory,
         _limits(4, 4, 4),
@@ -63,9 +65,9 @@ def test_a_wide_beam_finds_what_brute_force_finds(decoder: str, length_penalty: 
     )
     for item in range(3):
         best = _all_outputs(model, memory, item, 4, length_penalty)[:10]
-        assert [one.ids for one in found[item]] == [one.ids for one in best]
+        assert [output.ids for output in outputs[item]] == [output.ids for output in best]
         np.testing.assert_allclose(
-            [one.score for one in found[item]], [one.score for one in best], atol=1e-5
+            [output.score for output in outputs[item]], [output.score for output in best], atol=1e-5
         )
 
 
@@ -80,34 +82,36 @@ def test_a_wide_beam_finds_what_brute_force_finds(decoder: str, length_penalty: 
     ],
     ids=str,
 )
-def test_attention_of_a_search_equals_forced_attention(
+def test_attention_of_search_equals_forced_decoding(
     settings: dict[str, object], beam_size: int
 ) -> None:
     model = _model(**settings)
     memory = _memory(model)
-    found = beam_search(
+    outputs = beam_search(
         model.decoder, memory, _limits(9, 9, 9), beam_size=beam_size, n_best=beam_size
     )
-    for item, hypotheses in enumerate(found):
-        one = memory.select(torch.tensor([item] * len(hypotheses)))
-        again = forced_decode(model.decoder, one, [hypothesis.ids for hypothesis in hypotheses])
-        for hypothesis, want in zip(hypotheses, again, strict=True):
+    for item, hypotheses in enumerate(outputs):
+        repeated = memory.select(torch.tensor([item] * len(hypotheses)))
+        forced = forced_decode(
+            model.decoder, repeated, [hypothesis.ids for hypothesis in hypotheses]
+        )
+        for hypothesis, expected in zip(hypotheses, forced, strict=True):
             assert hypothesis.weights.shape == (len(hypothesis.ids), 1, 1, 4)
-            np.testing.assert_allclose(hypothesis.weights, want.weights, atol=2e-6)
-            assert hypothesis.score == pytest.approx(want.score, abs=1e-5)
+            np.testing.assert_allclose(hypothesis.weights, expected.weights, atol=2e-6)
+            assert hypothesis.score == pytest.approx(expected.score, abs=1e-5)
 
 
 def test_attention_none_has_no_weights() -> None:
     model = _model(attention="none")
-    found = beam_search(model.decoder, _memory(model), _limits(5, 5, 5), beam_size=3, n_best=2)
-    assert all(one.weights is None for best in found for one in best)
+    outputs = beam_search(model.decoder, _memory(model), _limits(5, 5, 5), beam_size=3, n_best=2)
+    assert all(output.weights is None for best in outputs for output in best)
 
 
-def test_greedy_takes_the_likeliest_symbol_of_every_step() -> None:
+def test_greedy_search_takes_the_most_probable_token_of_every_step() -> None:
     model = _model(attention="additive")
     memory = _memory(model)
-    found = beam_search(model.decoder, memory, _limits(6, 6, 6), beam_size=1)
-    for item, (hypothesis,) in enumerate(found):
+    outputs = beam_search(model.decoder, memory, _limits(6, 6, 6), beam_size=1)
+    for item, (hypothesis,) in enumerate(outputs):
         state = model.decoder.start(memory.select(torch.tensor([item])))
         ids, token = [], torch.tensor([BOS])
         while len(ids) <= 6:
@@ -125,12 +129,12 @@ def test_greedy_takes_the_likeliest_symbol_of_every_step() -> None:
 def test_hypotheses_come_best_first_and_differ() -> None:
     model = _model()
     for best in beam_search(model.decoder, _memory(model), _limits(8, 8, 8), 6, n_best=6):
-        scores = [one.score for one in best]
+        scores = [output.score for output in best]
         assert scores == sorted(scores, reverse=True)
-        assert len({tuple(one.ids) for one in best}) == len(best) == 6
+        assert len({tuple(output.ids) for output in best}) == len(best) == 6
 
 
-def test_a_source_found_alone_is_found_the_same_in_a_batch() -> None:
+def test_a_batch_equals_its_sources_alone() -> None:
     model = _model()
     memory = _memory(model)
     together = beam_search(model.decoder, memory, _limits(3, 9, 6), 4, n_best=2)
@@ -144,7 +148,7 @@ def test_a_source_found_alone_is_found_the_same_in_a_batch() -> None:
             assert left.complete == right.complete
 
 
-def test_no_sources_no_outputs() -> None:
+def test_no_sources_give_no_outputs() -> None:
     model = _model()
     memory = _memory(model).select(torch.tensor([], dtype=torch.long))
     assert beam_search(model.decoder, memory, _limits().long(), 3) == []
@@ -167,7 +171,7 @@ class _CountingState:
 
 
 class _Endless(Decoder):
-    """A decoder that never wants to end: search must stop it at the limit and say so."""
+    """A decoder that never predicts EOS: search must stop at the limit and mark outputs incomplete."""
 
     def start(self, memory: Memory) -> _CountingState:
         return _CountingState(memory, torch.zeros(len(memory.states)))
@@ -179,19 +183,19 @@ class _Endless(Decoder):
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
-def test_outputs_cut_at_their_limit_say_so(beam_size: int) -> None:
+def test_outputs_truncated_at_their_limit_are_incomplete(beam_size: int) -> None:
     memory = _memory(_model())
-    found = beam_search(_Endless(), memory, _limits(2, 4, 0), beam_size)  # type: ignore[arg-type]
-    assert [best[0].ids for best in found] == [[5, 5], [5, 5, 5, 5], []]
-    assert not any(best[0].complete for best in found)
+    outputs = beam_search(_Endless(), memory, _limits(2, 4, 0), beam_size)  # type: ignore[arg-type]
+    assert [best[0].ids for best in outputs] == [[5, 5], [5, 5, 5, 5], []]
+    assert not any(best[0].complete for best in outputs)
 
 
-def test_special_symbols_are_never_written() -> None:
-    class Silly(_Endless):
+def test_special_tokens_are_never_generated() -> None:
+    class _SpecialTokens(_Endless):
         def step(self, token: Tensor, state: _CountingState) -> Step:
             step = super().step(token, state)
             step.log_probs[:, [PAD, BOS]] = 0.0
             return step
 
-    found = beam_search(Silly(), _memory(_model()), _limits(3, 3, 3), 2)  # type: ignore[arg-type]
-    assert all(not {PAD, BOS} & set(best[0].ids) for best in found)
+    outputs = beam_search(_SpecialTokens(), _memory(_model()), _limits(3, 3, 3), 2)  # type: ignore[arg-type]
+    assert all(not {PAD, BOS} & set(best[0].ids) for best in outputs)

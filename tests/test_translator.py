@@ -1,4 +1,4 @@
-"""The translator: order, attention, alignments, forced targets, unknown symbols, devices."""
+"""The translator: order, attention, alignments, forced targets, unknown tokens, devices."""
 
 import dataclasses
 
@@ -36,14 +36,14 @@ def _translator(
     return regard.Translator(trained, torch.device("cpu"))
 
 
-def test_a_list_in_a_list_out_in_order() -> None:
+def test_outputs_come_in_the_order_of_the_texts() -> None:
     translator = _translator()
     together = translator.translate(SOURCES)
-    assert [one.source for one in together] == SOURCES
-    for text, one in zip(SOURCES, together, strict=True):
+    assert [output.source for output in together] == SOURCES
+    for text, output in zip(SOURCES, together, strict=True):
         (alone,) = translator.translate([text])
-        assert one.text == alone.text
-        assert one.score == pytest.approx(alone.score, abs=1e-5)
+        assert output.text == alone.text
+        assert output.score == pytest.approx(alone.score, abs=1e-5)
     assert translator.translate([]) == []
 
 
@@ -54,23 +54,23 @@ KINDS = [
 
 
 @pytest.mark.parametrize("model", KINDS, ids=str)
-def test_batch_size_does_not_matter(model: dict[str, object]) -> None:
+def test_outputs_do_not_depend_on_the_batch_size(model: dict[str, object]) -> None:
     translator = _translator(**model)
-    translator.trained.model.double()  # matrix products of other sizes round otherwise
+    translator.trained.model.double()  # matrix products of other sizes round differently
     small = translator.translate(SOURCES, batch_tokens=1)
     large = translator.translate(SOURCES, batch_tokens=10_000)
-    assert [one.text for one in small] == [one.text for one in large]
+    assert [output.text for output in small] == [output.text for output in large]
     for left, right in zip(small, large, strict=True):
         np.testing.assert_allclose(left.attention, right.attention, atol=1e-7)
 
 
 def test_attention_has_a_row_per_token_that_sums_to_1() -> None:
     for beam_size in (1, 5):
-        for one in _translator().translate(["a b c", "c"], beam_size):
-            assert one.source_tokens[-1] == "</s>"
-            assert one.attention.shape == (len(one.tokens), len(one.source_tokens))
-            np.testing.assert_allclose(one.attention.sum(1), 1, atol=1e-5)
-            assert one.text == " ".join(one.tokens)
+        for output in _translator().translate(["a b c", "c"], beam_size):
+            assert output.source_tokens[-1] == "</s>"
+            assert output.attention.shape == (len(output.tokens), len(output.source_tokens))
+            np.testing.assert_allclose(output.attention.sum(1), 1, atol=1e-5)
+            assert output.text == " ".join(output.tokens)
 
 
 def test_blank_texts_give_no_tokens() -> None:
@@ -81,12 +81,12 @@ def test_blank_texts_give_no_tokens() -> None:
 
 
 def test_n_best_gives_lists_best_first() -> None:
-    found = _translator().translate(["a b", "c"], beam_size=2, n_best=4)
-    assert [len(best) for best in found] == [4, 4]
-    for best in found:
-        scores = [one.score for one in best]
+    outputs = _translator().translate(["a b", "c"], beam_size=2, n_best=4)
+    assert [len(best) for best in outputs] == [4, 4]
+    for best in outputs:
+        scores = [output.score for output in best]
         assert scores == sorted(scores, reverse=True)
-        assert all(one.attention.shape[0] == len(one.tokens) for one in best)
+        assert all(output.attention.shape[0] == len(output.tokens) for output in best)
     with pytest.raises(regard.ConfigError, match="at least 1"):
         _translator().translate(["a"], n_best=0)
 
@@ -102,23 +102,25 @@ def test_texts_are_tokenised_once_per_request(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Tokenizer, "encode_batch", count)
     once = [["b"] * len(SOURCES), SOURCES]
-    found = translator.translate(SOURCES, prefix="b", pin={0: {0: 0.5}})
+    outputs = translator.translate(SOURCES, prefix="b", pin={0: {0: 0.5}})
     assert batches == once
     batches.clear()
     request = prepare(translator.trained, SOURCES, prefix="b", pin={0: {0: 0.5}})
     prepared = translator.search(request)
     assert batches == once
-    assert [best[0].tokens for best in prepared] == [one.tokens for one in found]
+    assert [best[0].tokens for best in prepared] == [output.tokens for output in outputs]
     batches.clear()
     translator.align(SOURCES, ["b"] * len(SOURCES))
     assert batches == once
 
 
-def test_align_gives_what_a_search_gave() -> None:
+def test_align_equals_search() -> None:
     translator = _translator()
-    found = translator.translate(["a b c", "c", "a a b"], 4)
-    again = translator.align([one.source for one in found], [one.text for one in found])
-    for left, right in zip(found, again, strict=True):
+    outputs = translator.translate(["a b c", "c", "a a b"], 4)
+    forced = translator.align(
+        [output.source for output in outputs], [output.text for output in outputs]
+    )
+    for left, right in zip(outputs, forced, strict=True):
         if not left.complete:
             continue
         assert left.tokens == right.tokens
@@ -129,50 +131,50 @@ def test_align_gives_what_a_search_gave() -> None:
         translator.align(["a"], ["b", "c"])
 
 
-def test_align_keeps_unknown_target_symbols_visible() -> None:
-    one = _translator().align(["a b"], ["c x a"])[0]
-    assert one.tokens == ["c", "x", "a"]
-    assert one.text == "c x a"
-    assert one.attention.shape == (3, 3)
+def test_align_returns_unknown_target_tokens_as_text() -> None:
+    output = _translator().align(["a b"], ["c x a"])[0]
+    assert output.tokens == ["c", "x", "a"]
+    assert output.text == "c x a"
+    assert output.attention.shape == (3, 3)
 
 
-def test_unknown_source_symbols_are_kept_and_listed() -> None:
-    one = _translator().translate(["a ñ b ñ"])[0]
-    assert one.source_tokens == ["a", "ñ", "b", "ñ", "</s>"]
-    assert one.unknown == ["ñ", "ñ"]
+def test_unknown_source_tokens_are_returned_and_listed() -> None:
+    output = _translator().translate(["a ñ b ñ"])[0]
+    assert output.source_tokens == ["a", "ñ", "b", "ñ", "</s>"]
+    assert output.unknown == ["ñ", "ñ"]
 
 
-def test_text_that_spells_a_special_token_stays_text() -> None:
-    one = _translator().translate(["a </s> <pad>"])[0]
-    assert one.source_tokens == ["a", "</s>", "<pad>", "</s>"]
-    assert one.unknown == ["</s>", "<pad>"]
+def test_special_tokens_in_texts_are_plain_text() -> None:
+    output = _translator().translate(["a </s> <pad>"])[0]
+    assert output.source_tokens == ["a", "</s>", "<pad>", "</s>"]
+    assert output.unknown == ["</s>", "<pad>"]
 
 
 def test_alignments_count_whitespace_words() -> None:
-    one = _translator(source="char", target="whitespace").align(["ab"], ["c a"])[0]
-    assert one.source_words == [0, 1, None]
-    assert {target for _, target in one.alignment()} <= {0, 1}
+    output = _translator(source="char", target="whitespace").align(["ab"], ["c a"])[0]
+    assert output.source_words == [0, 1, None]
+    assert {target for _, target in output.alignment()} <= {0, 1}
     subwords = _translator(source="bpe", target="bpe").align(["abc xyz"], ["cab bac"])[0]
     assert {index for index in subwords.source_words if index is not None} == {0, 1}
     assert {index for index in subwords.target_words if index is not None} == {0, 1}
 
 
-def test_a_model_without_attention_translates_and_says_it_has_none() -> None:
-    one = _translator(attention="none").translate(["a b"])[0]
-    assert one.attention is None
-    for call in (one.alignment, one.chart):
+def test_a_model_without_attention_translates_without_weights() -> None:
+    output = _translator(attention="none").translate(["a b"])[0]
+    assert output.attention is None
+    for call in (output.alignment, output.chart):
         with pytest.raises(regard.ConfigError, match="no attention to show"):
             call()
 
 
 def test_charts_show_the_tokens_of_both_sides() -> None:
-    one = _translator().align(["a a b"], ["c c"])[0]
-    assert one.chart().to_json().count('"c"') == 2
-    assert dataclasses.asdict(one)["tokens"] == ["c", "c"]
-    assert one.to_dict()["source_tokens"] == ["a", "a", "b", "</s>"]
+    output = _translator().align(["a a b"], ["c c"])[0]
+    assert output.chart().to_json().count('"c"') == 2
+    assert dataclasses.asdict(output)["tokens"] == ["c", "c"]
+    assert output.to_dict()["source_tokens"] == ["a", "a", "b", "</s>"]
 
 
-def test_an_unknown_device_is_refused() -> None:
+def test_an_unknown_device_raises() -> None:
     from regard.translator import find_device
 
     assert find_device("cpu") == torch.device("cpu")
@@ -182,24 +184,24 @@ def test_an_unknown_device_is_refused() -> None:
         find_device("tpu")
 
 
-def test_a_transformer_gives_every_head_and_shows_one_layer() -> None:
+def test_a_transformer_returns_all_heads_and_averages_one_layer() -> None:
     translator = _translator(kind="transformer", heads=2, decoder_layers=3)
-    one = translator.translate(["a b c"], beam_size=3)[0]
-    assert one.attention_heads.shape == (len(one.tokens), 3, 2, 4)
-    np.testing.assert_allclose(one.attention_heads.sum(-1), 1, atol=1e-5)
-    np.testing.assert_allclose(one.attention, one.attention_heads[:, 1].mean(1), atol=1e-6)
+    output = translator.translate(["a b c"], beam_size=3)[0]
+    assert output.attention_heads.shape == (len(output.tokens), 3, 2, 4)
+    np.testing.assert_allclose(output.attention_heads.sum(-1), 1, atol=1e-5)
+    np.testing.assert_allclose(output.attention, output.attention_heads[:, 1].mean(1), atol=1e-6)
     translator.trained.metadata["attention_layer"] = 2
-    found = translator.translate(["a b c"], beam_size=3)[0]
-    np.testing.assert_allclose(found.attention, one.attention_heads[:, 2].mean(1), atol=1e-6)
+    last = translator.translate(["a b c"], beam_size=3)[0]
+    np.testing.assert_allclose(last.attention, output.attention_heads[:, 2].mean(1), atol=1e-6)
     assert translator.translate([" "])[0].attention_heads.shape == (0, 1, 1, 0)
 
 
 @pytest.mark.parametrize("kind", ["rnn", "transformer"])
-def test_forced_and_found_outputs_agree(kind: str) -> None:
+def test_forced_decoding_equals_search(kind: str) -> None:
     translator = _translator(kind=kind)
-    found = translator.translate(["a b c", "b"], beam_size=2)
-    forced = translator.align(["a b c", "b"], [one.text for one in found])
-    for left, right in zip(found, forced, strict=True):
+    outputs = translator.translate(["a b c", "b"], beam_size=2)
+    forced = translator.align(["a b c", "b"], [output.text for output in outputs])
+    for left, right in zip(outputs, forced, strict=True):
         assert left.tokens == right.tokens
         if left.complete:
             assert left.score == pytest.approx(right.score, abs=1e-4)
@@ -207,32 +209,34 @@ def test_forced_and_found_outputs_agree(kind: str) -> None:
 
 
 def test_a_chart_of_one_layer_or_head() -> None:
-    one = _translator(kind="transformer", heads=2).translate(["a b c"])[0]
-    np.testing.assert_array_equal(one.chart(layer=0, head=1).weights, one.attention_heads[:, 0, 1])
-    np.testing.assert_allclose(one.chart(layer=2).weights, one.attention_heads[:, 2].mean(1))
-    np.testing.assert_array_equal(one.chart().weights, one.attention)
+    output = _translator(kind="transformer", heads=2).translate(["a b c"])[0]
+    np.testing.assert_array_equal(
+        output.chart(layer=0, head=1).weights, output.attention_heads[:, 0, 1]
+    )
+    np.testing.assert_allclose(output.chart(layer=2).weights, output.attention_heads[:, 2].mean(1))
+    np.testing.assert_array_equal(output.chart().weights, output.attention)
     with pytest.raises(
         ConfigError, match="no layer 3, head None: this attention has 3 layers of 2"
     ):
-        one.chart(layer=3)
+        output.chart(layer=3)
 
 
 def test_a_recurrent_model_has_one_layer_and_head() -> None:
-    one = _translator().translate(["a b c"])[0]
-    np.testing.assert_array_equal(one.attention_heads[:, 0, 0], one.attention)
+    output = _translator().translate(["a b c"])[0]
+    np.testing.assert_array_equal(output.attention_heads[:, 0, 0], output.attention)
     assert _translator(attention="none").translate(["a b c"])[0].attention_heads is None
 
 
-def test_features_are_source_tokens_with_words_of_their_own() -> None:
+def test_features_are_source_tokens_and_separate_words() -> None:
     config = Config(model=ModelConfig(embedding_dim=8, encoder_dim=8, decoder_dim=8))
     source = Tokenizer.train(["ab", "ba"], TextConfig(unit="char"), ["V;PST", "V;PRS"])
     target = Tokenizer.train(["ab", "ba"], TextConfig(unit="char"))
     model = build(config.model, len(source), len(target)).eval()
     trained = model_folder.TrainedModel(config, model, source, target, {"max_target_length": 2})
     translator = regard.Translator(trained, torch.device("cpu"))
-    one, other = translator.translate([("ab", "V;PST"), ("ab", "V;PRS")])
-    assert one.source == "ab\tV;PST"
-    assert one.source_tokens == ["a", "b", "V", "PST", "</s>"]
-    assert one.source_words == [0, 1, 2, 3, None]
-    assert one.attention.shape == (len(one.tokens), 5)
-    assert not np.allclose(one.score, other.score)
+    past, present = translator.translate([("ab", "V;PST"), ("ab", "V;PRS")])
+    assert past.source == "ab\tV;PST"
+    assert past.source_tokens == ["a", "b", "V", "PST", "</s>"]
+    assert past.source_words == [0, 1, 2, 3, None]
+    assert past.attention.shape == (len(past.tokens), 5)
+    assert not np.allclose(past.score, present.score)
