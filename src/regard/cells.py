@@ -25,14 +25,14 @@ def lstm_step(inputs: Tensor, recurrent: Tensor, state: Sequence[Tensor]) -> tup
 
 
 class CellType(NamedTuple):
-    """What encoders and decoders need to know of a kind of cell."""
+    """A kind of recurrent cell."""
 
     layer: Callable[..., nn.RNNBase]
     """PyTorch's layer, for whole sequences."""
     state_tensors: int
     """Number of tensors (N, D) in the state; the first is the output."""
     step: Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
-    """The next state, from the gates' input part and recurrent part, (N, G) each, and the state."""
+    """Next state from the input part and the recurrent part of the gates, (N, G) each, and the state."""
 
 
 CELLS = {"gru": CellType(nn.GRU, 1, gru_step), "lstm": CellType(nn.LSTM, 2, lstm_step)}
@@ -61,12 +61,12 @@ class Cell(nn.Module):
     def run(
         self, inputs: Float[Tensor, "B L I"], state: Sequence[Float[Tensor, "B D"]]
     ) -> Float[Tensor, "B L D"]:
-        """The outputs for a whole sequence; I = input_dim + extra_dim."""
+        """Return the outputs for a whole sequence; I = input_dim + extra_dim."""
         first = [tensor[None].contiguous() for tensor in state]
         return self.rnn(inputs, first[0] if len(first) == 1 else tuple(first))[0]
 
     def project(self, inputs: Float[Tensor, "*n I"]) -> Float[Tensor, "*n G"]:
-        """The gates' part that depends on the known input; I = input_dim."""
+        """Return the part of the gates that depends on the known input; I = input_dim."""
         weight, _, bias, _ = self._weights()
         return functional.linear(inputs, weight[:, : self.input_dim], bias)
 
@@ -76,7 +76,7 @@ class Cell(nn.Module):
         extra: Float[Tensor, "N E"] | None,
         state: Sequence[Float[Tensor, "N D"]],
     ) -> tuple[Tensor, ...]:
-        """The state after one step; `projected` comes from `project`."""
+        """Return the state after one step; `projected` comes from `project`."""
         weight, recurrent_weight, _, recurrent_bias = self._weights()
         if extra is not None:
             projected = projected + functional.linear(extra, weight[:, self.input_dim :])
@@ -84,5 +84,5 @@ class Cell(nn.Module):
         return self.cell.step(projected, recurrent, state)
 
     def _weights(self) -> list[nn.Parameter]:
-        """Weights of input and state, then their biases, in PyTorch's order."""
+        """Return the weights of input and state, then their biases, in PyTorch's order."""
         return self.rnn.all_weights[0]

@@ -74,12 +74,13 @@ class RecurrentEncoder(nn.Module):
     def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> EncoderOutput:
         """Encode ids (B, T), of which the first `lengths` (B,) of each row are real."""
         padding = padding_from_lengths(lengths, source.shape[1])
-        reversal = reversal_indices(lengths, source.shape[1])
+        reversal = reversal_indices(lengths, source.shape[1])[..., None]
         states = self._dropout(self.embedding(source))
         for forward, backward in zip_longest(self.forward_layers, self.backward_layers):
             directions = [forward(states)[0]]
             if backward is not None:
-                directions.append(reorder(backward(reorder(states, reversal))[0], reversal))
+                outputs = backward(states.take_along_dim(reversal, dim=1))[0]
+                directions.append(outputs.take_along_dim(reversal, dim=1))
             states = self._dropout(torch.cat(directions, dim=-1))
         final = self._final(states, lengths)
         states = self.projection(states).masked_fill(padding[..., None], 0)
@@ -208,8 +209,3 @@ def reversal_indices(lengths: Int[Tensor, " B"], width: int) -> Int[Tensor, "B T
     positions = torch.arange(width, device=lengths.device)
     reversed_positions = lengths[:, None] - 1 - positions
     return torch.where(reversed_positions >= 0, reversed_positions, positions)
-
-
-def reorder(states: Float[Tensor, "B T D"], order: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-    """Return the states at the positions in `order`."""
-    return states.gather(1, order[..., None].expand_as(states))

@@ -24,6 +24,7 @@ from regard.decoders import (
 from regard.encoders import RecurrentEncoder, TransformerEncoder
 from regard.layers import TransformerConfig
 from regard.score_registry import SCORES
+from regard.text import PAD
 
 _LOWEST = -30.0
 """Lower bound on log-probabilities of a copying decoder: label smoothing includes impossible tokens."""
@@ -32,16 +33,10 @@ _LOWEST = -30.0
 class Seq2Seq(nn.Module):
     """An encoder, and a decoder that may attend to all of the encoder's states."""
 
-    def __init__(
-        self,
-        encoder: RecurrentEncoder | TransformerEncoder,
-        decoder: Decoder,
-        padding_id: int = 0,
-    ) -> None:
+    def __init__(self, encoder: RecurrentEncoder | TransformerEncoder, decoder: Decoder) -> None:
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder
-        self.padding_id = padding_id
 
     def encode(
         self,
@@ -61,7 +56,7 @@ class Seq2Seq(nn.Module):
     ) -> Tensor:
         """Compute the cross-entropy, in nats per target token, of the batch's targets.
 
-        Padding (`padding_id`) in `targets` does not count. The coverage loss of See et al. 2017
+        Padding in `targets` does not count. The coverage loss of See et al. 2017
         (arXiv:1704.04368, eq. 13), times `coverage_loss`, is added.
         """
         targets, copies = batch.targets, batch.copies
@@ -69,7 +64,7 @@ class Seq2Seq(nn.Module):
         unrolled = self.decoder.unroll(
             memory, batch.inputs, need_weights=copies is not None or coverage_loss > 0
         )
-        real = targets != self.padding_id
+        real = targets != PAD
         if copies is None:
             logits = self.decoder.predict(unrolled.states[real]).float()
             loss = functional.cross_entropy(logits, targets[real], label_smoothing=label_smoothing)
@@ -170,8 +165,7 @@ def _decoder(
         hidden_dim=config.attention_dim,
         **entry.model_options,
     )
-    attention = Attention(score, config.normalizer)
-    window = None
+    attention, window = Attention(score, config.normalizer), None
     if config.window != "none":
         window = LocalWindow(config.window, config.window_radius, config.decoder_dim)
     coverage = Coverage(config.attention_dim) if config.coverage else None

@@ -4,10 +4,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from regard.attention import Intervention, Memory
-from regard.decoders.output import repeat_beams
+from regard.attention import Memory
 from regard.decoders.protocol import AttentionInputs, Unrolled
-from regard.decoders.recurrent import RecurrentDecoder, RecurrentState
+from regard.decoders.recurrent import RecurrentDecoder
 from regard.errors import ConfigError
 
 
@@ -20,15 +19,6 @@ class FixedContextDecoder(RecurrentDecoder):
     Args:
         config: sizes and options; `context_dim` equals `final_dim`.
     """
-
-    def _attend_step(
-        self,
-        query: Tensor,
-        state: RecurrentState,
-        need_weights: bool,
-        intervention: Intervention | None = None,
-    ) -> tuple[Tensor, None, RecurrentState]:
-        return repeat_beams(state.memory.final, len(query)), None, state
 
     def unroll(
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False

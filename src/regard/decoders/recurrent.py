@@ -12,7 +12,7 @@ from regard.attention import Attention, Intervention, Memory
 from regard.attention.coverage import Coverage
 from regard.attention.window import LocalWindow
 from regard.cells import Cell
-from regard.decoders.output import OutputDecoder, known_tokens
+from regard.decoders.output import OutputDecoder, known_tokens, repeat_beams
 from regard.decoders.protocol import AttentionInputs, Step, Unrolled
 from regard.encoders import EncoderOutput
 from regard.kernels.dropout import dropout
@@ -163,8 +163,11 @@ class RecurrentDecoder(OutputDecoder):
         need_weights: bool,
         intervention: Intervention | None = None,
     ) -> tuple[Tensor, Tensor | None, RecurrentState]:
-        """Attend from N = B x beams rows to B sources: context (N, Dv), weights (N, T), new state."""
-        raise NotImplementedError
+        """Return the context (N, Dv), the weights (N, T) and the new state, for N = B x beams rows.
+
+        Without attention the context is the encoder's final state.
+        """
+        return repeat_beams(state.memory.final, len(query)), None, state
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return self._dropout(self.embedding(known_tokens(tokens, self.vocabulary)))
