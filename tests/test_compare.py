@@ -28,7 +28,8 @@ def _pairs(count: int, seed: int) -> list[Pair]:
 
 
 def _write(path: Path, pairs: list[Pair]) -> str:
-    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
+    lines = [f"{pair.source}\t{pair.target}\n" for pair in pairs]
+    path.write_text("".join(lines), encoding="utf-8")
     return str(path)
 
 
