@@ -54,7 +54,11 @@ def load(folder: str | Path, model: nn.Module, optimizer: Optimizer) -> dict[str
                 f"checkpoint files from different updates, {update} and {state['update']}"
             )
         load_tensors(model, convert_tensors(_part(tensors, "model.")))
-        _load_optimizer(optimizer, _part(tensors, "optimizer."))
+        moments: dict[int, dict[str, Tensor]] = {}
+        for name, value in _part(tensors, "optimizer.").items():
+            index, key = name.split(".", 1)
+            moments.setdefault(int(index), {})[key] = value
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
         state = convert_training_state(state)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise FolderError(f"{last} is damaged ({error}); train in another folder") from None
@@ -62,15 +66,6 @@ def load(folder: str | Path, model: nn.Module, optimizer: Optimizer) -> dict[str
     if "random.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random.cuda"])
     return state
-
-
-def _load_optimizer(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
-    values = optimizer.state_dict()
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        index, key = name.split(".", 1)
-        state.setdefault(int(index), {})[key] = value
-    optimizer.load_state_dict({"state": state, "param_groups": values["param_groups"]})
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -102,11 +102,11 @@ def describe(folder: str | Path) -> TrainedModel:
         FolderError: something is missing, damaged or of a newer format.
     """
     folder = Path(folder)
-    values = _read_config(folder)
-    metadata = values.pop("metadata", {})
     try:
+        values = _read_config(folder)
+        metadata = values.pop("metadata", {})
         config = from_dict(values)
-    except ConfigError as error:
+    except (ValueError, ConfigError) as error:
         raise FolderError(f"{folder / 'config.json'} is damaged ({error}); train again") from None
     source, target = (_read_tokenizer(folder / name) for name in ("source.json", "target.json"))
     return TrainedModel(
@@ -146,8 +146,6 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"{folder} is not a model folder: it has no config.json; give a folder "
             "written by `regard train --out`"
         ) from None
-    except ValueError as error:
-        raise FolderError(f"{folder / 'config.json'} is damaged ({error}); train again") from None
     if not isinstance(values, dict) or not isinstance(values.get("format"), int):
         raise FolderError(f"{folder / 'config.json'} is damaged: it states no format; train again")
     if values["format"] > migrations.FORMAT:

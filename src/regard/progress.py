@@ -28,7 +28,20 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         if sys.stderr.isatty():
-            self._bar = _bar()
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[left]}"),
+                TextColumn("{task.fields[note]}"),
+                console=Console(stderr=True),
+                transient=True,
+                expand=True,
+            )
             self._task = self._bar.add_task(self.label, total=self.total, note="", left="")
             self._bar.start()
         return self
@@ -69,27 +82,9 @@ class Progress:
     def _left(self) -> str:
         seconds = self._remaining
         if seconds is None:
-            elapsed = time.monotonic() - self._started
             done = self.done - self._initial
             if not self.total or not done:
                 return ""
-            seconds = elapsed / done * (self.total - self.done)
+            seconds = (time.monotonic() - self._started) / done * (self.total - self.done)
         minutes, seconds = divmod(round(max(0.0, seconds)), 60)
         return f"{minutes}:{seconds:02d} left"
-
-
-def _bar():
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-    from rich.progress import Progress as Bar
-
-    return Bar(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[left]}"),
-        TextColumn("{task.fields[note]}"),
-        console=Console(stderr=True),
-        transient=True,
-        expand=True,
-    )

@@ -128,7 +128,7 @@ class Trainer:
         """Restore the state saved in `last/`; return False if there is none.
 
         Raises:
-            FolderError: `last/` is damaged, or of a run on other pairs.
+            FolderError: `last/` is damaged, or belongs to a run on different pairs.
         """
         state = checkpoints.load(self.out, self.trained.model, self.optimizer.optimizer)
         if state is None:

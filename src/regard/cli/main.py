@@ -42,7 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_help())
+        width = max(map(len, COMMANDS))
+        commands = "\n".join(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items())
+        print(
+            "usage: regard COMMAND …\n\n"
+            "Train sequence-to-sequence models and inspect or edit their attention.\n\n"
+            f"{commands}\n\nregard COMMAND --help shows the options of a command."
+        )
         return 0 if arguments else 2
     name, *rest = arguments
     if name == "--version":
@@ -79,16 +85,6 @@ def _run(name: str, arguments: list[str]) -> int:
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
     print(f"regard: {message}", file=sys.stderr)
-
-
-def _help() -> str:
-    width = max(map(len, COMMANDS))
-    commands = "\n".join(f"  {name:<{width}}  {summary}" for name, summary in COMMANDS.items())
-    return (
-        "usage: regard COMMAND …\n\n"
-        "Train sequence-to-sequence models and inspect or edit their attention.\n\n"
-        f"{commands}\n\nregard COMMAND --help shows the options of a command."
-    )
 
 
 if __name__ == "__main__":

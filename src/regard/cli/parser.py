@@ -121,12 +121,13 @@ def find_recipe(name: str) -> Path:
     """
     if Path(name).is_file():
         return Path(name)
-    recipes = Path(__file__).parent.parent / "recipes"
-    known = sorted(path.stem for path in recipes.glob("*.yaml"))
-    if name in known:
-        return recipes / f"{name}.yaml"
+    files = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
+    recipes = {path.stem: path for path in files}
+    if name in recipes:
+        return recipes[name]
     raise ConfigError(
-        f"no recipe or file is named {name!r}{nearest(name, known)}; recipes: {', '.join(known)}"
+        f"no recipe or file is named {name!r}{nearest(name, list(recipes))}; "
+        f"recipes: {', '.join(recipes)}"
     )
 
 
