@@ -9,9 +9,9 @@ async function post(path, body) {
       body: JSON.stringify(body),
     });
   } catch {
-    throw new Error("the server does not respond; is it still running?");
+    throw new Error("The server is not responding. Is it still running?");
   }
-  const result = await response.json().catch(() => ({ error: `the server responded with status ${response.status}` }));
+  const result = await response.json().catch(() => ({ error: `The server responded with status ${response.status}.` }));
   if (!response.ok) throw new Error(result.error);
   return result;
 }

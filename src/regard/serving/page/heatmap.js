@@ -25,6 +25,6 @@ export function heatmap(view) {
         }, formatWeight(weight)))));
   return element("div", { class: "scroll" },
     element("table", { class: `heatmap ${wide ? "" : "with-values"} ${rotated ? "rotated-labels" : ""}`, dir: direction(source) },
-      element("caption", {}, "Source across, output down. Stronger colour means more attention."),
+      element("caption", {}, "Columns are source tokens; rows are output tokens. A stronger colour means a higher weight."),
       element("thead", {}, head), element("tbody", {}, ...rows)));
 }

@@ -13,8 +13,8 @@ for (const id of ["beam-size", "n-best"]) {
 
 const { kind, decoder, attention, parameters } = models[0];
 byId("summary").textContent = models.length > 1
-  ? "two models side by side"
-  : `${models[0].name}: ${[kind, decoder, `attention ${attention}`].filter(Boolean).join(", ")}${parameters ? `, ${parameters.toLocaleString("en")} parameters` : ""}`;
+  ? "Two models side by side"
+  : `${models[0].name}: ${[kind, decoder, attention === "none" ? "no attention" : attention && `${attention.replaceAll("_", " ")} attention`].filter(Boolean).join(", ")}${parameters ? `, ${parameters.toLocaleString("en")} parameters` : ""}`;
 
 const views = models.map((model, number) => new View(number, model, options, setStatus));
 byId("views").classList.toggle("side-by-side", views.length > 1);
@@ -23,7 +23,7 @@ views.forEach((view, number) => view.show(examples[number]));
 byId("text").value = examples[0].source;
 
 async function translate() {
-  setStatus("translating …");
+  setStatus("Translating …");
   const text = byId("text").value.replace(/\n+/g, " ");
   const errors = await Promise.all(views.map((view) => view.translate(text)));
   setStatus(errors.find(Boolean) ?? "");

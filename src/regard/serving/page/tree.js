@@ -23,7 +23,7 @@ export function tree(view) {
   const edges = branches.flatMap((branch, n) => branch.parent < 0 ? [] : [edge(positions[branch.parent], positions[n], best.has(n))]);
   const width = Math.max(1, ...positions.map(([x]) => x + COLUMN_WIDTH));
   return element("div", {},
-    element("p", { class: "hint" }, `Click a token to force the prefix that ends with it. ${END} ends an output.`),
+    element("p", { class: "hint" }, `Click a token to force the output up to and including that token. ${END} marks the end of an output.`),
     element("div", { class: "scroll tree" },
       svgElement("svg", { width, height: Math.max(0, ...columns.map((column) => column.length)) * ROW_HEIGHT + 8, role: "group", "aria-label": "search tree" }, ...edges, ...nodes)));
 }
@@ -36,7 +36,7 @@ function node(view, branch, [x, y], best, prefix) {
   return svgElement("g", {
     transform: `translate(${x + 4},${y + 18})`, class: `${best ? "best" : ""} ${isEnd ? "end" : ""}`,
     ...(isEnd ? {} : { role: "button", tabindex: 0, onclick: force, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); force(); } } }),
-  }, svgElement("title", {}, `${text}: probability up to here ${probability} %`), svgElement("text", {}, text.length > 11 ? `${text.slice(0, 10)}…` : text));
+  }, svgElement("title", {}, `${text}: prefix probability ${probability} %`), svgElement("text", {}, text.length > 11 ? `${text.slice(0, 10)}…` : text));
 }
 
 function edge([x1, y1], [x2, y2], best) {

@@ -43,19 +43,19 @@ export class View {
     this.calculation = element("div");
     this.tree = element("div");
     const attention = this.model.attention === "none"
-      ? [element("p", { class: "hint" }, "This model has no attention: the decoder reads the source from one fixed-size state.")]
+      ? [element("p", { class: "hint" }, "This model has no attention: the decoder receives the source as a single fixed-size vector.")]
       : [
         this.alignment,
         element("section", { "aria-label": "attention of one step" },
           element("div", { class: "step" }, this.slider, this.stepLabel), this.heads, this.bars.node,
-          element("p", { class: "hint" }, "Drag a bar (or use the arrow keys) to change this step's attention; decoding continues from here.")),
+          element("p", { class: "hint" }, "Drag a bar, or focus it and use the arrow keys, to change a weight. The output is then decoded again from this step.")),
         element("section", {}, element("h3", {}, "Attention at every step"), this.heatmap),
         (this.calculationSection = this.section("Attention calculation for this step", this.calculation, () => this.showCalculation())),
       ];
     this.node = element("section", { class: "view", "aria-label": `model ${this.model.name}` },
       element("h2", {}, this.model.name), this.text, this.note, this.chips, ...attention,
-      element("section", {}, element("h3", {}, "Outputs, best first"), this.nBest,
-        element("p", { class: "hint" }, "Probability of the full output. Ranking also applies a length penalty.")),
+      element("section", {}, element("h3", {}, "N-best outputs"), this.nBest,
+        element("p", { class: "hint" }, "Percentages are the probability of the complete output. The ranking also applies a length penalty, so it may differ.")),
       this.section("Search tree", this.tree, () => this.tree.replaceChildren(tree(this))));
   }
 
@@ -162,9 +162,9 @@ export class View {
   notes() {
     const notes = [];
     if (this.output.unknown.length) notes.push(`Not in the vocabulary: ${this.output.unknown.join(" ")}.`);
-    if (!this.output.complete) notes.push("Truncated at the length limit.");
+    if (!this.output.complete) notes.push("Output truncated at the length limit.");
     if (this.hasInterventions)
-      notes.push(this.baseline === this.translation.text ? "Same output as without interventions." : `Without interventions: ${this.baseline || EMPTY}`);
+      notes.push(this.baseline === this.translation.text ? "The interventions did not change the output." : `Without interventions: ${this.baseline || EMPTY}`);
     return notes;
   }
 
@@ -191,9 +191,9 @@ export class View {
   showHeads() {
     const { layers, heads, attention_layer: selectedLayer } = this.model;
     if (layers * heads <= 1) return;
-    const choices = [element("option", { value: "" }, `layer ${selectedLayer} (selected), average of its heads`)];
+    const choices = [element("option", { value: "" }, `layer ${selectedLayer} (default), average over heads`)];
     for (let layer = 0; layer < layers; layer++) {
-      choices.push(element("option", { value: `${layer}`, selected: this.layer === layer && this.head === null }, `layer ${layer}, average`));
+      choices.push(element("option", { value: `${layer}`, selected: this.layer === layer && this.head === null }, `layer ${layer}, average over heads`));
       for (let head = 0; head < heads; head++)
         choices.push(element("option", { value: `${layer},${head}`, selected: this.layer === layer && this.head === head }, `layer ${layer}, head ${head}`));
     }
