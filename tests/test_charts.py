@@ -79,10 +79,10 @@ def values(spec, name):
 
 def test_one_cell_per_weight_darker_for_more():
     svg = drawn(heatmap(WEIGHTS, SOURCE, TARGET))
-    found = {cell.get("aria-label"): cell.get("fill") for cell in cells(svg)}
-    assert len(found) == WEIGHTS.size
-    light = sum(int(n) for n in found["the attends to no: 0.000"][4:-1].split(","))
-    dark = sum(int(n) for n in found["the attends to el: 0.900"][4:-1].split(","))
+    colours = {cell.get("aria-label"): cell.get("fill") for cell in cells(svg)}
+    assert len(colours) == WEIGHTS.size
+    light = sum(int(n) for n in colours["the attends to no: 0.000"][4:-1].split(","))
+    dark = sum(int(n) for n in colours["the attends to el: 0.900"][4:-1].split(","))
     assert dark < light / 2
 
 
@@ -90,7 +90,7 @@ def test_labels_name_columns_then_rows():
     assert axis_labels(drawn(heatmap(WEIGHTS, SOURCE, TARGET))) == [SOURCE, TARGET]
 
 
-def test_the_same_weight_has_the_same_colour_in_every_map():
+def test_the_same_weight_has_the_same_colour_in_every_heatmap():
     one = cells(drawn(heatmap(np.array([[0.2, 0.8]]), ["a", "b"], ["c"])))[0]
     other = cells(drawn(heatmap(np.array([[0.2, 0.0]]), ["a", "b"], ["c"])))[0]
     assert one.get("fill") == other.get("fill")
@@ -108,7 +108,7 @@ def test_more_than_ten_columns_stay_in_order():
     assert axis_labels(drawn(heatmap(even(source, ["x"]), source, ["x"])))[0] == source
 
 
-def test_long_labels_are_cut_on_the_axis_and_whole_elsewhere():
+def test_long_labels_are_truncated_on_the_axis_only():
     word = "Donaudampfschifffahrtsgesellschaftskapitän"
     svg = drawn(heatmap(np.ones((1, 1)), [word], ["x"]))
     label = axis_labels(svg)[0][0]
@@ -131,7 +131,7 @@ def test_a_blank_is_visible():
 
 @settings(max_examples=10, deadline=None)
 @given(st.lists(st.text(max_size=6), min_size=1, max_size=4), st.text(max_size=6))
-def test_any_token_makes_a_whole_picture_and_page(tokens, title):
+def test_any_token_gives_a_complete_image_and_page(tokens, title):
     chart = heatmap(even(tokens, ["x"]), tokens, ["x"], title=title)
     assert len(cells(drawn(chart))) == len(tokens)
     assert not any(map(str.isascii, missing_glyphs(chart.to_svg())))
@@ -208,7 +208,7 @@ def test_png_has_two_pixels_to_a_unit():
     assert abs(width - 2 * float(drawn(chart).get("width"))) <= 2
 
 
-def test_a_notebook_shows_picture_and_live_map():
+def test_a_notebook_displays_the_image_and_the_interactive_chart():
     bundle = heatmap(WEIGHTS, SOURCE, TARGET)._repr_mimebundle_()
     live = next(value for mime, value in bundle.items() if "vegalite" in mime)
     assert bundle["image/svg+xml"].startswith("<svg")
@@ -223,7 +223,7 @@ def test_png_warns_of_characters_without_a_font(tmp_path):
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_pictures_with_the_readers_fonts_do_not_warn(tmp_path):
+def test_images_with_the_readers_fonts_do_not_warn(tmp_path):
     chart = heatmap(np.ones((1, 1)), [NEVER_DRAWN], ["b"])
     chart.save(tmp_path / "a.svg")
     chart.save(tmp_path / "a.html")
@@ -249,7 +249,7 @@ def test_the_renderers_own_font_draws_latin():
 
 
 @pytest.mark.parametrize("draw", [heatmap, terminal_heatmap])
-def test_errors_say_what_was_found(draw):
+def test_errors_report_the_invalid_value(draw):
     with pytest.raises(ShapeError, match=r"\(4, 5\).*got \(5, 4\)"):
         draw(WEIGHTS.T, SOURCE, TARGET)
     with pytest.raises(DataError, match="nothing to draw: 0 target"):
@@ -297,7 +297,7 @@ def test_terminal_fits_the_width_and_shows_every_column(source, width):
     assert runs == len(source)
 
 
-def test_the_page_has_a_slider_over_the_steps_and_pictures_have_none():
+def test_the_page_has_a_slider_over_the_steps_and_images_have_none():
     chart = heatmap(WEIGHTS, SOURCE, TARGET)
     spec = Page(chart.to_html()).spec
     slider = next(p for p in spec["params"] if p["name"] == "step")
@@ -313,8 +313,8 @@ def test_the_page_has_a_slider_over_the_steps_and_pictures_have_none():
     assert not [e for e in drawn(chart).iter() if e.get("aria-roledescription") == "bar"]
 
 
-def chosen(chart, step=1, **choice):
-    """What the page shows after a choice: its map, its bars, and the line over the bars."""
+def select(chart, step=1, **choice):
+    """Return the labels of the cells, the bars and the caption after a selection."""
     spec = chart.to_interactive().to_dict()
     for param in spec["params"]:
         if param["name"] == "step":
@@ -331,14 +331,14 @@ def chosen(chart, step=1, **choice):
 
 
 @pytest.mark.parametrize("step", range(1, len(TARGET) + 1))
-def test_bars_show_the_weights_of_the_chosen_step(step):
-    cells_, bars, said = chosen(heatmap(WEIGHTS, SOURCE, TARGET), step)
+def test_bars_show_the_weights_of_the_selected_step(step):
+    cells_, bars, caption = select(heatmap(WEIGHTS, SOURCE, TARGET), step)
     assert len(cells_) == WEIGHTS.size
     assert bars == WEIGHTS[step - 1].tolist()
-    assert said == f"step {step}, “{TARGET[step - 1]}”: the weights sum to 1.00"
+    assert caption == f"step {step}, “{TARGET[step - 1]}”: the weights sum to 1.00"
 
 
-def test_the_chosen_row_has_a_frame():
+def test_the_selected_row_has_a_frame():
     spec = heatmap(WEIGHTS, SOURCE, TARGET).to_interactive().to_dict()
     svg = ET.fromstring(vl_convert.vegalite_to_svg(spec))
     frames = [e for e in svg.iter(f"{SVG}path") if e.get("stroke") == INK]
@@ -346,7 +346,7 @@ def test_the_chosen_row_has_a_frame():
     assert frames[0].get("fill") in (None, "none", "transparent")
 
 
-def test_layers_and_heads_can_be_chosen():
+def test_layers_and_heads_can_be_selected():
     heads = np.random.default_rng(1).dirichlet(np.ones(5), (4, 3, 2))
     chart = heatmap(WEIGHTS, SOURCE, TARGET, heads=heads)
     bound = {
@@ -360,10 +360,10 @@ def test_layers_and_heads_can_be_chosen():
         ({"layer": "2"}, heads[:, 2].mean(1)),
         ({"layer": "0", "head": "1"}, heads[:, 0, 1]),
     ]:
-        found, bars, said = chosen(chart, 3, **choice)
+        labels, bars, caption = select(chart, 3, **choice)
         np.testing.assert_allclose(bars, expected[2], atol=0.00056)
-        assert len(found) == WEIGHTS.size
-        assert said.endswith("sum to 1.00")
+        assert len(labels) == WEIGHTS.size
+        assert caption.endswith("sum to 1.00")
     assert len(cells(drawn(chart))) == WEIGHTS.size
 
 
@@ -371,7 +371,7 @@ def test_layers_of_one_head_offer_no_heads():
     chart = heatmap(WEIGHTS, SOURCE, TARGET, heads=np.repeat(WEIGHTS[:, None, None], 2, axis=1))
     bound = [p["name"] for p in chart.to_interactive().to_dict()["params"] if "bind" in p]
     assert sorted(bound) == ["layer", "step"]
-    assert chosen(chart, 2, layer="1")[1] == WEIGHTS[1].tolist()
+    assert select(chart, 2, layer="1")[1] == WEIGHTS[1].tolist()
 
 
 def test_the_only_head_is_not_written_twice():
@@ -386,21 +386,21 @@ def test_all_heads_of_a_large_model_stay_small():
     assert len(json.dumps(chart.to_interactive().to_dict())) < 1_000_000
 
 
-def test_weights_that_do_not_sum_to_1_say_so():
+def test_the_caption_reports_sums_other_than_1():
     weights = np.array([[1.5, -0.5, 1.0]])
-    _, bars, said = chosen(heatmap(weights, ["a", "b", "c"], ["x"]))
+    _, bars, caption = select(heatmap(weights, ["a", "b", "c"], ["x"]))
     assert bars == [1.5, -0.5, 1.0]
-    assert said.endswith("sum to 2.00")
+    assert caption.endswith("sum to 2.00")
 
 
 @pytest.mark.parametrize("evil", ["</script>", "'+x+'", "a' + datum.row", "\\", "👩‍👩‍👧", "سلام"])
 def test_any_token_keeps_its_bar(evil):
-    _, bars, said = chosen(heatmap(np.array([[0.25, 0.75]]), [evil, evil], [evil]))
+    _, bars, caption = select(heatmap(np.array([[0.25, 0.75]]), [evil, evil], [evil]))
     assert bars == [0.25, 0.75]
-    assert f"“{evil}”" in said
+    assert f"“{evil}”" in caption
 
 
-def test_heads_must_fit_the_map():
+def test_heads_must_fit_the_weights():
     with pytest.raises(ShapeError, match=r"\(4, layers, heads, 5\), got \(5, 1, 1, 4\)"):
         heatmap(WEIGHTS, SOURCE, TARGET, heads=WEIGHTS.T[:, None, None])
     with pytest.raises(DataError, match="all heads must be finite"):

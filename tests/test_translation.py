@@ -1,4 +1,4 @@
-"""A translation by words, and as BertViz takes it."""
+"""Translations merged into words, and as arguments of BertViz."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ WEIGHTS = np.array(
 )
 
 
-def made(attention, source_words, target_words, source=None, tokens=None, heads=None):
+def make_translation(attention, source_words, target_words, source=None, tokens=None, heads=None):
     return Translation(
         source="",
         source_tokens=source or [f"s{i}" for i in range(len(source_words))],
@@ -30,7 +30,7 @@ def made(attention, source_words, target_words, source=None, tokens=None, heads=
 
 def test_parts_of_source_words_are_added_and_of_target_words_averaged():
     tokens = ["▁que", "ro", "▁te", "</s>"]
-    one = made(WEIGHTS, [0, 0, 1, None], [0, 0, 1], tokens, ["▁lo", "ve", "▁you"])
+    one = make_translation(WEIGHTS, [0, 0, 1, None], [0, 0, 1], tokens, ["▁lo", "ve", "▁you"])
     words = one.words()
     assert words.source_tokens == ["quero", "te", "</s>"]
     assert words.tokens == ["love", "you"]
@@ -54,24 +54,24 @@ def test_parts_of_source_words_are_added_and_of_target_words_averaged():
     ],
 )
 def test_a_word_is_written_without_marks(parts, word):
-    one = made(np.ones((1, len(parts)), np.float32), [0] * len(parts), [0], parts)
+    one = make_translation(np.ones((1, len(parts)), np.float32), [0] * len(parts), [0], parts)
     assert one.words().source_tokens == [word]
 
 
-def test_symbols_that_are_words_stay_as_they_are():
-    one = made(WEIGHTS, [0, 1, 2, None], [0, 1, 2], ["▁", "‿x", "▁y", "</s>"])
+def test_tokens_that_are_words_stay_as_they_are():
+    one = make_translation(WEIGHTS, [0, 1, 2, None], [0, 1, 2], ["▁", "‿x", "▁y", "</s>"])
     assert one.words() is one
     assert empty_translation(" ", attends=True).words().tokens == []
 
 
 def test_one_side_is_merged_without_the_other():
-    words = made(WEIGHTS, [0, 1, 2, None], [0, 0, 0], ["▁", "‿x", "▁y", "</s>"]).words()
+    words = make_translation(WEIGHTS, [0, 1, 2, None], [0, 0, 0], ["▁", "‿x", "▁y", "</s>"]).words()
     assert words.source_tokens == ["▁", "‿x", "▁y", "</s>"]
     np.testing.assert_allclose(words.attention, WEIGHTS.mean(0, keepdims=True), atol=1e-6)
 
 
 def test_tokens_without_words_stay_alone():
-    words = made(None, [0, 0, None, None], [0], ["▁a", "b", "▁", "</s>"]).words()
+    words = make_translation(None, [0, 0, None, None], [0], ["▁a", "b", "▁", "</s>"]).words()
     assert words.source_tokens == ["ab", "▁", "</s>"]
     assert words.source_words == [0, None, None]
     assert words.attention is None
@@ -88,7 +88,7 @@ def test_words_keep_sums_heads_and_alignment(source, target, layers, heads, seed
     every = np.random.default_rng(seed).dirichlet(
         np.ones(len(source) + 1), (len(target), layers, heads)
     )
-    one = made(every[:, -1].mean(1), [*source, None], target, heads=every)
+    one = make_translation(every[:, -1].mean(1), [*source, None], target, heads=every)
     words = one.words()
     shape = (max(target) + 1, layers, heads, max(source) + 2)
     assert words.attention_heads.shape == shape
@@ -100,21 +100,21 @@ def test_words_keep_sums_heads_and_alignment(source, target, layers, heads, seed
 
 def test_bertviz_gets_a_tensor_per_layer():
     every = np.random.default_rng(1).random((3, 2, 5, 4)).astype(np.float32)
-    one = made(WEIGHTS, [0, 1, 2, None], [0, 1, 2], heads=every)
-    given = one.to_bertviz()
-    assert set(given) == {"cross_attention", "encoder_tokens", "decoder_tokens"}
-    assert [layer.shape for layer in given["cross_attention"]] == [(1, 5, 3, 4)] * 2
+    one = make_translation(WEIGHTS, [0, 1, 2, None], [0, 1, 2], heads=every)
+    arguments = one.to_bertviz()
+    assert set(arguments) == {"cross_attention", "encoder_tokens", "decoder_tokens"}
+    assert [layer.shape for layer in arguments["cross_attention"]] == [(1, 5, 3, 4)] * 2
     torch.testing.assert_close(
-        given["cross_attention"][1][0, 3], torch.from_numpy(every[:, 1, 3].copy())
+        arguments["cross_attention"][1][0, 3], torch.from_numpy(every[:, 1, 3].copy())
     )
-    assert given["encoder_tokens"] == one.source_tokens
-    assert given["decoder_tokens"] == one.tokens
-    given["cross_attention"][0].zero_()
+    assert arguments["encoder_tokens"] == one.source_tokens
+    assert arguments["decoder_tokens"] == one.tokens
+    arguments["cross_attention"][0].zero_()
     assert one.attention_heads.all()
 
 
-def test_bertviz_gets_the_one_map_where_heads_are_not_kept():
-    (layer,) = made(WEIGHTS, [0, 1, 2, None], [0, 1, 2]).to_bertviz()["cross_attention"]
+def test_bertviz_gets_the_average_without_heads():
+    (layer,) = make_translation(WEIGHTS, [0, 1, 2, None], [0, 1, 2]).to_bertviz()["cross_attention"]
     torch.testing.assert_close(layer, torch.from_numpy(WEIGHTS)[None, None])
     layer.zero_()
     assert WEIGHTS.any()
@@ -122,10 +122,10 @@ def test_bertviz_gets_the_one_map_where_heads_are_not_kept():
 
 def test_bertviz_needs_attention():
     with pytest.raises(ConfigError, match="no attention to show"):
-        made(None, [0], [0]).to_bertviz()
+        make_translation(None, [0], [0]).to_bertviz()
 
 
-def test_a_chart_of_heads_lets_them_be_chosen():
+def test_a_chart_contains_the_heads():
     every = np.repeat(WEIGHTS[:, None, None], 2, axis=1)
-    chart = made(WEIGHTS, [0, 1, 2, None], [0, 1, 2], heads=every).chart()
+    chart = make_translation(WEIGHTS, [0, 1, 2, None], [0, 1, 2], heads=every).chart()
     np.testing.assert_array_equal(chart.heads, every)

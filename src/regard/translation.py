@@ -183,7 +183,7 @@ def _merge_tokens(tokens: Sequence[str], groups: Sequence[Sequence[int]]) -> lis
     if len(groups) == len(tokens):
         return list(tokens)
     parts = [[tokens[position] for position in group] for group in groups]
-    return ["".join(map(_strip_marks, each)) or "".join(each) for each in parts]
+    return ["".join(map(_strip_marks, part)) or "".join(part) for part in parts]
 
 
 def _strip_marks(token: str) -> str:

@@ -26,27 +26,22 @@ class ExplainedAttention(Protocol):
     @property
     def values(self) -> np.ndarray:
         """(T, Dv)."""
-        ...
 
     @property
     def scores(self) -> np.ndarray | None:
         """(T,); None if the weights were given."""
-        ...
 
     @property
     def weights(self) -> np.ndarray:
         """(T,)."""
-        ...
 
     @property
     def context(self) -> np.ndarray:
         """(Dv,), the weighted sum of the values."""
-        ...
 
     @property
     def labels(self) -> list[str]:
         """T names of the states."""
-        ...
 
 
 def attention_steps(explanation: ExplainedAttention, *, title: str = "") -> Diagram:
@@ -168,10 +163,9 @@ def _decimal(number: float, digits: int = 2) -> str:
 
 
 def free_direction(directions: np.ndarray) -> tuple[float, float]:
-    """Return the unit vector in the middle of the widest angle between directions.
+    """Return the unit vector in the middle of the widest angle between (N, 2) directions.
 
-    Args:
-        directions: (N, 2); zero vectors are ignored.
+    Zero vectors are ignored.
     """
     x, y = directions[np.abs(directions).max(1) > 1e-6].T
     if not len(x):
@@ -183,25 +177,17 @@ def free_direction(directions: np.ndarray) -> tuple[float, float]:
 
 
 def convex_hull(points: np.ndarray) -> list[tuple[float, float]]:
-    """Return the corners of the convex hull of points, by Andrew's monotone chain.
-
-    Args:
-        points: (N, 2).
-    """
+    """Return the corners of the convex hull of (N, 2) points, by Andrew's monotone chain."""
     ordered = sorted({(float(x), float(y)) for x, y in points})
-    if len(ordered) < 3:
-        return ordered
-    return [*_half_hull(ordered)[:-1], *_half_hull(ordered[::-1])[:-1]]
-
-
-def _half_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the chain of points that only turns left."""
-    chain: list[tuple[float, float]] = []
-    for x, y in points:
-        while len(chain) > 1:
-            (x0, y0), (x1, y1) = chain[-2:]
-            if (x1 - x0) * (y - y0) - (y1 - y0) * (x - x0) > 0:
-                break
-            chain.pop()
-        chain.append((x, y))
-    return chain
+    hull: list[tuple[float, float]] = []
+    for chain in (ordered, ordered[::-1]):  # lower half from left to right, then upper half back
+        start = len(hull)
+        for x, y in chain:
+            while len(hull) > start + 1:
+                (x0, y0), (x1, y1) = hull[-2:]
+                if (x1 - x0) * (y - y0) > (y1 - y0) * (x - x0):  # a left turn
+                    break
+                hull.pop()
+            hull.append((x, y))
+        hull.pop()
+    return hull or ordered

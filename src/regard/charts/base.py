@@ -88,15 +88,13 @@ class Chart(ABC):
             ConfigError: the suffix is none of these four.
             DataError: the file cannot be written.
         """
-        writers = {".html": self.to_html, ".png": self.to_png, ".svg": self.to_svg}
-        writers[".json"] = self.to_json
         suffix = Path(path).suffix.lower()
-        if suffix not in writers:
+        if suffix not in (".html", ".png", ".svg", ".json"):
             raise ConfigError(
                 f"a chart is saved as .html, .png, .svg or .json, got {str(path)!r}; "
                 "give the file one of these suffixes"
             )
-        content = writers[suffix]()
+        content = getattr(self, f"to_{suffix[1:]}")()
         with atomic_write(path) as temporary:
             temporary.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -107,19 +105,16 @@ class Chart(ABC):
 
 def html_page(title: str, body: str, style: str = "") -> str:
     """Return a complete HTML page."""
-    return _PAGE.format(
-        title=html.escape(escape_controls(title) or "regard"), body=body, style=style
-    )
+    title = html.escape(escape_controls(title) or "regard")
+    return _PAGE.format(title=title, body=body, style=style)
 
 
 def escape_controls(text: str) -> str:
-    """Return `text` with escapes in place of control characters, which XML does not allow."""
-    return "".join(repr(c)[1:-1] if _is_control(c) else c for c in text)
-
-
-def _is_control(character: str) -> bool:
-    not_a_character = ord(character) & 0xFFFE == 0xFFFE
-    return not_a_character or unicodedata.category(character) in ("Cc", "Cs")
+    """Return `text` with control characters and non-characters, which XML does not allow, as escapes."""
+    return "".join(
+        repr(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") or ord(c) & 0xFFFE == 0xFFFE else c
+        for c in text
+    )
 
 
 @functools.cache

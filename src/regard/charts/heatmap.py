@@ -20,7 +20,7 @@ _EXPLANATION = [
     "Each row is one step of the output: the darker a cell,",
     "the larger the attention weight of that source token.",
 ]
-_BARS_HEIGHT = 110
+_NO_HEADS = np.empty((0, 0, 0, 0))
 _HINT = "Use the slider below or point at a row to see the weights of one step."
 
 
@@ -49,7 +49,7 @@ class Heatmap(VegaChart):
 
         layout = _Layout(self)
         cells = _cells(alt.Chart(width=layout.width, height=layout.height), layout)
-        return layout.complete(cells, _row_records(self.weights), _EXPLANATION)
+        return layout.complete(cells, _records(self.weights, _NO_HEADS), _EXPLANATION)
 
     def to_interactive(self) -> Any:
         """Return the heatmap over the bars of the selected step, with inputs for step, layer and head."""
@@ -57,7 +57,7 @@ class Heatmap(VegaChart):
 
         layout, heads = _Layout(self), self.heads
         if heads is None or heads.shape[1] * heads.shape[2] == 1:
-            heads = np.empty((len(layout.target), 0, 0, len(layout.source)))
+            heads = _NO_HEADS
         # subcharts inherit the data: Altair would copy it at every step
         chart = alt.Chart(width=layout.width).transform_calculate(output_step="datum.row + 1")
         inputs = _inputs(*heads.shape[1:3])
@@ -78,7 +78,7 @@ class Heatmap(VegaChart):
         values = np.append(heads.ravel(), self.weights)
         domain = [min(0.0, float(values.min())), max(1.0, float(values.max()))]
         subcharts = _grid(chart, layout, step), _bars(chart.transform_filter(step), layout, domain)
-        records = _all_records(self.weights, heads)
+        records = _records(self.weights, heads)
         return (
             layout.complete(alt.vconcat(*subcharts, spacing=34), records, [*_EXPLANATION, _HINT])
             .add_params(*inputs)
@@ -86,9 +86,8 @@ class Heatmap(VegaChart):
         )
 
     def __repr__(self) -> str:
-        return (
-            f"Heatmap({len(self.target_tokens)} output x {len(self.source_tokens)} source tokens)"
-        )
+        rows, columns = self.weights.shape
+        return f"Heatmap({rows} output x {columns} source tokens)"
 
 
 def heatmap(
@@ -180,23 +179,18 @@ class _Layout:
         }
 
 
-def _row_records(weights: np.ndarray, **fields: Any) -> list[dict[str, Any]]:
-    """Return a record per row: one per cell would repeat its keys L x T times."""
-    rounded = weights.astype(float).round(4).tolist()
-    return [{**fields, "row": row, "weight": values} for row, values in enumerate(rounded)]
-
-
-def _all_records(weights: np.ndarray, heads: np.ndarray) -> list[dict[str, Any]]:
-    """Return a record per row of every layer and head, with the sum of its weights."""
+def _records(weights: np.ndarray, heads: np.ndarray) -> list[dict[str, Any]]:
+    """Return a record per row of every layer and head: one per cell would repeat its keys L x T times."""
     maps = {("shown", "average"): weights}
     for layer in range(heads.shape[1]):
         maps[str(layer), "average"] = heads[:, layer].mean(1)
         for head in range(heads.shape[2] if heads.shape[2] > 1 else 0):
             maps[str(layer), str(head)] = heads[:, layer, head]
     return [
-        {**record, "sum": round(sum(row.tolist()), 4)}
+        {"layer": layer, "head": head, "row": i, "weight": row.round(4).tolist()}
+        | {"sum": round(float(row.sum()), 4)}
         for (layer, head), rows in maps.items()
-        for record, row in zip(_row_records(rows, layer=layer, head=head), rows, strict=True)
+        for i, row in enumerate(rows.astype(float))
     ]
 
 
@@ -212,9 +206,7 @@ def _flatten_cells(chart: Any) -> Any:
             column="datum.number - 1",
             source="source_tokens[datum.number - 1]",
             output="target_tokens[datum.row]",
-        )
-        .transform_calculate(
-            description="datum.output + ' attends to ' + datum.source + ': ' + format(datum.weight, '.3f')"
+            description="datum.output + ' attends to ' + datum.source + ': ' + format(datum.weight, '.3f')",
         )
     )
 
@@ -275,4 +267,4 @@ def _bars(chart: Any, layout: _Layout, domain: list[float]) -> Any:
         align="left", fontSize=13, color=GREY, aria=False
     )
     text = text.encode(x=alt.value(0), y=alt.value(-14), text="caption:N")
-    return alt.layer(bars, text).properties(width=layout.width, height=_BARS_HEIGHT)
+    return alt.layer(bars, text).properties(width=layout.width, height=110)

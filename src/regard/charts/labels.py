@@ -41,10 +41,9 @@ def check_weights(
 
 def token_labels(tokens: Sequence[str]) -> list[str]:
     """Return the tokens with blank ones as ␣ and control characters as escapes."""
-    return [_label(token) for token in tokens]
-
-
-def _label(token: str) -> str:
-    if all(unicodedata.category(character) == "Zs" for character in token):
-        return "␣" * max(1, len(token))
-    return escape_controls(token)
+    return [
+        "␣" * max(1, len(token))
+        if set(map(unicodedata.category, token)) <= {"Zs"}
+        else escape_controls(token)
+        for token in tokens
+    ]

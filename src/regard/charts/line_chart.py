@@ -72,12 +72,11 @@ class LineChart(VegaChart):
         layers = [base.mark_line(strokeWidth=2), base.mark_point(filled=True, size=45)]
         if self.rule is not None:
             x, label = self.rule
-            reference = alt.Chart(alt.InlineData(values=[{"x": x, "label": label}]))
+            data = alt.InlineData(values=[{"x": x, "label": label}])
+            reference = alt.Chart(data).encode(x="x:Q")
             layers += [
-                reference.mark_rule(strokeDash=[4, 4], color=GREY).encode(x="x:Q"),
-                reference.mark_text(align="center", y=-8, color=GREY).encode(
-                    x="x:Q", text="label:N"
-                ),
+                reference.mark_rule(strokeDash=[4, 4], color=GREY),
+                reference.mark_text(align="center", y=-8, color=GREY).encode(text="label:N"),
             ]
         return alt.layer(*layers).properties(
             width=560,

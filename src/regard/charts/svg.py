@@ -21,18 +21,11 @@ _PADDING = 16.0
 _SLANTED_LIMIT = 105.0
 """Pixels to which slanted labels are truncated."""
 Position = tuple[float, float]
-_ANCHORS = {"start": 0.0, "middle": 0.5, "end": 1.0}
 
 
 @dataclass(frozen=True, eq=False)
 class Diagram(Chart):
-    """Chart drawn as plain SVG.
-
-    Attributes:
-        svg: the image.
-        content: the data, as saved to `.json`.
-        title: chart title, or "".
-    """
+    """Chart drawn as plain SVG; `content` is the data saved to `.json`."""
 
     svg: str
     content: dict[str, Any]
@@ -84,7 +77,7 @@ class Canvas:
         """Add a straight line."""
         style = {"stroke": colour, "stroke_width": width, "stroke_linecap": "round"}
         (x1, y1), (x2, y2) = start, end
-        line = element("line", *_title(tooltip), x1=x1, y1=y1, x2=x2, y2=y2, **style)
+        line = element("line", tooltip=tooltip, x1=x1, y1=y1, x2=x2, y2=y2, **style)
         self.add(line, start, end)
 
     def arrow(self, start: Position, end: Position, width: float, colour: str) -> None:
@@ -104,7 +97,7 @@ class Canvas:
         """Add a rectangle around its centre."""
         left, top = x - width / 2, y - height / 2
         attributes |= {"x": left, "y": top, "width": width, "height": height}
-        box = element("rect", *_title(tooltip), **attributes)
+        box = element("rect", tooltip=tooltip, **attributes)
         self.add(box, (left, top), (left + width, top + height))
 
     def text(
@@ -124,12 +117,12 @@ class Canvas:
         if slanted:
             attributes["transform"] = f"rotate(-45 {x:.2f} {y:.2f})"
         text = element(
-            "text", _escaped(content), *children, x=x, y=y + 0.32 * size,
+            "text", _escape(content), *children, x=x, y=y + 0.32 * size,
             font_size=size, fill=fill, text_anchor=anchor, **attributes,
         )  # fmt: skip
         width, (cos, sin) = text_width(content, size, bold), (0.71, 0.71) if slanted else (1.0, 0.0)
-        start, end = -_ANCHORS[anchor] * width, (1 - _ANCHORS[anchor]) * width
-        half = size / 2
+        start = -{"start": 0.0, "middle": 0.5, "end": 1.0}[anchor] * width
+        end, half = start + width, size / 2
         self.add(
             text, (x + cos * start, y - sin * start + half), (x + cos * end, y - sin * end - half)
         )
@@ -148,15 +141,9 @@ class Canvas:
     ) -> None:
         """Add tokens as labels of columns, slanted if one of them is wider than its column.
 
-        Args:
-            centres: x of the columns.
-            y: centre of the row; slanted labels extend from it.
-            tokens: labels.
-            pitch: width of a column.
-            above: slanted labels extend upwards, not downwards.
-            current: index of a label to emphasise.
-            size: font size.
-            fill: colour of the other labels.
+        The columns are `pitch` wide, with `centres` as x; `y` is the centre of the row. Slanted labels
+        extend from it downwards, upwards if `above`. The label at `current` is emphasised, the others
+        have the colour `fill`.
         """
         slanted = max(text_width(token, size) for token in tokens) + 6 > pitch
         style: dict[str, Any] = {"size": size, "slanted": slanted}
@@ -194,10 +181,12 @@ class Canvas:
         return Diagram(svg, content, title)
 
 
-def element(name: str, *children: str, **attributes: str | int | float) -> str:
+def element(name: str, *children: str, tooltip: str = "", **attributes: str | int | float) -> str:
     """Return an SVG element; `children` are elements or escaped text."""
+    if tooltip:
+        children = element("title", _escape(tooltip)), *children
     written = "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{_attribute(value)}"'
+        f' {name.rstrip("_").replace("_", "-")}="{_escape(value)}"'
         for name, value in attributes.items()
     )
     return f"<{name}{written}>{''.join(children)}</{name}>"
@@ -229,15 +218,7 @@ def weight_colour(weight: float) -> str:
     return "#" + "".join(f"{round(np.interp(weight, stops, channel)):02x}" for channel in ramp.T)
 
 
-def _attribute(value: str | int | float) -> str:
+def _escape(value: str | int | float) -> str:
     if isinstance(value, str):
         return html.escape(escape_controls(value))
     return f"{round(value, 2):.10g}"
-
-
-def _escaped(content: str) -> str:
-    return html.escape(escape_controls(content), quote=False)
-
-
-def _title(tooltip: str) -> list[str]:
-    return [element("title", _escaped(tooltip))] if tooltip else []

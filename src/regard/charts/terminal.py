@@ -24,24 +24,18 @@ def terminal_heatmap(
     """Draw attention weights as text, one column per source token, one row per target token.
 
     Shades stand for weights, so that it is readable without colour and on any background. A source
-    wider than the terminal continues in further blocks of rows.
-
-    Args:
-        weights: (L, T), one row per target token.
-        source_tokens: T tokens.
-        target_tokens: L tokens.
-        width: columns of the terminal; None: its current width.
-
-    Raises:
-        ShapeError: the weights are not (L, T).
-        DataError: L or T is 0, or a weight is not finite.
+    wider than the terminal continues in further blocks of rows. `width` is that of the terminal; None:
+    its current width. The other arguments and the errors are those of `heatmap`.
     """
     weights = check_weights(weights, source_tokens, target_tokens)
     source, target = token_labels(source_tokens), token_labels(target_tokens)
     width = width or rich.get_console().width
     margin = min(max(map(cell_len, target)), max(1, width // 4))
-    size = _column_size(source, width - margin)
-    columns = max(1, (width - margin) // (size + 1))
+    available = width - margin
+    # the longest label if all columns fit, else fewer terminal cells per column
+    longest = min(12, max(2, *map(cell_len, source)))
+    size = max(1, min(longest, available - 1, max(4, available // len(source) - 1)))
+    columns = max(1, available // (size + 1))
     levels = np.digitize(weights, _SHADE_LIMITS)
     text = Text(no_wrap=True, overflow="crop")
     for start in range(0, len(source), columns):
@@ -54,12 +48,6 @@ def terminal_heatmap(
             text.append("".join(f" {_SHADES[level] * size}" for level in row), style="blue")
         text.append("\n\n")
     return text.append(_KEY, style="dim")
-
-
-def _column_size(labels: Sequence[str], available: int) -> int:
-    """Return the terminal cells per column: the longest label if all columns fit, else fewer."""
-    longest = min(12, max(2, *map(cell_len, labels)))
-    return max(1, min(longest, available - 1, max(4, available // len(labels) - 1)))
 
 
 def _fitted(label: str, size: int, right: bool = False) -> str:

@@ -65,10 +65,8 @@ def _vega_embed() -> str:
 
 def _script_json(value: Any) -> str:
     """Return JSON that cannot end the script element it is in, whatever the tokens are."""
-    text = json.dumps(value, ensure_ascii=False)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
+    escapes = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+    return json.dumps(value, ensure_ascii=False).translate(escapes)
 
 
 def chart_title(title: str, explanation: list[str]) -> Any:
