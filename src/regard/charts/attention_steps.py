@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -26,22 +26,27 @@ class ExplainedAttention(Protocol):
     @property
     def values(self) -> np.ndarray:
         """(T, Dv)."""
+        ...
 
     @property
     def scores(self) -> np.ndarray | None:
         """(T,); None if the weights were given."""
+        ...
 
     @property
     def weights(self) -> np.ndarray:
         """(T,)."""
+        ...
 
     @property
     def context(self) -> np.ndarray:
         """(Dv,), the weighted sum of the values."""
+        ...
 
     @property
     def labels(self) -> list[str]:
         """T names of the states."""
+        ...
 
 
 def attention_steps(explanation: ExplainedAttention, *, title: str = "") -> Diagram:
@@ -123,7 +128,7 @@ def _plane(heading: str, explanation: ExplainedAttention, names: Sequence[str]) 
             canvas.text(x, y, label, size=11.0, fill=GREY, anchor="end" if axis else "middle")
     cx, cy = pixels[-1].tolist()
     corners = " ".join(f"{x:.2f},{y:.2f}" for x, y in convex_hull(pixels[:-1]))
-    hull = {"fill": BLUES[1], "fill_opacity": 0.7, "stroke": BLUES[2]}
+    hull: dict[str, Any] = {"fill": BLUES[1], "fill_opacity": 0.7, "stroke": BLUES[2]}
     canvas.add(element("polygon", points=corners, **hull), (0.0, 0.0), (_SIDE, _SIDE))
     for (x, y), name, weight in zip(pixels[:-1], names, weights.tolist(), strict=True):
         width, colour = max(0.75, 10 * min(1.0, abs(weight))), weight_colour(abs(weight))

@@ -165,7 +165,7 @@ class Canvas:
         if title:
             self.text(x, y - 3, truncate(title, 16.0, limit), size=16.0, anchor="start", bold=True)
         left, top = self.left - _PADDING, self.top - _PADDING
-        size = {"width": math.ceil(self.right + _PADDING - left)}
+        size: dict[str, Any] = {"width": math.ceil(self.right + _PADDING - left)}
         size["height"] = math.ceil(self.bottom + _PADDING - top)
         svg = element(
             "svg",
