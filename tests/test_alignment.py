@@ -7,11 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regard.alignment import Alignment, Gold, from_weights, parse_links, read_gold, score
+from regard.alignment import (
+    Alignment,
+    GoldAlignment,
+    alignment_metrics,
+    from_weights,
+    parse_links,
+    read_gold,
+)
 from regard.errors import DataError, ShapeError
 
 links = st.frozensets(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12)
-golds = st.builds(Gold, links, links)
+golds = st.builds(GoldAlignment, links, links)
 
 
 def test_an_alignment_is_a_sorted_list_whose_str_is_pharaoh():
@@ -30,7 +37,7 @@ def test_links_of_numpy_integers_can_be_written_as_json():
 @given(links)
 def test_pharaoh_round_trip(pairs):
     gold = parse_links(str(Alignment(pairs)), "here")
-    assert gold == Gold(sure=pairs, possible=pairs)
+    assert gold == GoldAlignment(sure=pairs, possible=pairs)
 
 
 def test_each_target_word_takes_the_source_word_with_most_weight():
@@ -101,7 +108,7 @@ def test_sure_links_are_possible_too():
     gold = parse_links("  0-0 2?1\t1-1 ", "here")
     assert gold.sure == {(0, 0), (1, 1)}
     assert gold.possible == {(0, 0), (1, 1), (2, 1)}
-    assert parse_links("", "here") == Gold(frozenset())
+    assert parse_links("", "here") == GoldAlignment(frozenset())
 
 
 @pytest.mark.parametrize("word", ["1", "1-", "-1-2", "1:2", "1-2-3", "a-b", "1–2", "٣-١", "1p2"])
@@ -119,9 +126,9 @@ def test_gold_files_are_read_gzipped_or_not(tmp_path, name, pack):
     path = tmp_path / name
     path.write_bytes(pack(b"0-0 1?1\n\n2-0\r\n"))
     assert read_gold(path) == [
-        Gold(frozenset({(0, 0)}), frozenset({(1, 1)})),
-        Gold(frozenset()),
-        Gold(frozenset({(2, 0)})),
+        GoldAlignment(frozenset({(0, 0)}), frozenset({(1, 1)})),
+        GoldAlignment(frozenset()),
+        GoldAlignment(frozenset({(2, 0)})),
     ]
 
 
@@ -136,65 +143,67 @@ def test_scores_worked_by_hand():
     # A has 4 links, 3 of them possible and 2 sure; S has 3: 1 - (2 + 3) / (4 + 3)
     predicted = [Alignment([(0, 0), (1, 1)]), Alignment([(0, 1), (2, 2)])]
     gold = [parse_links("0-0 1?1 2-2", "1"), parse_links("0-1", "2")]
-    scores = score(predicted, gold)
-    assert scores.precision == pytest.approx(3 / 4)
-    assert scores.recall == pytest.approx(2 / 3)
-    assert scores.aer == pytest.approx(2 / 7)
+    computed = alignment_metrics(predicted, gold)
+    assert computed.precision == pytest.approx(3 / 4)
+    assert computed.recall == pytest.approx(2 / 3)
+    assert computed.aer == pytest.approx(2 / 7)
 
 
 def test_links_are_counted_over_the_corpus_pair_by_pair():
     # the same link in another pair is no hit, and pairs weigh by their links
     gold = [parse_links("0-0", "1"), parse_links("0-0 1-1 2-2", "2")]
-    scores = score([Alignment(), Alignment([(0, 0), (1, 1), (2, 2)])], gold)
-    assert (scores.precision, scores.recall) == (1, pytest.approx(3 / 4))
-    assert scores.aer == pytest.approx(1 - 6 / 7)
+    computed = alignment_metrics([Alignment(), Alignment([(0, 0), (1, 1), (2, 2)])], gold)
+    assert (computed.precision, computed.recall) == (1, pytest.approx(3 / 4))
+    assert computed.aer == pytest.approx(1 - 6 / 7)
 
 
 @settings(deadline=None)
 @given(st.lists(golds, max_size=5))
 def test_predicting_the_sure_links_is_perfect(gold):
-    scores = score([Alignment(each.sure) for each in gold], gold)
-    assert (scores.precision, scores.recall, scores.aer) == (1, 1, 0)
+    computed = alignment_metrics([Alignment(each.sure) for each in gold], gold)
+    assert (computed.precision, computed.recall, computed.aer) == (1, 1, 0)
 
 
 @settings(deadline=None)
 @given(st.lists(golds, max_size=5))
 def test_predicting_all_possible_links_makes_no_error_either(gold):
-    assert score([Alignment(each.possible) for each in gold], gold).aer == 0
+    assert alignment_metrics([Alignment(each.possible) for each in gold], gold).aer == 0
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(links, golds), min_size=1, max_size=5), st.randoms())
 def test_scores_lie_between_0_and_1_in_any_order_of_pairs(pairs, random):
     def scored(pairs):
-        return score([Alignment(made) for made, _ in pairs], [gold for _, gold in pairs])
+        return alignment_metrics(
+            [Alignment(made) for made, _ in pairs], [gold for _, gold in pairs]
+        )
 
-    scores = scored(pairs)
-    assert all(0 <= value <= 1 for value in (scores.precision, scores.recall, scores.aer))
-    assert scores == scored(random.sample(pairs, len(pairs)))
+    computed = scored(pairs)
+    assert all(0 <= value <= 1 for value in (computed.precision, computed.recall, computed.aer))
+    assert computed == scored(random.sample(pairs, len(pairs)))
 
 
 @settings(deadline=None)
 @given(links)
 def test_with_all_links_sure_aer_is_one_minus_f1(gold_links):
     predicted = Alignment([(0, 0), (1, 1), (2, 3)])
-    scores = score([predicted], [Gold(gold_links)])
-    both = scores.precision + scores.recall
-    f1 = 2 * scores.precision * scores.recall / both if both else 0
+    computed = alignment_metrics([predicted], [GoldAlignment(gold_links)])
+    both = computed.precision + computed.recall
+    f1 = 2 * computed.precision * computed.recall / both if both else 0
     if gold_links:
-        assert scores.aer == pytest.approx(1 - f1)
+        assert computed.aer == pytest.approx(1 - f1)
 
 
 def test_nothing_out_of_nothing():
-    nothing = score([Alignment()], [Gold(frozenset())])
+    nothing = alignment_metrics([Alignment()], [GoldAlignment(frozenset())])
     assert (nothing.precision, nothing.recall, nothing.aer) == (1, 1, 0)
-    missed = score([Alignment()], [parse_links("0-0", "here")])
+    missed = alignment_metrics([Alignment()], [parse_links("0-0", "here")])
     assert (missed.precision, missed.recall, missed.aer) == (1, 0, 1)
-    invented = score([Alignment([(0, 0)])], [Gold(frozenset())])
+    invented = alignment_metrics([Alignment([(0, 0)])], [GoldAlignment(frozenset())])
     assert (invented.precision, invented.recall, invented.aer) == (0, 1, 1)
 
 
 def test_unequal_numbers_of_lines_are_refused():
     message = "2 lines of predicted links but 1 of gold links; give one line"
     with pytest.raises(DataError, match=message):
-        score([Alignment(), Alignment()], [Gold(frozenset())])
+        alignment_metrics([Alignment(), Alignment()], [GoldAlignment(frozenset())])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from regard.alignment import Gold
+from regard.alignment import GoldAlignment
 from regard.cli.main import main
 from regard.compare import LengthAccuracy, Run, by_length, compare, model_settings, table
 from regard.errors import ConfigError, DataError
@@ -64,7 +64,9 @@ def test_unknown_models_are_refused(specification: str) -> None:
 
 def test_every_model_is_trained_evaluated_and_plotted(tmp_path: Path) -> None:
     test = _pairs(30, 3)
-    gold = [Gold(frozenset((i, i) for i in range(len(pair.source.split())))) for pair in test]
+    gold = [
+        GoldAlignment(frozenset((i, i) for i in range(len(pair.source.split())))) for pair in test
+    ]
     models = ["none", "luong:dot", "transformer"]
     messages: list[str] = []
     runs = compare(
@@ -182,7 +184,11 @@ def test_invalid_calls_are_reported_before_anything_is_trained(
 def test_gold_links_must_cover_every_pair(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1 lines of gold links for 5 pairs"):
         compare(
-            _settings(tmp_path), ["dot"], tmp_path / "out", _pairs(5, 3), gold=[Gold(frozenset())]
+            _settings(tmp_path),
+            ["dot"],
+            tmp_path / "out",
+            _pairs(5, 3),
+            gold=[GoldAlignment(frozenset())],
         )
     with pytest.raises(ConfigError, match=r"give --data.dev F"):
         compare({}, ["dot"], tmp_path / "out", _pairs(5, 3))

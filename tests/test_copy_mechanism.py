@@ -165,7 +165,7 @@ def test_tokens_absent_from_training_are_copied(tmp_path: Path, unchecked: None)
             assert forced.tokens == output.tokens
             both = translator.translate(["V a W W", "a"])
             assert both[0].tokens == output.tokens
-        return regard.evaluate(translator, unseen).scores.exact_match.value
+        return regard.evaluate(translator, unseen).metrics.exact_match.value
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -50,7 +50,7 @@ def _costs(translator: regard.Translator, example: Example) -> list[int]:
 def test_a_layer_agrees_where_it_looks_at_what_erasing_costs_most(
     settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "_SYMBOLS_AT_ONCE", 20)  # in several batches
+    monkeypatch.setattr(evaluation, "_BATCH_TOKENS", 20)  # in several batches
     translator = _translator(**settings)
     examples = [
         Example([4, 5, 6, 7, EOS], [5, 6, 4]), Example([6, 4, EOS], [4, 7]),

@@ -84,7 +84,7 @@ def _accuracy(out: Path, task: Task = LONG, **model: object) -> float:
     )
     translator = regard.train(config, _pairs(task, 8000, seed=1), _pairs(task, 100, seed=2))
     report = regard.evaluate(translator, _pairs(task, 500, seed=3), beam_size=1)
-    return report.scores.exact_match.value
+    return report.metrics.exact_match.value
 
 
 def _names(settings: dict[str, object]) -> str:

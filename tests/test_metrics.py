@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 from regard import metrics
 from regard.errors import ConfigError, DataError
 
-FIGURES = (
-    metrics.exact_match,
-    metrics.wer,
-    metrics.per,
-    metrics.cer,
-    metrics.bleu,
-    metrics.chrf,
-)
+FUNCTIONS = [definition.compute for definition in metrics.METRICS.values()]
 
 OUTPUTS = ["the cat sat on the mat .", "a dog ran home", "", "je t'aime bien , toi !"]
 SINGLE = [["the cat sat on a mat ."], ["a dog ran home"], ["yes"], ["je t'aime beaucoup !"]]
@@ -52,13 +45,13 @@ def test_exact_match_and_wer_count_outputs_that_equal_any_reference():
     assert metrics.exact_match(outputs, references, lowercase=True).value == 75
 
 
-def test_per_sums_edits_over_lengths_not_rates_over_outputs():
+def test_per_divides_summed_edits_by_summed_lengths():
     # 1 edit of 4 tokens and 1 of 1: 2 / 5, where the mean of the rates would be 62.5 %
     outputs, references = ["k a t s", "x"], [["k a t z"], ["y"]]
     assert metrics.per(outputs, references).value == pytest.approx(40)
 
 
-def test_cer_counts_code_points_spaces_among_them():
+def test_cer_counts_code_points_including_spaces():
     assert metrics.cer(["ab c"], [["abc"]]).value == pytest.approx(100 / 3)
     assert metrics.cer(["kitten"], [["sitting"]]).value == pytest.approx(300 / 7)
 
@@ -74,7 +67,7 @@ def test_cer_counts_code_points_spaces_among_them():
         ("", [""], 0),
     ],
 )
-def test_per_is_taken_to_the_closest_reference(output, references, per):
+def test_per_uses_the_closest_reference(output, references, per):
     assert metrics.per([output], [references]).value == pytest.approx(per)
 
 
@@ -97,22 +90,22 @@ def test_bleu_is_the_corpus_bleu_of_sacrebleu(references, tokenize, lowercase):
     outputs = [output.title() for output in OUTPUTS]
     direct = sacrebleu.metrics.BLEU(tokenize=tokenize, lowercase=lowercase)
     expected = direct.corpus_score(outputs, streams(references)).score
-    figure = metrics.bleu(outputs, references, tokenize, lowercase)
-    assert figure.value == pytest.approx(expected)
-    assert figure.signature == str(direct.get_signature())
+    computed = metrics.bleu(outputs, references, tokenize, lowercase)
+    assert computed.value == pytest.approx(expected)
+    assert computed.signature == str(direct.get_signature())
 
 
 @pytest.mark.parametrize("references", [SINGLE, VARYING])
 def test_chrf_is_the_corpus_chrf_of_sacrebleu(references):
     direct = sacrebleu.metrics.CHRF()
     expected = direct.corpus_score(OUTPUTS, streams(references)).score
-    figure = metrics.chrf(OUTPUTS, references)
-    assert figure.value == pytest.approx(expected)
-    assert figure.signature == str(direct.get_signature())
+    computed = metrics.chrf(OUTPUTS, references)
+    assert computed.value == pytest.approx(expected)
+    assert computed.signature == str(direct.get_signature())
 
 
 def test_a_missing_reference_is_not_an_empty_one():
-    # one reference counts as much as the same one given twice
+    # a repeated reference changes nothing
     mixed = metrics.bleu(["a b c d e", "f g h i j"], [["a b c d x"], ["f g h i y", "z g h i j"]])
     padded = metrics.bleu(
         ["a b c d e", "f g h i j"], [["a b c d x", "a b c d x"], ["f g h i y", "z g h i j"]]
@@ -128,27 +121,27 @@ def test_a_missing_reference_is_not_an_empty_one():
 
 @settings(max_examples=10, deadline=None)
 @given(corpora)
-def test_interval_holds_the_value_and_repeats(corpus):
+def test_intervals_include_the_value_and_are_deterministic(corpus):
     outputs, references = unzip(corpus)
-    for figure in FIGURES:
-        first = figure(outputs, references)
+    for metric in FUNCTIONS:
+        first = metric(outputs, references)
         assert first.low <= first.value <= first.high
-        assert first == figure(outputs, references)
+        assert first == metric(outputs, references)
 
 
 @settings(max_examples=10, deadline=None)
 @given(corpora, st.randoms(use_true_random=False))
 def test_the_order_of_outputs_does_not_matter(corpus, random):
     shuffled = random.sample(corpus, len(corpus))
-    for figure in FIGURES:
-        assert figure(*unzip(corpus)).value == pytest.approx(figure(*unzip(shuffled)).value)
+    for metric in FUNCTIONS:
+        assert metric(*unzip(corpus)).value == pytest.approx(metric(*unzip(shuffled)).value)
 
 
 @settings(max_examples=25, deadline=None)
 @given(corpora)
-def test_wer_is_what_exact_match_leaves(corpus):
+def test_wer_is_100_minus_exact_match(corpus):
     right, wrong = metrics.exact_match(*unzip(corpus)), metrics.wer(*unzip(corpus))
-    assert wrong == metrics.Figure(100 - right.value, 100 - right.high, 100 - right.low)
+    assert wrong == metrics.MetricValue(100 - right.value, 100 - right.high, 100 - right.low)
 
 
 @settings(max_examples=10, deadline=None)
@@ -156,92 +149,92 @@ def test_wer_is_what_exact_match_leaves(corpus):
 def test_a_copy_of_a_reference_changes_nothing(corpus):
     outputs, references = unzip(corpus)
     copied = [[*candidates, candidates[0]] for candidates in references]
-    for figure in FIGURES:
-        assert figure(outputs, copied).value == pytest.approx(figure(outputs, references).value)
+    for metric in FUNCTIONS:
+        assert metric(outputs, copied).value == pytest.approx(metric(outputs, references).value)
 
 
 @settings(max_examples=25, deadline=None)
 @given(corpora)
-def test_error_rates_are_zero_exactly_where_all_is_right(corpus):
-    all_right = metrics.exact_match(*unzip(corpus)).value == 100
-    assert (metrics.per(*unzip(corpus)).value == 0) == all_right
-    assert (metrics.cer(*unzip(corpus)).value == 0) == all_right
+def test_error_rates_are_zero_only_if_all_outputs_are_correct(corpus):
+    all_correct = metrics.exact_match(*unzip(corpus)).value == 100
+    assert (metrics.per(*unzip(corpus)).value == 0) == all_correct
+    assert (metrics.cer(*unzip(corpus)).value == 0) == all_correct
 
 
 @settings(max_examples=25, deadline=None)
 @given(corpora)
-def test_outputs_taken_from_the_references_are_right(corpus):
+def test_outputs_equal_to_a_reference_are_correct(corpus):
     _, references = unzip(corpus)
     outputs = [candidates[-1] for candidates in references]
-    assert metrics.exact_match(outputs, references) == metrics.Figure(100.0, 100.0, 100.0)
-    assert metrics.cer(outputs, references) == metrics.Figure(0.0, 0.0, 0.0)
+    assert metrics.exact_match(outputs, references) == metrics.MetricValue(100.0, 100.0, 100.0)
+    assert metrics.cer(outputs, references) == metrics.MetricValue(0.0, 0.0, 0.0)
 
 
-def test_interval_of_a_share_is_that_of_the_binomial():
+def test_interval_of_exact_match_is_binomial():
     # 400 outputs, half right: 1.96 * sqrt(0.25 / 400) = 4.9 %
-    figure = metrics.exact_match(["a"] * 400, [["a"], ["b"]] * 200)
-    assert figure.low == pytest.approx(45.1, abs=0.8)
-    assert figure.high == pytest.approx(54.9, abs=0.8)
+    computed = metrics.exact_match(["a"] * 400, [["a"], ["b"]] * 200)
+    assert computed.low == pytest.approx(45.1, abs=0.8)
+    assert computed.high == pytest.approx(54.9, abs=0.8)
 
 
-def test_interval_reaches_to_a_value_that_no_draw_comes_near():
+def test_intervals_include_a_value_outside_all_resamples():
     counts = np.arange(100).reshape(-1, 1) ** 2
     peak = int(counts.sum())
-    assert metrics._figure(counts, lambda sums: -abs(float(sums[0] - peak))).high == 0
-    assert metrics._figure(counts, lambda sums: abs(float(sums[0] - peak))).low == 0
+    assert metrics._bootstrap(counts, lambda sums: -abs(float(sums[0] - peak))).high == 0
+    assert metrics._bootstrap(counts, lambda sums: abs(float(sums[0] - peak))).low == 0
 
 
-def test_report_holds_the_figures_computed_alone():
-    scores = metrics.report(OUTPUTS, VARYING, [6, 4, 1, 5], bleu_tokenize="char", lowercase=True)
-    assert scores.n == 4
-    assert scores.bleu == metrics.bleu(OUTPUTS, VARYING, "char", lowercase=True)
+def test_report_equals_the_metrics_computed_separately():
+    computed = metrics.report(OUTPUTS, VARYING, [6, 4, 1, 5], bleu_tokenize="char", lowercase=True)
+    assert computed.n == 4
+    assert computed.bleu == metrics.bleu(OUTPUTS, VARYING, "char", lowercase=True)
     for name in ("chrf", "exact_match", "wer", "per", "cer"):
-        assert getattr(scores, name) == getattr(metrics, name)(OUTPUTS, VARYING, lowercase=True)
+        assert getattr(computed, name) == getattr(metrics, name)(OUTPUTS, VARYING, lowercase=True)
 
 
-def test_report_lower_cases_both_sides_for_every_figure():
+def test_report_lower_cases_both_sides_for_every_metric():
     outputs, references = ["The Cat SAT on it"], [["the CAT sat On It"]]
-    scores = metrics.report(outputs, references, [5], lowercase=True)
-    assert [scores.bleu.value, scores.chrf.value] == pytest.approx([100, 100])
-    assert [scores.exact_match.value, scores.per.value, scores.cer.value] == [100, 0, 0]
-    assert "case:lc" in (scores.bleu.signature or "")
+    computed = metrics.report(outputs, references, [5], lowercase=True)
+    assert [computed.bleu.value, computed.chrf.value] == pytest.approx([100, 100])
+    assert [computed.exact_match.value, computed.per.value, computed.cer.value] == [100, 0, 0]
+    assert "case:lc" in (computed.bleu.signature or "")
     assert metrics.report(outputs, references, [5]).exact_match.value == 0
 
 
-def test_by_length_splits_the_outputs_between_bins():
+def test_by_length_bins_the_outputs():
     outputs = ["a a", "b", "c", "d d", "e"]
     references = [["a a"], ["x"], ["c"], ["d x"], ["e"]]
     bins = metrics.report(outputs, references, [5, 6, 10, 11, 250]).by_length
-    assert [(each.low, each.high, each.n) for each in bins] == [
+    assert [(part.low, part.high, part.n) for part in bins] == [
         (1, 5, 1),
         (6, 10, 2),
         (11, 15, 1),
         (201, 250, 1),
     ]
-    assert [each.exact_match for each in bins] == [100, 50, 0, 100]
-    assert [each.per for each in bins] == [0, 50, 50, 0]
+    assert [part.exact_match for part in bins] == [100, 50, 0, 100]
+    assert [part.per for part in bins] == [0, 50, 50, 0]
     assert bins[2].cer == pytest.approx(100 / 3)
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=10))
 @settings(max_examples=20, deadline=None)
-def test_every_output_falls_in_one_bin(lengths):
+def test_every_output_is_in_one_bin(lengths):
     outputs = ["a"] * len(lengths)
     bins = metrics.report(outputs, [["a"]] * len(lengths), lengths).by_length
-    assert sum(each.n for each in bins) == len(lengths)
-    for each in bins:
-        assert each.n == sum(each.low <= length <= each.high for length in lengths) > 0
+    assert sum(part.n for part in bins) == len(lengths)
+    for part in bins:
+        assert part.n == sum(part.low <= length <= part.high for length in lengths) > 0
 
 
 def test_to_dict_is_the_json_of_evaluate():
-    scores = metrics.report(OUTPUTS, SINGLE, [6, 4, 1, 5])
-    written = json.loads(json.dumps(scores.to_dict()))
-    figures = ["bleu", "chrf", "exact_match", "wer", "per", "cer"]
-    assert list(written) == ["n", *figures, "by_length"]
-    for name in figures:
+    computed = metrics.report(OUTPUTS, SINGLE, [6, 4, 1, 5])
+    written = json.loads(json.dumps(computed.to_dict()))
+    names = ["bleu", "chrf", "exact_match", "wer", "per", "cer"]
+    assert list(written) == ["n", *names, "by_length"]
+    for name in names:
         signed = {"signature"} if name in ("bleu", "chrf") else set()
         assert set(written[name]) == {"value", "low", "high"} | signed
-    assert written["by_length"] == [dataclasses.asdict(each) for each in scores.by_length]
+    assert written["by_length"] == [dataclasses.asdict(part) for part in computed.by_length]
     assert set(written["by_length"][0]) == {"low", "high", "n", "exact_match", "per", "cer"}
 
 
@@ -251,7 +244,7 @@ def test_group_by_source_keeps_the_first_seen_order():
     assert metrics.group_by_source([]) == ([], [])
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("metric", FUNCTIONS)
 @pytest.mark.parametrize(
     ("outputs", "references", "message"),
     [
@@ -261,16 +254,16 @@ def test_group_by_source_keeps_the_first_seen_order():
         (["a"], ["abc"], "output 1 needs a list of one or more references, found 'abc'"),
     ],
 )
-def test_what_cannot_be_scored_is_said(figure, outputs, references, message):
+def test_invalid_outputs_and_references_raise(metric, outputs, references, message):
     with pytest.raises(DataError, match=re.escape(message)):
-        figure(outputs, references)
+        metric(outputs, references)
 
 
-def test_report_wants_a_length_for_each_output():
+def test_report_requires_a_length_per_output():
     with pytest.raises(DataError, match="2 outputs but 1 source lengths"):
         metrics.report(["a", "b"], [["a"], ["b"]], [1])
 
 
-def test_an_unknown_bleu_tokenizer_is_answered_with_the_known_ones(unchecked: None):
+def test_unknown_bleu_tokenizers_raise(unchecked: None):
     with pytest.raises(ConfigError, match="'14a' is unknown; take one of 13a, none, zh, char"):
         metrics.bleu(["a"], [["a"]], "14a")

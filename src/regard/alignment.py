@@ -1,7 +1,7 @@
-"""Which word comes from which: links read off attention weights, gold links, and their agreement.
+"""Word alignments: links from attention weights, gold links, and metrics of their agreement.
 
-A link is a pair (source, target) of positions counted from 0, over whitespace words or symbols. Its
-written form is Pharaoh's, `0-0 1-2`, one line per pair of texts.
+A link is a pair (source, target) of positions counted from 0, over whitespace words or tokens. Links
+are written in the Pharaoh format, `0-0 1-2`, one line per pair of texts.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ _LINK = re.compile(r"([0-9]{1,9})([-?])([0-9]{1,9})")
 
 
 class Alignment(list[Link]):
-    """The links of one pair of texts: distinct (source, target), sorted; str() is Pharaoh's line."""
+    """The links of one pair of texts: distinct (source, target), sorted; str() is its Pharaoh line."""
 
     def __init__(self, links: Iterable[Link] = ()):
         super().__init__(sorted({(int(source), int(target)) for source, target in links}))
@@ -31,8 +31,8 @@ class Alignment(list[Link]):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Gold:
-    """The links that people drew for one pair: `sure` ones, and `possible` ones, sure among them."""
+class GoldAlignment:
+    """Gold links of one pair: `sure` ones, and `possible` ones, which include the sure ones."""
 
     sure: frozenset[Link]
     possible: frozenset[Link] = frozenset()
@@ -57,18 +57,18 @@ def from_weights(
 ) -> Alignment:
     """Link each target word to the source word that its tokens attend to most.
 
-    With `alpha[t, i]` the weight of source token `i` when target token `t` is written, target word
-    `w` gives source word `u` the weight
+    With `alpha[t, i]` the weight of source token `i` when target token `t` is predicted, the weight
+    of source word `u` for target word `w` is
 
         the mean over the tokens t of w of the sum over the tokens i of u of alpha[t, i]
 
-    and is linked to the `u` with most of it (ties: the leftmost). A target word stays unlinked
-    where the tokens that belong to no word, such as the end symbol, together hold more than any
-    word, or where it attends to nothing.
+    and `w` is linked to the `u` with the highest weight (ties: the leftmost). A target word has no
+    link if the tokens that belong to no word, such as EOS, together have more weight than any word,
+    or if all weights are 0.
 
     Args:
         weights: attention, a row per target token (L), a column per source token (T).
-        source_words: for each source token, the index of its word; None where it has no word.
+        source_words: for each source token, the index of its word; None for a token without word.
         target_words: the same for each target token.
 
     Raises:
@@ -88,14 +88,13 @@ def from_weights(
     return Alignment(links)
 
 
-def parse_links(line: str, where: str) -> Gold:
+def parse_links(line: str, where: str) -> GoldAlignment:
     """Read one line of links counted from 0: `i-j` is sure, `i?j` is possible.
 
-    A line without links is a pair in which nothing is linked. `where` stands in the error for the
-    file and line.
+    A line without links is a pair without links. `where` names the file and line in the error.
 
     Raises:
-        DataError: something on the line is not a link.
+        DataError: a word of the line is not a link.
     """
     links: dict[str, set[Link]] = {"-": set(), "?": set()}
     for word in line.split():
@@ -107,14 +106,14 @@ def parse_links(line: str, where: str) -> Gold:
             )
         source, kind, target = match.groups()
         links[kind].add((int(source), int(target)))
-    return Gold(frozenset(links["-"]), frozenset(links["?"]))
+    return GoldAlignment(frozenset(links["-"]), frozenset(links["?"]))
 
 
-def read_gold(path: str | Path) -> list[Gold]:
+def read_gold(path: str | Path) -> list[GoldAlignment]:
     """Read a file of gold links, a line per pair, gzipped or not.
 
     Raises:
-        DataError: the file cannot be read, or a line is not as `parse_links` expects.
+        DataError: the file cannot be read, or a line is not valid for `parse_links`.
     """
     return [
         parse_links(line, f"{path}, line {number}")
@@ -122,39 +121,41 @@ def read_gold(path: str | Path) -> list[Gold]:
     ]
 
 
-def score(predicted: Sequence[Iterable[Link]], gold: Sequence[Gold]) -> AlignmentMetrics:
-    """Agreement of predicted links A with the sure S and possible P, counted over all pairs.
+def alignment_metrics(
+    predicted: Sequence[Iterable[Link]], gold: Sequence[GoldAlignment]
+) -> AlignmentMetrics:
+    """Compare predicted links A with the sure links S and possible links P, summed over all pairs.
 
         precision = |A and P| / |A|
         recall    = |A and S| / |S|
         aer       = 1 - (|A and S| + |A and P|) / (|A| + |S|)
 
     Och and Ney (2003), "A Systematic Comparison of Various Statistical Alignment Models".
-    Nothing out of nothing counts as all of it: without predicted links precision is 1, without sure
-    links recall is 1, and without either the error rate is 0.
+    Without predicted links precision is 1, without sure links recall is 1, and without either the
+    error rate is 0.
 
     Raises:
-        DataError: there are not as many lines of gold links as of predicted ones.
+        DataError: the numbers of predicted and gold lines differ.
     """
     if len(predicted) != len(gold):
         raise DataError(
             f"{len(predicted)} lines of predicted links but {len(gold)} of gold links; "
             "give one line of gold links for each pair, an empty one where nothing is linked"
         )
-    links = [frozenset(each) for each in predicted]
-    made = sum(map(len, links))
-    sure = sum(len(each.sure) for each in gold)
-    made_sure = sum(len(a & g.sure) for a, g in zip(links, gold, strict=True))
-    made_possible = sum(len(a & g.possible) for a, g in zip(links, gold, strict=True))
+    links = [frozenset(pair) for pair in predicted]
+    size = sum(map(len, links))
+    sure = sum(len(pair.sure) for pair in gold)
+    common_sure = sum(len(a & pair.sure) for a, pair in zip(links, gold, strict=True))
+    common_possible = sum(len(a & pair.possible) for a, pair in zip(links, gold, strict=True))
+
+    def ratio(part: int, whole: int) -> float:
+        return part / whole if whole else 1.0
+
     return AlignmentMetrics(
-        precision=_share(made_possible, made),
-        recall=_share(made_sure, sure),
-        aer=1 - _share(made_sure + made_possible, made + sure),
+        precision=ratio(common_possible, size),
+        recall=ratio(common_sure, sure),
+        aer=1 - ratio(common_sure + common_possible, size + sure),
     )
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 1.0
 
 
 def _membership(words: Sequence[int | None]) -> Float[np.ndarray, "tokens words"]:

@@ -14,13 +14,13 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple, get_args
 
-from regard.alignment import Gold
+from regard.alignment import GoldAlignment
 from regard.charts import LineChart, Point
 from regard.config import AttentionName, Config, from_dict
 from regard.errors import ConfigError, DataError
 from regard.evaluation import Report, align, evaluate
 from regard.files import read_lines, write_text
-from regard.metrics import Scores, exact_match
+from regard.metrics import MetricValues, exact_match
 from regard.pairs import PairLike
 from regard.training import train
 from regard.translator import Translator
@@ -51,7 +51,7 @@ class Run:
     name: str
     """Its specification, such as `luong:dot`."""
     seed: int
-    scores: Scores
+    scores: MetricValues
     minutes: float
     """Training time."""
     updates: int
@@ -90,7 +90,7 @@ def compare(
     test: Sequence[PairLike],
     *,
     seeds: Sequence[int] = (1,),
-    gold: Sequence[Gold] | None = None,
+    gold: Sequence[GoldAlignment] | None = None,
     beam_size: int = 1,
     resume: bool = False,
     log: Callable[[str], None] = print,
@@ -195,7 +195,11 @@ def _config(
 
 
 def _evaluate(
-    name: str, config: Config, test: Sequence[PairLike], gold: Sequence[Gold] | None, beam_size: int
+    name: str,
+    config: Config,
+    test: Sequence[PairLike],
+    gold: Sequence[GoldAlignment] | None,
+    beam_size: int,
 ) -> Run:
     folder = Path(str(config.out))
     translator = Translator.load(folder, config.device)
@@ -209,11 +213,11 @@ def _evaluate(
     return Run(
         name,
         seed=config.training.seed,
-        scores=report.scores,
+        scores=report.metrics,
         minutes=last["minutes"],
         updates=last["update"],
         parameters=metadata["parameters"],
-        sentences_per_second=report.scores.n / seconds,
+        sentences_per_second=report.metrics.n / seconds,
         longest_source=metadata["max_source_length"],
         lengths=_length_accuracies(report),
         aer=None if aligned is None else aligned.aer,
@@ -221,12 +225,12 @@ def _evaluate(
 
 
 def _length_accuracies(report: Report) -> tuple[LengthAccuracy, ...]:
-    """Return the accuracy of every length, or of the bins of the scores where lengths are many."""
+    """Return the accuracy of every length, or of the bins of the metrics if there are many lengths."""
     lengths = [len(translation.source_tokens) - 1 for translation in report.translations]
     if len(set(lengths)) > _MAX_DISTINCT_LENGTHS:
         return tuple(
             LengthAccuracy(part.low, part.high, part.n, part.exact_match)
-            for part in report.scores.by_length
+            for part in report.metrics.by_length
         )
     parts: list[LengthAccuracy] = []
     for length in sorted(set(lengths)):
@@ -251,10 +255,10 @@ def _by_name(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def _interval(group: Sequence[Run], metric: str) -> str:
     """Format a metric and its 95 % interval: bootstrap for one seed, else of the mean over seeds."""
-    figures = [getattr(run.scores, metric) for run in group]
-    if len(figures) == 1:
-        return f"{figures[0].value:.1f} ({figures[0].low:.1f} – {figures[0].high:.1f})"
-    values = [figure.value for figure in figures]
+    metrics = [getattr(run.scores, metric) for run in group]
+    if len(metrics) == 1:
+        return f"{metrics[0].value:.1f} ({metrics[0].low:.1f} – {metrics[0].high:.1f})"
+    values = [metric_value.value for metric_value in metrics]
     quantile = _T_QUANTILES[min(len(values) - 2, len(_T_QUANTILES) - 1)]
     return f"{fmean(values):.1f} ± {quantile * stdev(values) / math.sqrt(len(values)):.1f}"
 

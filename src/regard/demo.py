@@ -10,7 +10,7 @@ import rich
 import yaml
 
 from regard import datasets
-from regard.alignment import Gold
+from regard.alignment import GoldAlignment
 from regard.charts import terminal_heatmap
 from regard.config import Config, from_dict
 from regard.errors import ConfigError
@@ -60,8 +60,8 @@ def demo(out: str | Path, device: str = "auto", log: Callable[[str], None] = pri
     for sentence, text in texts.items():
         log(f"{sentence} -> {text}")
     pairs = [(example.source, example.target) for example in splits.test]
-    gold = [Gold(frozenset(example.links or ())) for example in splits.test]
-    exact = evaluate(translator, pairs).scores.exact_match.value
+    gold = [GoldAlignment(frozenset(example.links or ())) for example in splits.test]
+    exact = evaluate(translator, pairs).metrics.exact_match.value
     _, scores = align(translator, pairs, gold)
     assert scores is not None
     log(f"test: {exact:.1f} % exact match, alignment error rate {scores.aer:.3f}")

@@ -1,20 +1,22 @@
-"""Strings in, numbers out: how close outputs are to their references, each figure with an interval.
+"""Metrics of outputs against references, each with a confidence interval.
 
-Every figure is a percentage over the outputs, one output per distinct source, each with one or more
+Every value is a percentage over the outputs, one output per distinct source, each with one or more
 references. Its 95 % interval is the percentile bootstrap (Efron 1979; Koehn 2004, "Statistical
-Significance Tests for Machine Translation Evaluation"): the outputs are drawn anew, with
-replacement, `RESAMPLES` times, and the figure is computed from the summed counts of each draw. The
-draws depend on the number of outputs alone, so figures of one report are taken from the same draws.
+Significance Tests for Machine Translation Evaluation"): the outputs are resampled with replacement
+`RESAMPLES` times, and the value is computed from the summed counts of each resample. The resamples
+depend on the number of outputs only, so all metrics of one report use the same ones.
 
 Exact match and the error rates compare strings in the Unicode normal form NFC; BLEU and chrF are
-sacrebleu's, on the strings as they are, with the signature to quote.
+those of sacrebleu, on the unchanged strings, with its signature. `METRICS` lists them all. Every
+metric raises a DataError if there are no outputs, or not a list of references for each.
 """
 
 import dataclasses
+import functools
 import itertools
 import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -29,31 +31,31 @@ SEED = 12345
 LENGTH_BIN_ENDS = (0, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200)
 
 BleuTokenizer = Literal["13a", "none", "zh", "char"]
+References = Sequence[Sequence[str]]
+"""For each output, one or more correct strings."""
 Counts = npt.NDArray[np.int64]
 _Source = TypeVar("_Source", bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Figure:
-    """One figure in percent, with the ends of its 95 % interval: low <= value <= high.
-
-    `signature` is sacrebleu's line that makes a BLEU or chrF repeatable; None for other figures.
-    """
+class MetricValue:
+    """A metric in percent, with the ends of its 95 % interval: low <= value <= high."""
 
     value: float
     low: float
     high: float
     signature: str | None = None
+    """Signature of sacrebleu, which makes BLEU and chrF reproducible; None for other metrics."""
 
     def to_dict(self) -> dict[str, float | str]:
-        """The figure as JSON; without the key `signature` where there is none."""
-        figure: dict[str, float | str] = {"value": self.value, "low": self.low, "high": self.high}
-        return figure if self.signature is None else {**figure, "signature": self.signature}
+        """Return the fields; without the key `signature` if it is None."""
+        fields = dataclasses.asdict(self)
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class LengthBin:
-    """The figures, in percent, of the `n` outputs whose source has `low` to `high` symbols."""
+    """Metrics, in percent, of the `n` outputs whose source has `low` to `high` tokens."""
 
     low: int
     high: int
@@ -64,126 +66,99 @@ class LengthBin:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Scores:
-    """All figures of `n` outputs, and some of them by source length."""
+class MetricValues:
+    """All metrics of `n` outputs, and some of them by source length."""
 
     n: int
-    bleu: Figure
-    chrf: Figure
-    exact_match: Figure
-    wer: Figure
-    per: Figure
-    cer: Figure
+    bleu: MetricValue
+    chrf: MetricValue
+    exact_match: MetricValue
+    wer: MetricValue
+    per: MetricValue
+    cer: MetricValue
     by_length: tuple[LengthBin, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The scores as the JSON that `regard evaluate --json` writes."""
-        names = ("bleu", "chrf", "exact_match", "wer", "per", "cer")
-        figures = {name: getattr(self, name).to_dict() for name in names}
+        """Return the document that `regard evaluate --json` writes."""
+        values = {name: getattr(self, name).to_dict() for name in METRICS}
         bins = [dataclasses.asdict(length_bin) for length_bin in self.by_length]
-        return {"n": self.n, **figures, "by_length": bins}
+        return {"n": self.n, **values, "by_length": bins}
 
 
 def report(
     outputs: Sequence[str],
-    references: Sequence[Sequence[str]],
+    references: References,
     source_lengths: Sequence[int],
     *,
     bleu_tokenize: BleuTokenizer = "13a",
     lowercase: bool = False,
-) -> Scores:
-    """All figures at once.
+) -> MetricValues:
+    """Compute all metrics.
 
     Args:
         outputs: one per distinct source.
-        references: for each output, one or more strings that would be right.
-        source_lengths: for each output, the length of its source in symbols as the model sees them.
-            The bins end at `LENGTH_BIN_ENDS` whatever the data, so that two models or two sets can
-            be laid side by side; bins without outputs are left out, and the last is open: its high
-            is the longest source.
-        bleu_tokenize: how sacrebleu cuts the strings for BLEU.
-        lowercase: lower-case outputs and references first, for every figure.
+        references: for each output, one or more correct strings.
+        source_lengths: for each output, the length of its source, in tokens of the model. The bins
+            end at `LENGTH_BIN_ENDS` for all data, so that models and datasets can be compared;
+            empty bins are omitted, and the last bin ends at the longest source.
+        bleu_tokenize: tokenizer of sacrebleu for BLEU.
+        lowercase: lower-case outputs and references first, for every metric.
 
     Raises:
-        DataError: there are no outputs, or not as many references or lengths as outputs.
+        DataError: there are no outputs, or the number of references or lengths differs from theirs.
         ConfigError: `bleu_tokenize` is unknown.
     """
     _require_same_number(outputs, "source lengths", source_lengths)
-    hits = _hits(outputs, references, lowercase)
-    token_edits = _edits(outputs, references, str.split, lowercase)
-    character_edits = _edits(outputs, references, str, lowercase)
-    exact = _figure(hits, _percent)
-    return Scores(
-        n=len(outputs),
-        bleu=bleu(outputs, references, bleu_tokenize, lowercase),
-        chrf=chrf(outputs, references, lowercase),
-        exact_match=exact,
-        wer=_complement(exact),
-        per=_figure(token_edits, _percent),
-        cer=_figure(character_edits, _percent),
-        by_length=_by_length(np.asarray(source_lengths), hits, token_edits, character_edits),
-    )
+    functions = {name: metric.compute for name, metric in METRICS.items()}
+    functions["bleu"] = functools.partial(bleu, tokenize=bleu_tokenize)
+    values = {
+        name: compute(outputs, references, lowercase=lowercase)
+        for name, compute in functions.items()
+    }
+    by_length = _by_length(outputs, references, np.asarray(source_lengths), lowercase)
+    return MetricValues(n=len(outputs), **values, by_length=by_length)
 
 
 def exact_match(
-    outputs: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool = False
-) -> Figure:
-    """The share of outputs that equal one of their references.
+    outputs: Sequence[str], references: References, lowercase: bool = False
+) -> MetricValue:
+    """Compute the percentage of outputs that equal one of their references."""
+    return _bootstrap(_matches(outputs, references, lowercase), _percent)
 
-    Raises:
-        DataError: there are no outputs, or not a list of references for each.
+
+def wer(outputs: Sequence[str], references: References, lowercase: bool = False) -> MetricValue:
+    """Compute the percentage of outputs that equal none of their references: 100 - exact match.
+
+    This is the word error rate of papers on grapheme-to-phoneme conversion, where each source is
+    one word. It is not the edit rate over words, which is `per` on texts with spaces between words.
     """
-    return _figure(_hits(outputs, references, lowercase), _percent)
+    right = exact_match(outputs, references, lowercase)
+    return MetricValue(100 - right.value, 100 - right.high, 100 - right.low)
 
 
-def wer(
-    outputs: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool = False
-) -> Figure:
-    """The share of outputs that equal none of their references: 100 - exact match.
+def per(outputs: Sequence[str], references: References, lowercase: bool = False) -> MetricValue:
+    """Compute the token error rate, `100 * sum of edits / sum of reference lengths`.
 
-    This is the word error rate of papers on spelling to sound, where each source is one word; it
-    is not the edit rate over words, which is `per` on texts cut at spaces.
-
-    Raises:
-        DataError: there are no outputs, or not a list of references for each.
+    Tokens are split at whitespace; an edit inserts, deletes or replaces one (Levenshtein 1966).
+    Each output is compared with its closest reference, the one with the fewest edits (ties: the
+    shorter). If the tokens are phones, this is the phone error rate. An empty reference has length
+    0, and its edits count; if all lengths sum to 0, the edits are divided by 1.
     """
-    return _complement(exact_match(outputs, references, lowercase))
+    return _bootstrap(_edits(outputs, references, str.split, lowercase), _percent)
 
 
-def per(
-    outputs: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool = False
-) -> Figure:
-    """Token error rate: `100 * sum of edits / sum of reference lengths`, tokens cut at whitespace.
-
-    An edit inserts, deletes or replaces one token (Levenshtein 1966). Each output is held against
-    its closest reference, the one with the fewest edits (ties: the shorter). With phones for tokens
-    it is the phone error rate. An empty reference has length 0, and its edits count; where all
-    lengths sum to 0, the edits are divided by 1.
-
-    Raises:
-        DataError: there are no outputs, or not a list of references for each.
-    """
-    return _figure(_edits(outputs, references, str.split, lowercase), _percent)
-
-
-def cer(
-    outputs: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool = False
-) -> Figure:
-    """Character error rate: as `per`, on the code points of the NFC string, spaces among them.
-
-    Raises:
-        DataError: there are no outputs, or not a list of references for each.
-    """
-    return _figure(_edits(outputs, references, str, lowercase), _percent)
+def cer(outputs: Sequence[str], references: References, lowercase: bool = False) -> MetricValue:
+    """Compute the character error rate: `per` on the code points of the NFC string, with spaces."""
+    return _bootstrap(_edits(outputs, references, str, lowercase), _percent)
 
 
 def bleu(
     outputs: Sequence[str],
-    references: Sequence[Sequence[str]],
+    references: References,
     tokenize: BleuTokenizer = "13a",
     lowercase: bool = False,
-) -> Figure:
-    """Corpus BLEU (Papineni et al. 2002) as sacrebleu computes it (Post 2018), with its signature.
+) -> MetricValue:
+    """Compute corpus BLEU (Papineni et al. 2002) by sacrebleu (Post 2018), with its signature.
 
     Raises:
         DataError: there are no outputs, or not a list of references for each.
@@ -194,22 +169,36 @@ def bleu(
     known = get_args(BleuTokenizer)
     if tokenize not in known:
         raise ConfigError(f"BLEU tokenizer {tokenize!r} is unknown; take one of {', '.join(known)}")
-    # force: outputs cut at spaces are what some models write, no reason for sacrebleu's warning
+    # force: outputs of some models have spaces between tokens, about which sacrebleu would warn
     metric = BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
-    return _sacrebleu_figure(metric, outputs, references)
+    return _sacrebleu(metric, outputs, references)
 
 
-def chrf(
-    outputs: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool = False
-) -> Figure:
-    """Corpus chrF2 (Popović 2015) as sacrebleu computes it, with its signature.
-
-    Raises:
-        DataError: there are no outputs, or not a list of references for each.
-    """
+def chrf(outputs: Sequence[str], references: References, lowercase: bool = False) -> MetricValue:
+    """Compute corpus chrF2 (Popović 2015) by sacrebleu, with its signature."""
     from sacrebleu.metrics.chrf import CHRF
 
-    return _sacrebleu_figure(CHRF(lowercase=lowercase), outputs, references)
+    return _sacrebleu(CHRF(lowercase=lowercase), outputs, references)
+
+
+class MetricDefinition(NamedTuple):
+    """A metric, its label in tables, and whether lower values are better."""
+
+    label: str
+    compute: Callable[..., MetricValue]
+    """Called with outputs, references and `lowercase`."""
+    lower_is_better: bool = False
+
+
+METRICS = {
+    "bleu": MetricDefinition("BLEU", bleu),
+    "chrf": MetricDefinition("chrF", chrf),
+    "exact_match": MetricDefinition("exact match", exact_match),
+    "wer": MetricDefinition("WER", wer, lower_is_better=True),
+    "per": MetricDefinition("PER", per, lower_is_better=True),
+    "cer": MetricDefinition("CER", cer, lower_is_better=True),
+}
+"""All metrics; those of `MetricName` in config.py can select the best checkpoint."""
 
 
 def group_by_source(pairs: Iterable[tuple[_Source, str]]) -> tuple[list[_Source], list[list[str]]]:
@@ -223,73 +212,62 @@ def group_by_source(pairs: Iterable[tuple[_Source, str]]) -> tuple[list[_Source]
     return list(targets), [list(distinct) for distinct in targets.values()]
 
 
-def _hits(outputs: Sequence[str], references: Sequence[Sequence[str]], lowercase: bool) -> Counts:
-    """(n, 2): for each output, whether it is right, and 1."""
+def _matches(outputs: Sequence[str], references: References, lowercase: bool) -> Counts:
+    """Return (n, 2): for each output, whether it equals a reference, and 1."""
     _require_references(outputs, references)
-    return np.array(
-        [
-            (_normal(output, lowercase) in {_normal(r, lowercase) for r in candidates}, 1)
-            for output, candidates in zip(outputs, references, strict=True)
-        ],
-        dtype=np.int64,
-    )
+    matches = [
+        _normalize(output, lowercase) in {_normalize(text, lowercase) for text in candidates}
+        for output, candidates in zip(outputs, references, strict=True)
+    ]
+    return np.column_stack([np.array(matches, dtype=np.int64), np.ones(len(matches), np.int64)])
 
 
 def _edits(
     outputs: Sequence[str],
-    references: Sequence[Sequence[str]],
-    cut: Callable[[str], Sequence[str]],
+    references: References,
+    tokenize: Callable[[str], Sequence[str]],
     lowercase: bool,
 ) -> Counts:
-    """(n, 2): for each output, the edits to its closest reference and the length of that."""
+    """Return (n, 2): for each output, the edits to its closest reference and the length of that."""
     from rapidfuzz.distance import Levenshtein
 
     _require_references(outputs, references)
-    closest: list[tuple[int, int]] = []
+    edits: list[tuple[int, int]] = []
     for output, candidates in zip(outputs, references, strict=True):
-        found = cut(_normal(output, lowercase))
-        right = [cut(_normal(candidate, lowercase)) for candidate in candidates]
-        closest.append(min((Levenshtein.distance(found, each), len(each)) for each in right))
-    return np.array(closest, dtype=np.int64)
+        tokens, *correct = (tokenize(_normalize(text, lowercase)) for text in (output, *candidates))
+        edits.append(min((Levenshtein.distance(tokens, right), len(right)) for right in correct))
+    return np.array(edits, dtype=np.int64)
 
 
-def _sacrebleu_figure(
-    metric: "Metric", outputs: Sequence[str], references: Sequence[Sequence[str]]
-) -> Figure:
-    """The figure of a sacrebleu metric, from the counts it keeps per output."""
+def _sacrebleu(metric: "Metric", outputs: Sequence[str], references: References) -> MetricValue:
+    """Compute a metric of sacrebleu from its counts per output."""
     _require_references(outputs, references)
-    # sacrebleu takes one stream per reference; None, unlike "", is a reference that is not there
+    # sacrebleu takes one stream per reference; None, unlike "", is a missing reference
     streams = list(itertools.zip_longest(*references))
-    # its public bootstrap gives no interval ends and holds all resamples in memory at once
+    # its public bootstrap returns no interval ends and holds all resamples in memory at once
     counts = metric._extract_corpus_statistics(outputs, streams)  # pyright: ignore[reportPrivateUsage]
     compute = metric._compute_score_from_stats  # pyright: ignore[reportPrivateUsage]
-    signature = str(metric.get_signature())
+    # an exponential of logarithms can round past 100
+    return _bootstrap(
+        np.array(counts, dtype=np.int64),
+        lambda sums: min(100.0, compute(sums).score),
+        str(metric.get_signature()),
+    )
 
-    def score(sums: list[int]) -> float:
-        # an exponential of logarithms can round past 100
-        return min(100.0, compute(sums).score)
 
-    return _figure(np.array(counts, dtype=np.int64), score, signature)
-
-
-def _figure(
+def _bootstrap(
     counts: Counts, compute: Callable[[list[int]], float], signature: str | None = None
-) -> Figure:
-    """The figure that `compute` makes of the column sums of `counts` (n, K), and its interval."""
+) -> MetricValue:
+    """Compute a value and its interval from the column sums of `counts` (n, K)."""
     value = compute(counts.sum(axis=0).tolist())
-    resampled = [compute(sums) for sums in _resampled_sums(counts).tolist()]
-    # interpolation between equal ends can round past them
-    ends = np.percentile(resampled, (2.5, 97.5)).clip(min(resampled), max(resampled))
-    low, high = (float(end) for end in ends)
-    return Figure(value, min(low, value), max(high, value), signature)
-
-
-def _resampled_sums(counts: Counts) -> Counts:
-    """(RESAMPLES, K): the column sums of `counts` (n, K) over n rows drawn with replacement."""
     generator = np.random.default_rng(SEED)
     n = len(counts)
     draws = (generator.integers(n, size=n) for _ in range(RESAMPLES))
-    return np.stack([np.bincount(draw, minlength=n) @ counts for draw in draws])
+    resampled = [compute((np.bincount(d, minlength=n) @ counts).tolist()) for d in draws]
+    # interpolation between equal ends can round past them
+    ends = np.percentile(resampled, (2.5, 97.5)).clip(min(resampled), max(resampled))
+    low, high = (float(end) for end in ends)
+    return MetricValue(value, min(low, value), max(high, value), signature)
 
 
 def _percent(sums: Sequence[int]) -> float:
@@ -297,32 +275,31 @@ def _percent(sums: Sequence[int]) -> float:
     return 100 * part / max(whole, 1)
 
 
-def _complement(figure: Figure) -> Figure:
-    return Figure(100 - figure.value, 100 - figure.high, 100 - figure.low)
-
-
 def _by_length(
-    lengths: npt.NDArray[np.int64], hits: Counts, token_edits: Counts, character_edits: Counts
+    outputs: Sequence[str],
+    references: References,
+    lengths: npt.NDArray[np.int64],
+    lowercase: bool,
 ) -> tuple[LengthBin, ...]:
-    lows = (0, *(end + 1 for end in LENGTH_BIN_ENDS))
-    highs = (*LENGTH_BIN_ENDS, int(lengths.max()))
+    counts = (
+        _matches(outputs, references, lowercase),
+        _edits(outputs, references, str.split, lowercase),
+        _edits(outputs, references, str, lowercase),
+    )
     bins: list[LengthBin] = []
-    for low, high in zip(lows, highs, strict=True):
-        inside = (low <= lengths) & (lengths <= high)
+    for low, high in itertools.pairwise((-1, *LENGTH_BIN_ENDS, int(lengths.max()))):
+        inside = (low < lengths) & (lengths <= high)
         if inside.any():
-            figures = (
-                _percent(counts[inside].sum(axis=0).tolist())
-                for counts in (hits, token_edits, character_edits)
-            )
-            bins.append(LengthBin(low, high, int(inside.sum()), *figures))
+            values = (_percent(part[inside].sum(axis=0).tolist()) for part in counts)
+            bins.append(LengthBin(low + 1, high, int(inside.sum()), *values))
     return tuple(bins)
 
 
-def _normal(text: str, lowercase: bool) -> str:
+def _normalize(text: str, lowercase: bool) -> str:
     return unicodedata.normalize("NFC", text.lower() if lowercase else text)
 
 
-def _require_references(outputs: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+def _require_references(outputs: Sequence[str], references: References) -> None:
     _require_same_number(outputs, "lists of references", references)
     for number, candidates in enumerate(references, start=1):
         # a string is a sequence of strings too: its characters would pass for references
@@ -333,10 +310,8 @@ def _require_references(outputs: Sequence[str], references: Sequence[Sequence[st
             )
 
 
-def _require_same_number(outputs: Sequence[str], what: str, others: Sequence[object]) -> None:
+def _require_same_number(outputs: Sequence[str], what: str, items: Sequence[object]) -> None:
     if not outputs:
         raise DataError("no outputs to score; give one or more")
-    if len(outputs) != len(others):
-        raise DataError(
-            f"{len(outputs)} outputs but {len(others)} {what}; give one for each output"
-        )
+    if len(outputs) != len(items):
+        raise DataError(f"{len(outputs)} outputs but {len(items)} {what}; give one for each output")

@@ -17,20 +17,18 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
 
-from regard import checkpoints, metrics, model_card, model_folder
+from regard import checkpoints, model_card, model_folder
 from regard.batching import Batch, Example, bucket, collate, epoch
 from regard.config import Config, TrainingConfig
 from regard.copy_mechanism import hide_tokens
 from regard.corpus import Corpus
 from regard.errors import ConfigError, FolderError
 from regard.files import write_text
+from regard.metrics import METRICS
 from regard.progress import Progress
 from regard.schedule import Schedule
-from regard.text import Tokenizer
+from regard.text import UNITS, Tokenizer
 from regard.translator import Translator, find_device
-
-LOWER_IS_BETTER: frozenset[str] = frozenset({"loss", "per", "cer"})
-"""Metrics whose lower values are better."""
 
 
 @dataclasses.dataclass
@@ -189,8 +187,9 @@ class Trainer:
         else:
             outputs = self.translator.translate(sources, beam_size=1)
             texts = [output.text for output in outputs]
-            value = getattr(metrics, self.metric)(texts, references).value
-        best = self.schedule.validated(-value if self.metric in LOWER_IS_BETTER else value)
+            value = METRICS[self.metric].compute(texts, references).value
+        lower_is_better = self.metric == "loss" or METRICS[self.metric].lower_is_better
+        best = self.schedule.validated(-value if lower_is_better else value)
         if best:
             model_folder.save_weights(self.out, self.trained.model)
         entry = {
@@ -283,4 +282,4 @@ def _optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.Optimi
 def _metric(settings: TrainingConfig, target: Tokenizer) -> str:
     if settings.metric != "auto":
         return settings.metric
-    return "bleu" if target.unit in ("word", "bpe", "unigram") else "exact_match"
+    return "bleu" if UNITS[target.unit].has_words else "exact_match"

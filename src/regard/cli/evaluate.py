@@ -6,7 +6,7 @@ from typing import Any
 from regard.cli.options import add_model, add_pairs, add_search
 from regard.cli.parser import Parser
 from regard.files import write_text
-from regard.metrics import BleuTokenizer
+from regard.metrics import METRICS, BleuTokenizer
 from regard.progress import Progress
 
 
@@ -52,22 +52,19 @@ def _print_tables(metrics: dict[str, Any], truncated: int) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table("figure", "value", "95 % interval", "signature", box=box.SIMPLE)
-    names = {
-        "exact_match": "exact match", "wer": "WER", "per": "PER", "cer": "CER", "bleu": "BLEU", "chrf": "chrF",
-    }  # fmt: skip
-    for key, name in names.items():
-        metric = metrics[key]
+    table = Table("metric", "value", "95 % interval", "signature", box=box.SIMPLE)
+    # metrics with a signature last
+    for name in sorted(METRICS, key=lambda name: "signature" in metrics[name]):
+        metric = metrics[name]
         interval = f"{metric['low']:.2f} – {metric['high']:.2f}"
-        table.add_row(name, f"{metric['value']:.2f}", interval, metric.get("signature", ""))
+        signature = metric.get("signature", "")
+        table.add_row(METRICS[name].label, f"{metric['value']:.2f}", interval, signature)
     console.print(f"{metrics['n']:,} distinct sources, percent")
     console.print(table)
     lengths = Table("source length", "sources", "exact match", "PER", "CER", box=box.SIMPLE)
     for part in metrics["by_length"]:
-        lengths.add_row(
-            f"{part['low']}–{part['high']}", f"{part['n']:,}",
-            *(f"{part[key]:.2f}" for key in ("exact_match", "per", "cer")),
-        )  # fmt: skip
+        values = [f"{part[name]:.2f}" for name in ("exact_match", "per", "cer")]
+        lengths.add_row(f"{part['low']}–{part['high']}", f"{part['n']:,}", *values)
     console.print(lengths)
     if truncated:
         console.print(f"{truncated:,} outputs were truncated at their length limit")
