@@ -22,17 +22,17 @@ CHANGED = Config(
 
 
 @pytest.mark.parametrize("settings", [Config(), CHANGED])
-def test_settings_come_back_from_json(settings: Config) -> None:
+def test_settings_round_trip_through_json(settings: Config) -> None:
     assert config.from_dict(json.loads(json.dumps(config.to_dict(settings)))) == settings
 
 
-def test_what_is_left_out_has_its_default() -> None:
+def test_missing_settings_have_defaults() -> None:
     assert config.from_dict({}) == Config()
     assert config.from_dict({"model": {"cell": "gru"}}) == Config(model=ModelConfig(cell="gru"))
 
 
 @pytest.mark.parametrize(
-    ("values", "wrong"),
+    ("values", "message"),
     [
         ({"modle": {}}, "unknown setting modle; known: data, device, model"),
         (
@@ -42,13 +42,13 @@ def test_what_is_left_out_has_its_default() -> None:
         ({"model": 3}, "model takes settings by name, got 3"),
     ],
 )
-def test_unknown_keys_are_named(values: dict[str, Any], wrong: str) -> None:
-    with pytest.raises(ConfigError, match=wrong):
+def test_unknown_keys_raise(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         config.from_dict(values)
 
 
 @pytest.mark.parametrize(
-    ("group", "name", "value", "wrong"),
+    ("group", "name", "value", "message"),
     [
         ("data", "max_length", 0, "must be at least 1, got 0"),
         ("data", "bad_lines", "stpo", "takes one of stop, skip, got 'stpo'"),
@@ -72,37 +72,37 @@ def test_unknown_keys_are_named(values: dict[str, Any], wrong: str) -> None:
         ("training", "cooldown", 1.0, r"must lie in \[0, 1\)"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_named(
-    group: str, name: str, value: Any, wrong: str, unchecked: None
+def test_invalid_values_raise(
+    group: str, name: str, value: Any, message: str, unchecked: None
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"\b{name} {wrong}"):
+    with pytest.raises(ConfigError, match=rf"\b{name} {message}"):
         config.from_dict({group: {name: value}})
 
 
-def test_the_whole_is_checked_too(unchecked: None) -> None:
+def test_top_level_values_are_checked(unchecked: None) -> None:
     with pytest.raises(ConfigError, match="device takes one of auto, cpu, cuda, mps, got 'gpu'"):
         Config(device="gpu")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"model takes a ModelConfig, got \{\}"):
         Config(model={})  # type: ignore[arg-type]
 
 
-def test_input_feeding_belongs_to_luong() -> None:
+def test_input_feeding_requires_luong() -> None:
     with pytest.raises(ConfigError, match=r"model\.input_feeding needs model\.decoder luong"):
         ModelConfig(decoder="bahdanau", input_feeding=True)
     for settings in ({"kind": "transformer"}, {"attention": "none"}):
-        with pytest.raises(ConfigError, match="feeds what a recurrent decoder attended to"):
+        with pytest.raises(ConfigError, match="needs a recurrent decoder with attention, got"):
             ModelConfig(**settings, input_feeding=True)
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_settings_are_frozen_and_given_by_name(cls: type[Any]) -> None:
+def test_settings_are_frozen_and_keyword_only(cls: type[Any]) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(cls(), dataclasses.fields(cls)[0].name, None)
     with pytest.raises(TypeError, match="positional"):
         cls("m")
 
 
-def test_every_setting_has_a_line_of_help() -> None:
+def test_every_setting_has_help() -> None:
     groups = {f.name for f in dataclasses.fields(Config) if f.default is dataclasses.MISSING}
     for node in ast.walk(ast.parse(inspect.getsource(config))):
         if not isinstance(node, ast.ClassDef):
@@ -113,7 +113,7 @@ def test_every_setting_has_a_line_of_help() -> None:
                 assert helped, f"{node.name}.{ast.unparse(field.target)}"
 
 
-def test_a_model_fills_in_what_depends_on_its_kind() -> None:
+def test_resolved_fills_defaults_of_the_architecture() -> None:
     recurrent, transformer = ModelConfig().resolved(), ModelConfig(kind="transformer").resolved()
     assert (recurrent.encoder, recurrent.attention, recurrent.encoder_layers) == (
         "rnn",
@@ -127,7 +127,7 @@ def test_a_model_fills_in_what_depends_on_its_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "wrong"),
+    ("settings", "message"),
     [
         ({"encoder_dim": 30}, "model.encoder_dim must be a multiple of model.heads, got 30 and 4"),
         (
@@ -138,18 +138,18 @@ def test_a_model_fills_in_what_depends_on_its_kind() -> None:
             {"encoder_dim": 12, "decoder_dim": 12, "positions": "rotary"},
             "heads of even width, got 3",
         ),
-        ({"attention": "none"}, "a transformer is made of attention"),
+        ({"attention": "none"}, "a transformer needs attention"),
     ],
 )
-def test_a_transformer_that_cannot_be_is_refused(settings: dict[str, Any], wrong: str) -> None:
-    with pytest.raises(ConfigError, match=wrong):
+def test_invalid_transformer_settings_raise(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         ModelConfig(kind="transformer", **settings)
 
 
 @pytest.mark.parametrize(
-    ("settings", "wrong"),
+    ("settings", "message"),
     [
-        ({"attention": "none", "copy": True}, "model.copy copies where attention looks"),
+        ({"attention": "none", "copy": True}, "model.copy uses attention weights"),
         ({"normalizer": "none", "copy": True}, "needs weights that are probabilities"),
         ({"attention": "none", "window": "local-m"}, "is for recurrent decoders with attention"),
         ({"kind": "transformer", "window": "local-p"}, "is for recurrent decoders with attention"),
@@ -157,6 +157,6 @@ def test_a_transformer_that_cannot_be_is_refused(settings: dict[str, Any], wrong
         ({"kind": "transformer", "attention": "additive", "coverage": True}, "kind transformer"),
     ],
 )
-def test_looks_that_cannot_be_are_refused(settings: dict[str, Any], wrong: str) -> None:
-    with pytest.raises(ConfigError, match=wrong):
+def test_incompatible_attention_settings_raise(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         ModelConfig(**settings)

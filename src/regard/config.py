@@ -1,11 +1,11 @@
-"""Settings: frozen dataclasses whose fields are the YAML keys, the command's flags and the help.
+"""Settings: frozen dataclasses that define the keys of YAML files and the options of commands.
 
-A field's flag is `--group.field_name`; its line of help is the string below it. No torch here, so
-that `regard --help` stays quick.
+The option of a field is `--group.field_name`; its help is the string below it. This module does not
+import PyTorch, so that `regard --help` is fast.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
@@ -21,141 +21,135 @@ else:
 Device = Literal["auto", "cpu", "cuda", "mps"]
 MetricName = Literal["auto", "loss", "exact_match", "per", "cer", "bleu", "chrf"]
 
+_RANGES: dict[str, Callable[[float], bool]] = {
+    "be at least 0": lambda value: value >= 0,
+    "be at least 1": lambda value: value >= 1,
+    "be above 0": lambda value: value > 0,
+    "lie in [0, 1)": lambda value: 0 <= value < 1,
+    "lie in [0, 2^63)": lambda value: 0 <= value < 2**63,
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """Where the pairs are and what to do with lines that cannot be used."""
+    """Files of pairs, and the treatment of invalid lines."""
 
     train: str | None = None
-    """Pairs to learn from: a TSV file, or two parallel files as F.src,F.tgt; .gz is read as it is."""
+    """Training pairs: a TSV file, or two parallel files as F.src,F.tgt; may be compressed (.gz)."""
     dev: str | None = None
-    """Pairs to choose the best model by; without it, 5 % of the training sources (at most 1,000) are held out."""
+    """Validation pairs; by default 5 % of the training sources (at most 1,000) are held out."""
     features_column: int | None = None
-    """Column, from 1, with features of the source, such as V;PST: read as further source symbols, cut at ; | , or spaces."""
+    """Column, from 1, with features of the source, such as V;PST, split at ; | , or spaces and appended to the source as tokens."""
     max_length: int = 200
-    """Longest source or target that is used, in symbols as the model sees them."""
+    """Maximum source or target length, in tokens; bad_lines applies to longer pairs."""
     bad_lines: Literal["stop", "skip"] = "stop"
-    """Lines that are empty, lack a column or are too long: stop with their list, or skip and count them."""
+    """Lines that are empty, too long or lack a column: stop and list them, or skip and count them."""
 
     def __post_init__(self) -> None:
-        _typed(self, "data")
-        _at_least(1, self, "data", "max_length")
-        if self.features_column is not None:
-            _at_least(1, self, "data", "features_column")
+        _check(self, "data", {"be at least 1": ["max_length", "features_column"]})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """How the strings of one side are cut into symbols."""
+    """Tokenisation of one side."""
 
     unit: Unit = "auto"
-    """Unit of text: char, grapheme, word (words and punctuation), whitespace (split at whitespace only), bpe, unigram; auto chooses one from the data."""
+    """Unit of tokenisation: char, grapheme, word (words and punctuation), whitespace (split at whitespace only), bpe, unigram; auto chooses one from the data."""
     vocabulary_size: int = 8000
-    """Most entries in the vocabulary (the rarest are dropped; the size that bpe and unigram learn)."""
+    """Maximum vocabulary size, special tokens included; for bpe and unigram the size to learn."""
     min_frequency: int = 1
-    """Times a symbol must occur in the training pairs to enter the vocabulary."""
+    """Minimum number of occurrences of a token in the training pairs."""
     normal_form: NormalForm = "NFC"
-    """Unicode normal form applied first."""
+    """Unicode normal form, applied before tokenisation."""
     lowercase: bool = False
-    """Lower-case the text first."""
+    """Lower-case the text before tokenisation."""
 
     def __post_init__(self) -> None:
-        _typed(self, "text")
-        _at_least(1, self, "text", "vocabulary_size", "min_frequency")
+        _check(self, "text", {"be at least 1": ["vocabulary_size", "min_frequency"]})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The encoder, the decoder and the attention between them."""
+    """Encoder, decoder and attention."""
 
     kind: Literal["rnn", "transformer"] = "rnn"
-    """Kind of model: recurrent, or attention in place of recurrence."""
+    """Architecture: recurrent or transformer."""
     encoder: Literal["rnn", "transformer"] | None = None
-    """Kind of encoder, where it is not the model's."""
+    """Architecture of the encoder; by default that of model.kind."""
     attention: AttentionName | None = None
-    """Score of every attention (additive; in a transformer scaled_dot); none gives a recurrent decoder only the encoder's final state."""
+    """Score of every attention (default additive, in a transformer scaled_dot); none: a recurrent decoder gets the final encoder state only."""
     normalizer: Literal["softmax", "sparsemax", "entmax15", "none"] = "softmax"
-    """What turns scores into weights; sparsemax and entmax15 give many sources a weight of exactly 0."""
+    """Function that normalises scores to weights; sparsemax and entmax15 are sparse, none uses the scores as weights."""
     decoder: Literal["bahdanau", "luong"] = "luong"
-    """Recurrent decoder: attend with the state before the step (bahdanau) or after it (luong)."""
+    """Recurrent decoder: compute attention before the recurrent step (bahdanau) or after it (luong)."""
     window: Literal["none", "local-m", "local-p"] = "none"
-    """Recurrent decoder: see a window of the source that walks along (local-m) or is predicted (local-p)."""
+    """Recurrent decoder: restrict attention to a window of the source, monotonic (local-m) or predicted (local-p)."""
     window_radius: int = 10
-    """Positions that such a window reaches to each side."""
+    """Positions of the window on each side of its centre."""
     coverage: bool = False
-    """Recurrent decoder: the score minds what was looked at before (additive and concat)."""
+    """Recurrent decoder: feed accumulated attention to the score (additive and concat)."""
     copy: bool = False
-    """Let the decoder copy source symbols, unknown ones too (pointer-generator); both sides need one unit of text."""
+    """Copy mechanism (pointer-generator), also for unknown source tokens; source.unit and target.unit must be equal."""
     input_feeding: bool = False
     """Feed the attentional state to the next step (luong only; slower to train)."""
     cell: Literal["gru", "lstm"] = "lstm"
     """Recurrent cell."""
     embedding_dim: int = 128
-    """Width of the embeddings (a transformer's have the width of its states)."""
+    """Size of the embeddings; a transformer uses encoder_dim and decoder_dim instead."""
     encoder_dim: int = 256
-    """Width of the encoder, per direction."""
+    """Hidden size of the encoder, per direction."""
     decoder_dim: int = 256
-    """Width of the decoder."""
+    """Hidden size of the decoder."""
     attention_dim: int = 256
-    """Width inside the additive and concat scores (in a transformer the width of a head)."""
+    """Hidden size of the additive and concat scores; a transformer uses the size of a head instead."""
     encoder_layers: int | None = None
-    """Layers of the encoder (1; of a transformer 3)."""
+    """Number of encoder layers (default 1, transformer 3)."""
     decoder_layers: int | None = None
-    """Layers of the decoder (1; of a transformer 3)."""
+    """Number of decoder layers (default 1, transformer 3)."""
     bidirectional: bool = True
-    """Recurrent encoder: read the source in both directions."""
+    """Recurrent encoder: bidirectional."""
     heads: int = 4
-    """Transformer: attention heads, each a part of the width."""
+    """Transformer: number of attention heads; must divide encoder_dim and decoder_dim."""
     feed_forward_dim: int = 1024
-    """Transformer: width inside the feed-forward part of a layer."""
+    """Transformer: hidden size of the feed-forward sublayers."""
     activation: Literal["relu", "gelu", "swiglu"] = "relu"
-    """Transformer: nonlinearity of the feed-forward part."""
+    """Transformer: activation of the feed-forward sublayers."""
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    """Transformer: how it knows the order; rotary is for inner products alone."""
+    """Transformer: positional encoding; rotary requires an inner-product score."""
     pre_norm: bool = True
-    """Transformer: norm before each part of a layer, else after it."""
+    """Transformer: layer normalisation before each sublayer (true) or after it (false)."""
     dropout: float = 0.2
-    """Share of activations dropped while training."""
+    """Dropout probability."""
     tie_embeddings: bool = False
-    """One matrix for the target embeddings and the output layer."""
+    """Share the weights of the target embeddings and the output layer."""
 
     def __post_init__(self) -> None:
-        _typed(self, "model")
-        if self.attention in ALL_NAMES:  # replaces an alias
+        sizes = ["embedding_dim", "encoder_dim", "decoder_dim", "attention_dim", "feed_forward_dim"]
+        counts = ["heads", "window_radius", "encoder_layers", "decoder_layers"]
+        _check(self, "model", {"be at least 1": [*sizes, *counts], "lie in [0, 1)": ["dropout"]})
+        if self.attention in ALL_NAMES:  # resolve aliases
             object.__setattr__(self, "attention", find_score(self.attention).name)
-        _at_least(1, self, "model", "embedding_dim", "encoder_dim", "decoder_dim", "attention_dim")
-        _at_least(1, self, "model", "heads", "feed_forward_dim", "window_radius")
         if self.resolved() is not self:
-            return  # the settled one has been checked
-        _at_least(1, self, "model", "encoder_layers", "decoder_layers")
-        _share(self, "model", "dropout")
+            return  # the resolved copy has been checked
         self._check_transformer()
-        self._check_looks()
-        if self.copy and self.attention == "none":
-            raise ConfigError("model.copy copies where attention looks: choose a model.attention")
-        if self.copy and self.normalizer == "none":
-            raise ConfigError(
-                "model.copy needs weights that are probabilities: choose another model.normalizer"
-            )
-        self._check_feeding()
+        self._check_attention()
+        self._check_input_feeding()
 
-    def _check_feeding(self) -> None:
-        if not self.input_feeding:
-            return
-        if self.decoder != "luong":
+    def _check_input_feeding(self) -> None:
+        if self.input_feeding and self.decoder != "luong":
             raise ConfigError(
                 "model.input_feeding needs model.decoder luong; the bahdanau decoder feeds its "
                 "context to the cell already: leave input_feeding out or choose luong"
             )
-        if self.kind != "rnn" or self.attention == "none":
+        if self.input_feeding and (self.kind != "rnn" or self.attention == "none"):
             raise ConfigError(
-                "model.input_feeding feeds what a recurrent decoder attended to, got model.kind "
+                "model.input_feeding needs a recurrent decoder with attention, got model.kind "
                 f"{self.kind} and model.attention {self.attention}: leave it out, or choose "
                 "model.kind rnn and a score"
             )
 
     def resolved(self) -> "ModelConfig":
-        """The same with what depends on the kind of model filled in."""
+        """Return a copy with the defaults that depend on the architecture."""
         transformer = self.kind == "transformer"
         values = {
             "encoder": self.kind,
@@ -163,10 +157,10 @@ class ModelConfig:
             "encoder_layers": 3 if (self.encoder or self.kind) == "transformer" else 1,
             "decoder_layers": 3 if transformer else 1,
         }
-        open_ones = {name: value for name, value in values.items() if getattr(self, name) is None}
-        return dataclasses.replace(self, **open_ones) if open_ones else self
+        missing = {name: value for name, value in values.items() if getattr(self, name) is None}
+        return dataclasses.replace(self, **missing) if missing else self
 
-    def _check_looks(self) -> None:
+    def _check_attention(self) -> None:
         recurrent = self.kind == "rnn" and self.attention != "none"
         if self.window != "none" and not recurrent:
             raise ConfigError(
@@ -176,8 +170,14 @@ class ModelConfig:
         pairwise = self.attention in SCORES and SCORES[self.attention].pairwise
         if self.coverage and not (recurrent and pairwise):
             raise ConfigError(
-                "model.coverage is one more input of the additive and concat scores of recurrent "
-                f"decoders, got model.kind {self.kind} and model.attention {self.attention}"
+                "model.coverage needs a recurrent decoder with the additive or concat score, got "
+                f"model.kind {self.kind} and model.attention {self.attention}"
+            )
+        if self.copy and self.attention == "none":
+            raise ConfigError("model.copy uses attention weights: choose a model.attention")
+        if self.copy and self.normalizer == "none":
+            raise ConfigError(
+                "model.copy needs weights that are probabilities: choose another model.normalizer"
             )
 
     def _check_transformer(self) -> None:
@@ -195,75 +195,71 @@ class ModelConfig:
                 check_rotary(self.attention, pairwise, width // self.heads)
         if self.kind == "transformer" and self.attention == "none":
             raise ConfigError(
-                "a transformer is made of attention: choose a score for model.attention, or "
+                "a transformer needs attention: choose a score for model.attention, or "
                 "model.kind rnn"
             )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
-    """Batches, optimiser, schedule, validation and when to stop."""
+    """Batches, optimiser, schedule, validation and early stopping."""
 
     seed: int = 1
-    """Seed of initial weights, batch order and dropout."""
+    """Random seed of initial weights, batch order and dropout."""
     batch_tokens: int = 4096
-    """Size of a batch, in source plus target symbols, padding included."""
+    """Maximum batch size, in source plus target tokens, padding included."""
     max_updates: int = 20000
-    """Most updates of the weights."""
+    """Maximum number of updates."""
     max_minutes: float | None = None
-    """Time budget, in minutes; the schedule ends with it."""
+    """Time budget, in minutes; the cooldown ends with it."""
     validate_every: int = 500
-    """Updates between two validations."""
+    """Updates between validations."""
     patience: int = 10
-    """Validations without gain after which the rate cools down and training ends."""
+    """Early stopping: validations without improvement until the cooldown begins."""
     metric: MetricName = "auto"
-    """What the best model is chosen by; auto: bleu for words and subwords, else exact_match."""
+    """Metric that selects the best checkpoint; auto: bleu for word, bpe and unigram targets, else exact_match."""
     optimizer: Literal["adam", "adamw"] = "adam"
     """Optimiser."""
     learning_rate: float = 1e-3
-    """Highest learning rate."""
+    """Peak learning rate."""
     weight_decay: float = 0.0
-    """Weight decay, per update and unit of learning rate (decoupled for adamw)."""
+    """Weight decay coefficient (L2 penalty for adam, decoupled for adamw)."""
     schedule: Literal["constant", "plateau", "inverse_sqrt"] = "plateau"
-    """Learning rate after the warm-up: held, halved when validations stop gaining, or falling as 1/sqrt(update)."""
+    """Learning rate after the warm-up: constant, halved when validations stop improving (plateau), or proportional to 1/sqrt(update)."""
     plateau_patience: int = 3
-    """Validations without gain before the plateau schedule halves the rate."""
+    """Validations without improvement until the plateau schedule halves the learning rate."""
     warmup: int = 200
-    """Updates over which the rate rises from 0."""
+    """Updates of linear warm-up from 0."""
     cooldown: float = 0.2
-    """Share of the run at its end over which the rate falls linearly to 0."""
+    """Fraction of the run, at its end, over which the learning rate decays linearly to 0."""
     label_smoothing: float = 0.1
-    """Share of the target's probability spread over the vocabulary."""
+    """Label smoothing: probability that is spread uniformly over the vocabulary."""
     coverage_loss: float = 0.0
-    """With model.coverage: what is added to the loss per unit of attention to what was attended to before."""
+    """Weight of the coverage loss (See et al. 2017); requires model.coverage."""
     clip_norm: float = 1.0
-    """Longest gradient, as the norm over all parameters."""
+    """Gradient-norm clipping threshold."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Arithmetic of matrix products while training."""
+    """Precision of matrix products in training; bfloat16 uses autocast."""
 
     def __post_init__(self) -> None:
-        _typed(self, "training")
-        _at_least(1, self, "training", "batch_tokens", "max_updates", "validate_every", "patience")
-        _at_least(
-            0, self, "training", "warmup", "weight_decay", "plateau_patience", "coverage_loss"
-        )
-        if not 0 <= self.seed < 2**63:
-            raise ConfigError(f"training.seed must lie in [0, 2^63), got {self.seed}")
-        _share(self, "training", "cooldown", "label_smoothing")
-        for name in ("learning_rate", "clip_norm", "max_minutes"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"training.{name} must be above 0, got {value}")
+        ranges = {
+            "be at least 1": ["batch_tokens", "max_updates", "validate_every", "patience"],
+            "be at least 0": ["warmup", "weight_decay", "plateau_patience", "coverage_loss"],
+            "be above 0": ["learning_rate", "clip_norm", "max_minutes"],
+            "lie in [0, 1)": ["cooldown", "label_smoothing"],
+            "lie in [0, 2^63)": ["seed"],
+        }
+        _check(self, "training", ranges)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """All settings of one trained folder."""
+    """All settings of a training run."""
 
     out: str | None = None
-    """Folder to write the model to."""
+    """Model folder to write."""
     device: Device = "auto"
-    """Where to compute."""
+    """Device; auto chooses cuda, mps or cpu."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     source: TextConfig = dataclasses.field(default_factory=TextConfig)
     target: TextConfig = dataclasses.field(default_factory=TextConfig)
@@ -271,7 +267,7 @@ class Config:
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
 
     def __post_init__(self) -> None:
-        _typed(self)
+        _check(self, "", {})
         if self.training.coverage_loss > 0 and not self.model.coverage:
             raise ConfigError("training.coverage_loss needs model.coverage true")
 
@@ -285,12 +281,16 @@ GROUPS: dict[str, Any] = {
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """The settings as plain nested dictionaries, as config.json holds them."""
+    """Return the settings as nested dictionaries, as in config.json."""
     return dataclasses.asdict(config)
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:
-    """Build a Config from nested dictionaries; an unknown key is a ConfigError naming it."""
+    """Build a Config from nested dictionaries.
+
+    Raises:
+        ConfigError: a key is unknown, or a value is invalid.
+    """
     fields = {
         name: _build(GROUPS[name], value, name) if name in GROUPS else value
         for name, value in values.items()
@@ -309,40 +309,35 @@ def _build(cls: type, values: Any, group: str) -> Any:
     return cls(**values)
 
 
-def _typed(config: Any, group: str = "") -> None:
+def _check(config: Any, group: str, ranges: Mapping[str, Sequence[str]]) -> None:
+    """Check the type of every field, and the range of numbers."""
+    prefix = f"{group}." if group else ""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if not _fits(value, field.type):
-            where = f"{group}.{field.name}" if group else field.name
-            raise ConfigError(f"{where} takes {_spoken(field.type)}, got {value!r}")
+        if not _matches_type(value, field.type):
+            expected = _describe_type(field.type)
+            raise ConfigError(f"{prefix}{field.name} takes {expected}, got {value!r}")
+    for requirement, names in ranges.items():
+        for name in names:
+            value = getattr(config, name)
+            if value is not None and not _RANGES[requirement](value):
+                raise ConfigError(f"{prefix}{name} must {requirement}, got {value}")
 
 
-def _fits(value: Any, kind: Any) -> bool:
+def _matches_type(value: Any, kind: Any) -> bool:
     if get_origin(kind) is Literal:
         return value in get_args(kind)
     if get_origin(kind) in (Union, UnionType):
-        return any(_fits(value, each) for each in get_args(kind))
+        return any(_matches_type(value, option) for option in get_args(kind))
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
 
 
-def _spoken(kind: Any) -> str:
+def _describe_type(kind: Any) -> str:
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(get_args(kind))
     if get_origin(kind) in (Union, UnionType):
-        return " or ".join(map(_spoken, get_args(kind)))
+        return " or ".join(map(_describe_type, get_args(kind)))
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
     return names.get(kind, "nothing" if kind is type(None) else f"a {kind.__name__}")
-
-
-def _at_least(low: int, config: Any, group: str, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) < low:
-            raise ConfigError(f"{group}.{name} must be at least {low}, got {getattr(config, name)}")
-
-
-def _share(config: Any, group: str, *names: str) -> None:
-    for name in names:
-        if not 0 <= getattr(config, name) < 1:
-            raise ConfigError(f"{group}.{name} must lie in [0, 1), got {getattr(config, name)}")
