@@ -42,10 +42,8 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device | str) -> "Batch":
         """Copy the batch to a device."""
-        copies = None if self.copies is None else self.copies.to(device)
-        tensors = self.source, self.lengths, self.inputs, self.targets
-        source, lengths, inputs, targets = (tensor.to(device) for tensor in tensors)
-        return Batch(source, lengths, inputs, targets, copies)
+        tensors = {name: tensor for name, tensor in self._asdict().items() if tensor is not None}
+        return self._replace(**{name: tensor.to(device) for name, tensor in tensors.items()})
 
     @property
     def target_tokens(self) -> int:
@@ -53,7 +51,7 @@ class Batch(NamedTuple):
         return int((self.targets != PAD).sum())
 
 
-def pad(rows: Sequence[Sequence[int]]) -> Int[Tensor, "B longest"]:
+def pad(rows: Sequence[Sequence[int]]) -> Int[Tensor, "B T"]:
     """Return rows of ids as one tensor, padded at the end."""
     width = max(map(len, rows), default=0)
     padded = [[*row, *[PAD] * (width - len(row))] for row in rows]

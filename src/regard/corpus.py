@@ -81,11 +81,9 @@ def make_corpus(
         train_pairs, dev_pairs = _hold_out(train_pairs, config.training.seed, notes)
     source, target = tokenizers or _train_tokenizers(train_pairs, config)
     _check_tokenizers(source, target, config)
-    for side, tokenizer, settings in (
-        ("source", source, config.source),
-        ("target", target, config.target),
-    ):
-        chosen = " (chosen from the data)" if settings.unit == "auto" and not tokenizers else ""
+    for side, tokenizer in (("source", source), ("target", target)):
+        auto = getattr(config, side).unit == "auto" and not tokenizers
+        chosen = " (chosen from the data)" if auto else ""
         features = f", {len(tokenizer.features)} of them features" if tokenizer.features else ""
         notes.append(
             f"{side}: unit {tokenizer.unit}{chosen}, vocabulary of {len(tokenizer):,}{features}"
@@ -124,12 +122,8 @@ def resolve_config(config: Config, corpus: Corpus) -> Config:
     """Return the settings with every value that depends on the data or on other settings."""
 
     def resolve(settings: TextConfig, tokenizer: Tokenizer) -> TextConfig:
-        return replace(
-            settings,
-            unit=tokenizer.unit,
-            normal_form=tokenizer.normal_form,
-            lowercase=tokenizer.lowercase,
-        )
+        names = ("unit", "normal_form", "lowercase")
+        return replace(settings, **{name: getattr(tokenizer, name) for name in names})
 
     return replace(
         config,
@@ -180,11 +174,10 @@ def _hold_out(parsed: ParsedPairs, seed: int, notes: list[str]) -> tuple[ParsedP
         )
     random.Random(seed).shuffle(sources)
     held_out = set(sources[: min(1000, max(1, len(sources) // 20))])
-    indices: dict[bool, list[int]] = {False: [], True: []}
-    for index, pair in enumerate(parsed.pairs):
-        indices[format_source(pair.key) in held_out].append(index)
-    notes.append(f"dev: {len(indices[True]):,} pairs held out from the training pairs")
-    return parsed.select(indices[False]), parsed.select(indices[True])
+    in_dev = [format_source(pair.key) in held_out for pair in parsed.pairs]
+    notes.append(f"dev: {sum(in_dev):,} pairs held out from the training pairs")
+    train = [index for index, dev in enumerate(in_dev) if not dev]
+    return parsed.select(train), parsed.select([index for index, dev in enumerate(in_dev) if dev])
 
 
 def _encode(
@@ -215,11 +208,10 @@ def _encode(
             notes.append(f"{parsed.name}: {side} {unknown_tokens_message(unknown)}")
     examples: list[Example] = []
     for index in indices:
-        source_ids, target_ids = [*sources[index].ids, EOS], targets[index].ids
+        example = Example([*sources[index].ids, EOS], targets[index].ids)
         if config.model.copy:
             copies = copies_of(sources[index], target)
             target_ids = extended_ids(targets[index], copies, len(target))
-            examples.append(Example(source_ids, target_ids, copies.ids))
-        else:
-            examples.append(Example(source_ids, target_ids))
+            example = example._replace(target=target_ids, copies=copies.ids)
+        examples.append(example)
     return parsed, examples

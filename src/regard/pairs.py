@@ -89,14 +89,13 @@ def read_pairs(path: str, features_column: int | None = None) -> ParsedPairs:
             )
         return _read_parallel(path, *files)
     rows = [line.split("\t") for line in read_lines(path)]
-    if features_column is None:
-        columns = [(row[0], row[1] if len(row) > 1 else None, None) for row in rows]
-        return _parse(path, columns, extra_columns=sum(len(row) > 2 for row in rows))
-    columns = []
-    extra_columns = sum(len(row) > 3 for row in rows)
+    extra_columns = sum(len(row) > 2 + (features_column is not None) for row in rows)
+    columns: list[tuple[str, str | None, str | None]] = []
     for row in rows:
-        features = row.pop(features_column - 1) if len(row) >= features_column else None
-        columns.append(((row or [""])[0], row[1] if len(row) > 1 else None, features))
+        features = None
+        if features_column is not None and len(row) >= features_column:
+            features = row.pop(features_column - 1)
+        columns.append((row[0] if row else "", row[1] if len(row) > 1 else None, features))
     return _parse(path, columns, features_column, extra_columns)
 
 

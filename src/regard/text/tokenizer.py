@@ -122,7 +122,7 @@ class Tokenizer:
             tokens = subwords.most_frequent(counts, size, config.min_frequency)
             fields = {"vocabulary": tuple(tokens)}
         if features is not None:
-            tags = (split_features(each or "", config.normal_form) for each in features)
+            tags = (split_features(line or "", config.normal_form) for line in features)
             fields["features"] = tuple(sorted(set(chain.from_iterable(tags))))
         return cls(unit, normal_form=config.normal_form, lowercase=config.lowercase, **fields)
 
@@ -188,8 +188,8 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Convert ids to text; UNK becomes `<unk>`, other special tokens are left out."""
-        kept = [id for id in ids if id == UNK or id >= len(SPECIAL_TOKENS)]
-        return self.detokenize(self.ids_to_tokens(kept))
+        text_ids = [id for id in ids if id == UNK or id >= len(SPECIAL_TOKENS)]
+        return self.detokenize(self.ids_to_tokens(text_ids))
 
     def word_ids(self, tokens: Sequence[str], num_features: int = 0) -> list[int | None]:
         """Return for each token the index of its word, from 0: the positions of alignments.
@@ -258,18 +258,18 @@ class Tokenizer:
             and all(map(math.isfinite, self.log_probs))
             and all(type(feature) is str and feature for feature in self.features or ())
         ):
-            raise ValueError("its fields do not agree")
+            raise ValueError("its fields are inconsistent")
         return self
 
     def _encode_subwords(self, texts: Sequence[str]) -> list[Encoding]:
         marked = [" " + text if text else "" for text in texts]
         encodings: list[Encoding] = []
-        for text, found in zip(marked, self._subword_model.encode_batch(marked), strict=True):
+        for text, encoding in zip(marked, self._subword_model.encode_batch(marked), strict=True):
             tokens = [
                 subwords.mark_space(text[start:end]) if id == UNK else self._entries[id]
-                for id, (start, end) in zip(found.ids, found.offsets, strict=True)
+                for id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
             ]
-            encodings.append(Encoding(found.ids, tokens))
+            encodings.append(Encoding(encoding.ids, tokens))
         return encodings
 
     @functools.cached_property
