@@ -62,9 +62,9 @@ def demo(out: str | Path, device: str = "auto", log: Callable[[str], None] = pri
     pairs = [(example.source, example.target) for example in splits.test]
     gold = [GoldAlignment(frozenset(example.links or ())) for example in splits.test]
     exact = evaluate(translator, pairs).metrics.exact_match.value
-    _, scores = align(translator, pairs, gold)
-    assert scores is not None
-    log(f"test: {exact:.1f} % exact match, alignment error rate {scores.aer:.3f}")
+    _, alignment = align(translator, pairs, gold)
+    assert alignment is not None
+    log(f"test: {exact:.1f} % exact match, alignment error rate {alignment.aer:.3f}")
     # map.html has Chinese characters, in the browser's fonts; map.png needs Latin ones only
     for output, name in ((outputs[SENTENCES[0]], "map.html"), (outputs[MAP_SENTENCE], "map.png")):
         output.chart(f"{output.source} → {output.text}").save(folder / name)
@@ -72,7 +72,7 @@ def demo(out: str | Path, device: str = "auto", log: Callable[[str], None] = pri
     if sys.stdout.isatty():
         heatmap = outputs[MAP_SENTENCE].chart()
         rich.print(terminal_heatmap(heatmap.weights, heatmap.source_tokens, heatmap.target_tokens))
-    return DemoResult(texts, exact, scores.aer, folder)
+    return DemoResult(texts, exact, alignment.aer, folder)
 
 
 def demo_config(folder: Path, device: str = "auto") -> Config:
