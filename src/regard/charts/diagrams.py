@@ -20,6 +20,12 @@ _CONTEXT_Y = 67.0
 """Context, below the decoder states at 0."""
 
 
+_BOTTLENECK = [
+    "Without attention, the last state of the encoder is all that the decoder receives of",
+    "the source, whatever its length: the bottleneck.",
+]
+
+
 def encoder_decoder(
     weights: np.ndarray | None,
     source_tokens: Sequence[str],
@@ -73,16 +79,14 @@ def encoder_decoder(
         "step": step,
         "attention": weights.round(6).tolist() if attends else None,
     }
-    explanation = [
-        "Without attention, the last state of the encoder is all that the decoder receives of",
-        "the source, whatever its length: the bottleneck.",
+    return canvas.diagram(content, title, _explanation(step) if attends else _BOTTLENECK)
+
+
+def _explanation(step: int) -> list[str]:
+    return [
+        f"At step {step + 1}, the decoder attends to all states of the encoder;",
+        "the thicker a line, the larger the weight of that state in the context.",
     ]
-    if attends:
-        explanation = [
-            f"At step {step + 1}, the decoder attends to all states of the encoder;",
-            "the thicker a line, the larger the weight of that state in the context.",
-        ]
-    return canvas.diagram(content, title, explanation)
 
 
 def self_attention(
