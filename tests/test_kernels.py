@@ -444,19 +444,19 @@ def _operators() -> list[tuple[Any, tuple[Any, ...]]]:
     others = leaf(2, 1, 4, 5), leaf(1, 5), leaf(2, 1, 4, 3)
     room = 1 << 20
     return [
-        (autograd.scores_operator, (a, b, v, None, room)),
-        (autograd.scores_operator, (turned(3, 2, 5), b, v, dispatch.prepare_keys(b), room)),
-        (autograd.scores_backward_operator, (*of_scores, room)),
+        (autograd.scores_forward.operator, (a, b, v, None, room)),
+        (autograd.scores_forward.operator, (turned(3, 2, 5), b, v, dispatch.prepare_keys(b), room)),
+        (autograd.scores_backward.operator, (*of_scores, room)),
         (
-            autograd.attention_operator,
+            autograd.attention_forward.operator,
             (leaf(2, 1, 3, 5), *others, masked, bias, None, seed, "softmax", 0.3, 200),
         ),
         (
-            autograd.attention_operator,
+            autograd.attention_forward.operator,
             (turned(1, 2, 3, 5), *others, None, None, None, None, "none", 0.0, 200),
         ),
         (
-            autograd.attention_backward_operator,
+            autograd.attention_backward.operator,
             (
                 torch.randn(2, 1, 3, 3),
                 None,

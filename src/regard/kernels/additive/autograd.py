@@ -27,41 +27,46 @@ from regard.kernels.precision import without_autocast
 _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
-def scores(a: Tensor, b: Tensor, v: Tensor, prepared: Tensor | None, workspace: int) -> Tensor:
-    """Return the scores of a (N, L, D), b (N, T, D), v (H, D); item n uses row n mod H of v."""
-    inputs = a, b, v, prepared, workspace
-    return _implementation(scores_operator, _Scores.apply, dispatch.scores, inputs)(*inputs)
+class _Computation:
+    """A computation on tensors: an operator where PyTorch's dispatcher must see the call."""
 
+    def __init__(
+        self,
+        name: str,
+        compute: Callable[..., Any],
+        fake: Callable[..., Any],
+        schema: str | None = None,
+    ) -> None:
+        self.compute = compute
+        self.operator = torch.library.custom_op(
+            f"regard::{name}", compute, mutates_args=(), schema=schema
+        )
+        self.operator.register_fake(fake)
 
-def attention(*arguments: Any) -> tuple[Tensor, Tensor]:
-    """Return the context and the log-sum-exp for the fields of `Arguments`, with gradients."""
-    call = _implementation(attention_operator, _Attention.apply, _attend, arguments)
-    return call(*arguments)
+    def __call__(self, *inputs: Any) -> Any:
+        return (self.operator if _needs_dispatcher(inputs) else self.compute)(*inputs)
 
+    def with_gradients(
+        self, save: Callable[..., None], differentiate: Callable[..., Any]
+    ) -> Callable[..., Any]:
+        """Register the backward pass; return the computation with gradients."""
+        self.operator.register_autograd(differentiate, setup_context=save)
 
-def _attend(*arguments: Any) -> tuple[Tensor, Tensor]:
-    return blocks.attend(Arguments(*arguments))
+        def call(*inputs: Any) -> Any:
+            if not torch.compiler.is_compiling() and _torch._are_functorch_transforms_active():
+                # torch.vmap, torch.func.grad and the like transform functions, not operators
+                return Function.apply(*inputs)
+            if _needs_dispatcher(inputs):
+                return self.operator(*inputs)
+            return (Function.apply if torch.is_grad_enabled() else self.compute)(*inputs)
 
+        class Function(torch.autograd.Function):
+            forward = staticmethod(self)
+            setup_context = staticmethod(save)
+            backward = staticmethod(differentiate)
+            vmap = _loop_over_batch(call)
 
-def _attend_backward(
-    grad_context: Tensor, grad_log_sum_exp: Tensor | None, *arguments: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return blocks.gradients(grad_context, grad_log_sum_exp, Arguments(*arguments))
-
-
-def _implementation(
-    operator: Callable[..., Any],
-    function: Callable[..., Any],
-    compute: Callable[..., Any],
-    inputs: Sequence[Any],
-) -> Callable[..., Any]:
-    """Select the operator, the autograd function, or the computation without gradients."""
-    if not torch.compiler.is_compiling() and _torch._are_functorch_transforms_active():
-        # torch.vmap, torch.func.grad and the like transform functions, not operators
-        return function
-    if _needs_dispatcher(inputs):
-        return operator
-    return function if torch.is_grad_enabled() else compute
+        return call
 
 
 def _needs_dispatcher(inputs: Sequence[Any]) -> bool:
@@ -78,61 +83,56 @@ def _has_data(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, Parameter) and _torch._has_storage(tensor)
 
 
+def _attend(*arguments: Any) -> tuple[Tensor, Tensor]:
+    return blocks.attend(Arguments(*arguments))
+
+
+def _attend_backward(
+    grad_context: Tensor, grad_log_sum_exp: Tensor | None, *arguments: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return blocks.gradients(grad_context, grad_log_sum_exp, Arguments(*arguments))
+
+
+def _fake_scores(a: Tensor, b: Tensor, *others: Any) -> Tensor:
+    return a.new_empty(*a.shape[:2], b.shape[1])
+
+
+def _fake_gradients(grad_scores: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
+    return tuple(tensor.new_empty(tensor.shape) for tensor in inputs[:3])
+
+
+def _fake_attend(
+    a: Tensor, b: Tensor, v: Tensor, values: Tensor, *others: Any
+) -> tuple[Tensor, Tensor]:
+    return values.new_empty(*a.shape[:-1], values.shape[-1]), a.new_empty(a.shape[:-1])
+
+
+def _fake_attend_backward(
+    grad_context: Tensor, grad_log_sum_exp: Tensor | None, *inputs: Any
+) -> tuple[Tensor, ...]:
+    a, bias = inputs[0], inputs[5]
+    grad_bias = a.new_empty(0 if bias is None else bias.shape)
+    return *(tensor.new_empty(tensor.shape) for tensor in inputs[:4]), grad_bias
+
+
 _ARGUMENTS = (
     "Tensor a, Tensor b, Tensor v, Tensor values, Tensor? masked, Tensor? bias, Tensor? prepared, "
     "Tensor? seed, str normalizer, float dropout, SymInt workspace"
 )
 """The fields of `Arguments` in PyTorch's schema language."""
 
-scores_operator = torch.library.custom_op(
-    "regard::additive_scores", dispatch.scores, mutates_args=()
+scores_forward = _Computation("additive_scores", dispatch.scores, _fake_scores)
+scores_backward = _Computation("additive_scores_backward", dispatch.gradients, _fake_gradients)
+attention_forward = _Computation(
+    "additive_attention", _attend, _fake_attend, f"({_ARGUMENTS}) -> (Tensor, Tensor)"
 )
-scores_backward_operator = torch.library.custom_op(
-    "regard::additive_scores_backward", dispatch.gradients, mutates_args=()
-)
-attention_operator = torch.library.custom_op(
-    "regard::additive_attention",
-    _attend,
-    mutates_args=(),
-    schema=f"({_ARGUMENTS}) -> (Tensor, Tensor)",
-)
-attention_backward_operator = torch.library.custom_op(
-    "regard::additive_attention_backward",
+attention_backward = _Computation(
+    "additive_attention_backward",
     _attend_backward,
-    mutates_args=(),
-    schema=f"(Tensor grad_context, Tensor? grad_log_sum_exp, {_ARGUMENTS}) -> "
+    _fake_attend_backward,
+    f"(Tensor grad_context, Tensor? grad_log_sum_exp, {_ARGUMENTS}) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-
-
-@scores_operator.register_fake
-def _(a: Tensor, b: Tensor, *others: Any) -> Tensor:
-    return a.new_empty(a.shape[0], a.shape[1], b.shape[1])
-
-
-@scores_backward_operator.register_fake
-def _(gradient: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
-    a, b, v, _ = inputs
-    return _empty_like(a), _empty_like(b), _empty_like(v)
-
-
-@attention_operator.register_fake
-def _(a: Tensor, b: Tensor, v: Tensor, values: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    return values.new_empty(*a.shape[:-1], values.shape[-1]), a.new_empty(a.shape[:-1])
-
-
-@attention_backward_operator.register_fake
-def _(
-    grad_context: Tensor, grad_log_sum_exp: Tensor | None, *inputs: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    a, b, v, values, _, bias, *_ = inputs
-    grad_bias = a.new_empty(0 if bias is None else bias.shape)
-    return _empty_like(a), _empty_like(b), _empty_like(v), _empty_like(values), grad_bias
-
-
-def _empty_like(tensor: Tensor) -> Tensor:
-    """Return an empty contiguous tensor of the same shape."""
-    return tensor.new_empty(tensor.shape)
 
 
 def _save_scores(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -145,9 +145,7 @@ def _backward_of_scores(ctx: Any, grad_scores: Tensor) -> tuple[Tensor | None, .
     with without_autocast(grad_scores.device):
         if torch.is_grad_enabled():
             return _differentiable_backward(ctx, saved, [grad_scores], _pairwise_scores)
-        traced = _needs_dispatcher([grad_scores, *saved])
-        compute: Any = scores_backward_operator if traced else dispatch.gradients
-        return *compute(grad_scores, *saved, ctx.workspace), None, None
+        return *scores_backward(grad_scores, *saved, ctx.workspace), None, None
 
 
 def _pairwise_scores(a: Tensor, b: Tensor, v: Tensor) -> list[Tensor]:
@@ -176,9 +174,7 @@ def _backward_of_attention(
         if torch.is_grad_enabled():
             compute = functools.partial(_pairwise_attention, ctx.options)
             return _differentiable_backward(ctx, saved, gradients, compute)
-        traced = _needs_dispatcher([*gradients, *arguments])
-        backward: Any = attention_backward_operator if traced else _attend_backward
-        *others, grad_bias = backward(*gradients, *arguments)
+        *others, grad_bias = attention_backward(*gradients, *arguments)
     return *others, None, None if arguments.bias is None else grad_bias, *[None] * 5
 
 
@@ -224,10 +220,6 @@ def _differentiable_backward(
     return tuple(result)
 
 
-scores_operator.register_autograd(_backward_of_scores, setup_context=_save_scores)
-attention_operator.register_autograd(_backward_of_attention, setup_context=_save_attention)
-
-
 def _loop_over_batch(call: Callable[..., Any]) -> Any:
     """Return the `vmap` rule of a call: a loop over the batch."""
 
@@ -244,36 +236,11 @@ def _loop_over_batch(call: Callable[..., Any]) -> Any:
     return staticmethod(rule)
 
 
-class _Scores(torch.autograd.Function):
-    """The scores with gradients, without PyTorch's dispatcher where possible."""
+scores = scores_forward.with_gradients(_save_scores, _backward_of_scores)
+"""Return the scores of a (N, L, D), b (N, T, D), v (H, D); item n uses row n mod H of v."""
 
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        return (scores_operator if _needs_dispatcher(inputs) else dispatch.scores)(*inputs)
-
-    setup_context = staticmethod(_save_scores)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _backward_of_scores(ctx, *gradients)
-
-    vmap = _loop_over_batch(scores)
-
-
-class _Attention(torch.autograd.Function):
-    """Attention in blocks with gradients, without PyTorch's dispatcher where possible."""
-
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
-        return (attention_operator if _needs_dispatcher(inputs) else _attend)(*inputs)
-
-    setup_context = staticmethod(_save_attention)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return _backward_of_attention(ctx, *gradients)
-
-    vmap = _loop_over_batch(attention)
+attention = attention_forward.with_gradients(_save_attention, _backward_of_attention)
+"""Return the context and the log-sum-exp for the fields of `Arguments`, with gradients."""
 
 
 def log_sum_exp(pairs: Tensor, masked: Tensor | None, bias: Tensor | None) -> Tensor:
