@@ -14,19 +14,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from regard.kernels.additive.cpu import job
-from regard.kernels.additive.cpu.simd import (
-    BYTES,
-    exp,
-    exp2_integer,
-    floor,
-    inlined,
-    load,
-    max_abs,
-    reduce_max_abs,
-    splat,
-    store,
-)
+from regard.kernels.additive.cpu import job, simd
 
 RANGES = {np.float32: (4, 43.0, 1e9), np.float64: (8, 353.0, 1e75)}
 """Bytes of a number; |x| up to which half of e^{2x} is a normal number and the product of two e^{2x}
@@ -49,7 +37,7 @@ def _overload_exp_2x(x: Any) -> Any:
 
 
 def _exp_2x_float64(x: Any) -> Any:
-    return exp(x + x)
+    return simd.exp(x + x)
 
 
 def _exp_2x_float32(x: Any) -> Any:
@@ -60,40 +48,40 @@ def _exp_2x_float32(x: Any) -> Any:
     """
     real = np.float32
     z = x + x
-    n = floor(z * splat(real(1.44269504088896341)) + splat(real(0.5)))
-    f = z - n * splat(real(0.693359375))
-    f = f - n * splat(real(-2.12194440e-4))
-    p = splat(real(1.9875691500e-4)) * f + splat(real(1.3981999507e-3))
-    p = p * f + splat(real(8.3334519073e-3))
-    p = p * f + splat(real(4.1665795894e-2))
-    p = p * f + splat(real(1.6666665459e-1))
-    p = p * f + splat(real(5.0000001201e-1))
-    return (p * f * f + f + splat(real(1))) * exp2_integer(n)
+    n = simd.floor(z * simd.splat(real(1.44269504088896341)) + simd.splat(real(0.5)))
+    f = z - n * simd.splat(real(0.693359375))
+    f = f - n * simd.splat(real(-2.12194440e-4))
+    p = simd.splat(real(1.9875691500e-4)) * f + simd.splat(real(1.3981999507e-3))
+    p = p * f + simd.splat(real(8.3334519073e-3))
+    p = p * f + simd.splat(real(4.1665795894e-2))
+    p = p * f + simd.splat(real(1.6666665459e-1))
+    p = p * f + simd.splat(real(5.0000001201e-1))
+    return (p * f * f + f + simd.splat(real(1))) * simd.exp2_integer(n)
 
 
-@inlined
+@simd.inlined
 def exp_2x_row(x: Any, y: Any, buffer: Any) -> Any:
     """Write e^{2x} of a row to y; return the largest |x|, or NaN. `buffer` holds one vector."""
     size = len(buffer)
     end = len(x) // size * size
     buffer[:] = 0
-    largest = load(buffer, 0)
+    largest = simd.load(buffer, 0)
     for i in range(0, end, size):
-        part = load(x, i)
-        largest = max_abs(largest, part)
-        store(y, i, exp_2x(part))
+        part = simd.load(x, i)
+        largest = simd.max_abs(largest, part)
+        simd.store(y, i, exp_2x(part))
     if end < len(x):
         for i in range(end, len(x)):
             buffer[i - end] = x[i]
-        part = load(buffer, 0)
-        largest = max_abs(largest, part)
-        store(buffer, 0, exp_2x(part))
+        part = simd.load(buffer, 0)
+        largest = simd.max_abs(largest, part)
+        simd.store(buffer, 0, exp_2x(part))
         for i in range(end, len(x)):
             y[i] = buffer[i - end]
-    return reduce_max_abs(largest)
+    return simd.reduce_max_abs(largest)
 
 
-@inlined
+@simd.inlined
 def larger_or_nan(x: Any, y: Any) -> Any:
     """Return the larger of two absolute values, or NaN."""
     return x if x > y or x != x else y
@@ -102,7 +90,7 @@ def larger_or_nan(x: Any, y: Any) -> Any:
 def exponentials(real: Any) -> Callable[[Any], None]:
     """Return the kernel of e^{2x}; a task is a range of elements."""
     real_bytes, limit, _ = RANGES[real]
-    size = BYTES // real_bytes
+    size = simd.BYTES // real_bytes
 
     def kernel(arguments: Any) -> None:
         one = real(1)

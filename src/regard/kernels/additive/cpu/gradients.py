@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from regard.kernels.additive.cpu import job
+from regard.kernels.additive.cpu import job, simd
 from regard.kernels.additive.cpu.exponentials import (
     LARGEST_VECTOR,
     RANGES,
@@ -16,41 +16,24 @@ from regard.kernels.additive.cpu.exponentials import (
     exp_2x_row,
     larger_or_nan,
 )
-from regard.kernels.additive.cpu.simd import (
-    BYTES,
-    fma,
-    inlined,
-    lane_count,
-    load,
-    load_splat,
-    max_abs,
-    minimum,
-    pointer_at,
-    prefetch,
-    reciprocal,
-    reduce_max_abs,
-    splat,
-    store,
-    store_columns,
-    sum_and_max_abs,
-)
 
 KEY_TILE = 256
 """Keys of which a vector of features stays in the L1 cache while all queries pass."""
 
 
-@inlined
-def _gradients(arguments: Any, items: Any, one: Any) -> Any:
-    """Return the gradients of queries and keys, and that of the vector of every item."""
+@simd.inlined
+def _arrays(arguments: Any, items: Any, one: Any) -> Any:
+    """Return a, b, v and the gradient of the scores, then the gradients of a, b and v."""
     _, queries, keys, width = job.read_sizes(arguments)
     return (
+        *job.read_arrays(arguments, items, one),
         job.array(arguments, 4, (items, queries, width), one),
         job.array(arguments, 5, (items, keys, width), one),
         job.array(arguments, 6, (items, width), one),
     )
 
 
-@inlined
+@simd.inlined
 def by_keys_shape(queries: Any, padded: Any) -> Any:
     """Return the shape of a thread's workspace: a, v and one key, and their gradients."""
     return 2 * queries + 4, padded
@@ -59,88 +42,87 @@ def by_keys_shape(queries: Any, padded: Any) -> Any:
 def by_keys(real: Any) -> Callable[[Any], None]:
     """Return the kernel for few queries; a task is one item, whose keys are processed in order."""
     real_bytes, limit, largest = RANGES[real]
-    size = BYTES // real_bytes
+    size = simd.BYTES // real_bytes
 
     def kernel(arguments: Any) -> None:
-        one = real(1)
+        one, items = real(1), arguments[job.TASKS]
         heads, n_queries, n_keys, width = job.read_sizes(arguments)
-        items = arguments[job.TASKS]
-        queries, keys, vectors, g = job.read_arrays(arguments, items, one)
-        grad_a, grad_b, grad_v = _gradients(arguments, items, one)
+        queries, keys, vectors, g, grad_a, grad_b, grad_v = _arrays(arguments, items, one)
         padded = (width + size - 1) // size * size
         workspace = job.thread_workspace(arguments, by_keys_shape(n_queries, padded), one)
         workspace[:, :] = real(0)
         v, dv, b, db = workspace[0], workspace[1], workspace[2], workspace[3]
         a, da = workspace[4 : 4 + n_queries], workspace[4 + n_queries :]
-        ones, two, zeros = splat(one), splat(real(2)), splat(real(0))
-        ceiling = splat(real(largest))
+        ones, two, zeros = simd.splat(one), simd.splat(real(2)), simd.splat(real(0))
+        ceiling = simd.splat(real(largest))
         while True:
             item = job.fetch_add(arguments, job.NEXT_TASK)
             if item >= items:
                 return
             max_a, max_b = zeros, zeros
             v[:width] = vectors[item % heads]
-            max_v = sum_and_max_abs(v, zeros)[1]
+            max_v = simd.sum_and_max_abs(v, zeros)[1]
             dv[:], da[:, :], a[:, :] = real(0), real(0), real(0)
             for row in range(n_queries):
                 a[row, :width] = queries[item, row]
                 for d in range(0, padded, size):
-                    x = load(a[row], d)
-                    max_a = max_abs(max_a, x)
-                    store(a[row], d, exp_2x(x))
+                    x = simd.load(a[row], d)
+                    max_a = simd.max_abs(max_a, x)
+                    simd.store(a[row], d, exp_2x(x))
             for key in range(n_keys):
                 b_of_key, db_of_key = keys[item, key], grad_b[item, key]
                 if width < padded:
                     b[:width] = b_of_key
                     b_of_key, db_of_key = b, db
                 for d in range(0, padded, size):
-                    x, q_of_key, gt_of_key = load(b_of_key, d), zeros, zeros
-                    max_b = max_abs(max_b, x)
+                    x, q_of_key, gt_of_key = simd.load(b_of_key, d), zeros, zeros
+                    max_b = simd.max_abs(max_b, x)
                     e = exp_2x(x)
                     for row in range(n_queries):
-                        p = splat(g[item, row, key])
-                        t = ones - two * reciprocal(minimum(ones + load(a[row], d) * e, ceiling))
+                        p = simd.splat(g[item, row, key])
+                        y = simd.minimum(ones + simd.load(a[row], d) * e, ceiling)
+                        t = ones - two * simd.reciprocal(y)
                         q = ones - t * t
-                        store(da[row], d, fma(p, q, load(da[row], d)))
-                        q_of_key = fma(p, q, q_of_key)
-                        gt_of_key = fma(p, t, gt_of_key)
-                    store(db_of_key, d, load(v, d) * q_of_key)
-                    store(dv, d, load(dv, d) + gt_of_key)
+                        simd.store(da[row], d, simd.fma(p, q, simd.load(da[row], d)))
+                        q_of_key = simd.fma(p, q, q_of_key)
+                        gt_of_key = simd.fma(p, t, gt_of_key)
+                    simd.store(db_of_key, d, simd.load(v, d) * q_of_key)
+                    simd.store(dv, d, simd.load(dv, d) + gt_of_key)
                 if width < padded:
                     grad_b[item, key] = db[:width]
             for row in range(n_queries):
                 for d in range(width):
                     grad_a[item, row, d] = v[d] * da[row, d]
             grad_v[item] = dv[:width]
-            max_ab = larger_or_nan(reduce_max_abs(max_a), reduce_max_abs(max_b))
+            max_ab = larger_or_nan(simd.reduce_max_abs(max_a), simd.reduce_max_abs(max_b))
             if not (max_ab <= limit and max_v <= LARGEST_VECTOR):
                 job.fetch_add(arguments, job.OUT_OF_RANGE)
 
     return kernel
 
 
-@inlined
+@simd.inlined
 def _load_columns(rows: Any, low: Any, filled: Any, size: Any, columns: Any) -> None:
     """Copy a vector of features of every row, padded with zeros."""
     for row in range(len(rows)):
         if filled == size:
-            store(columns, row * size, load(rows[row], low))
+            simd.store(columns, row * size, simd.load(rows[row], low))
         else:
             for d in range(size):
                 columns[row * size + d] = rows[row, low + d] if d < filled else 0
 
 
-@inlined
+@simd.inlined
 def _tanh_of_two(a0: Any, a1: Any, b: Any, half: Any, ceiling: Any, clamp: Any) -> Any:
     """Return the tanh of two queries at a key with one reciprocal; a0 and a1 are e^{2a} / 2."""
     x, y = half + a0 * b, half + a1 * b
     if clamp:
-        x, y = minimum(x, ceiling), minimum(y, ceiling)
-    r = reciprocal(x * y)
+        x, y = simd.minimum(x, ceiling), simd.minimum(y, ceiling)
+    r = simd.reciprocal(x * y)
     return half + half - y * r, half + half - x * r
 
 
-@inlined
+@simd.inlined
 def _four_rows(
     a: Any, b: Any, g: Any, da: Any, db: Any, keys: Any, stride: Any, half: Any, ceiling: Any,
     clamp: Any,
@@ -149,61 +131,64 @@ def _four_rows(
 
     `keys` are the first key and the end; `stride` separates the rows of g.
     """
-    one, zeros, size = half + half, half - half, lane_count(half)
-    a0, a1, a2, a3 = load(a, 0), load(a, size), load(a, 2 * size), load(a, 3 * size)
+    one, zeros, size = half + half, half - half, simd.lane_count(half)
+    a0, a1 = simd.load(a, 0), simd.load(a, size)
+    a2, a3 = simd.load(a, 2 * size), simd.load(a, 3 * size)
     a0, a1, a2, a3 = half * a0, half * a1, half * a2, half * a3
     q0, q1, q2, q3, s, t = zeros, zeros, zeros, zeros, zeros, zeros
     for key in range(keys[0], keys[1]):
-        b_of_key, db_of_key = load(b, key * size), load(db, key * size)
+        b_of_key, db_of_key = simd.load(b, key * size), simd.load(db, key * size)
         t0, t1 = _tanh_of_two(a0, a1, b_of_key, half, ceiling, clamp)
         t2, t3 = _tanh_of_two(a2, a3, b_of_key, half, ceiling, clamp)
-        g0, g1 = load_splat(g, key), load_splat(g, stride + key)
-        g2, g3 = load_splat(g, 2 * stride + key), load_splat(g, 3 * stride + key)
-        s, t = fma(g1, t1, fma(g0, t0, s)), fma(g3, t3, fma(g2, t2, t))
+        g0, g1 = simd.load_splat(g, key), simd.load_splat(g, stride + key)
+        g2, g3 = simd.load_splat(g, 2 * stride + key), simd.load_splat(g, 3 * stride + key)
+        s, t = simd.fma(g1, t1, simd.fma(g0, t0, s)), simd.fma(g3, t3, simd.fma(g2, t2, t))
         t0, t1, t2, t3 = one - t0 * t0, one - t1 * t1, one - t2 * t2, one - t3 * t3
-        store(db, key * size, fma(g3, t3, fma(g2, t2, fma(g1, t1, fma(g0, t0, db_of_key)))))
-        q0, q1, q2, q3 = fma(g0, t0, q0), fma(g1, t1, q1), fma(g2, t2, q2), fma(g3, t3, q3)
-    store(da, 0, load(da, 0) + q0)
-    store(da, size, load(da, size) + q1)
-    store(da, 2 * size, load(da, 2 * size) + q2)
-    store(da, 3 * size, load(da, 3 * size) + q3)
+        db_of_key = simd.fma(g1, t1, simd.fma(g0, t0, db_of_key))
+        simd.store(db, key * size, simd.fma(g3, t3, simd.fma(g2, t2, db_of_key)))
+        q0, q1 = simd.fma(g0, t0, q0), simd.fma(g1, t1, q1)
+        q2, q3 = simd.fma(g2, t2, q2), simd.fma(g3, t3, q3)
+    simd.store(da, 0, simd.load(da, 0) + q0)
+    simd.store(da, size, simd.load(da, size) + q1)
+    simd.store(da, 2 * size, simd.load(da, 2 * size) + q2)
+    simd.store(da, 3 * size, simd.load(da, 3 * size) + q3)
     return s + t
 
 
-@inlined
+@simd.inlined
 def _one_row(a: Any, b: Any, g: Any, da: Any, db: Any, keys: Any, half: Any, ceiling: Any) -> Any:
     """Do the same for one query."""
-    one, q, s, size = half + half, half - half, half - half, lane_count(half)
-    e = half * load(a, 0)
+    one, q, s, size = half + half, half - half, half - half, simd.lane_count(half)
+    e = half * simd.load(a, 0)
     for key in range(keys[0], keys[1]):
-        t = one - reciprocal(minimum(half + e * load(b, key * size), ceiling))
-        p, u = load_splat(g, key), one - t * t
-        store(db, key * size, fma(p, u, load(db, key * size)))
-        q, s = fma(p, u, q), fma(p, t, s)
-    store(da, 0, load(da, 0) + q)
+        t = one - simd.reciprocal(simd.minimum(half + e * simd.load(b, key * size), ceiling))
+        p, u = simd.load_splat(g, key), one - t * t
+        simd.store(db, key * size, simd.fma(p, u, simd.load(db, key * size)))
+        q, s = simd.fma(p, u, q), simd.fma(p, t, s)
+    simd.store(da, 0, simd.load(da, 0) + q)
     return s
 
 
-@inlined
+@simd.inlined
 def _prefetch_rows(rows: Any, grad_rows: Any, first: Any, low: Any, size: Any) -> None:
     """Prefetch the next features of four rows, and the gradients of the current ones.
 
     Rows are far apart in memory: otherwise every pass over the features would wait for it.
     """
     for row in range(first, min(first + 4, len(rows))):
-        prefetch(rows[row], low + size)
-        prefetch(grad_rows[row], low)
+        simd.prefetch(rows[row], low + size)
+        simd.prefetch(grad_rows[row], low)
 
 
-@inlined
+@simd.inlined
 def _store_scaled(columns: Any, v: Any, rows: Any, low: Any, filled: Any, size: Any) -> None:
     """Multiply columns by v and write them to rows, as `store_columns` does."""
     for row in range(len(rows)):
-        store(columns, row * size, load(v, 0) * load(columns, row * size))
-    store_columns(columns, rows, low, filled, size)
+        simd.store(columns, row * size, simd.load(v, 0) * simd.load(columns, row * size))
+    simd.store_columns(columns, rows, low, filled, size)
 
 
-@inlined
+@simd.inlined
 def by_features_shape(queries: Any, keys: Any, size: Any) -> Any:
     """Return the shape of a thread's workspace: a vector of features of a, b, v, and gradients."""
     return 1, (2 * (queries + keys) + 1) * size
@@ -212,23 +197,22 @@ def by_features_shape(queries: Any, keys: Any, size: Any) -> Any:
 def by_features(real: Any) -> Callable[[Any], None]:
     """Return the kernel for many queries; a task is some vectors of features of one item."""
     real_bytes, limit, largest = RANGES[real]
-    size, near = BYTES // real_bytes, math.log(largest)
+    size, near = simd.BYTES // real_bytes, math.log(largest)
 
     def kernel(arguments: Any) -> None:
-        one = real(1)
+        one, step = real(1), arguments[job.TILE] * size
         heads, n_queries, n_keys, width = job.read_sizes(arguments)
-        step = arguments[job.TILE] * size
         tiles = (width + step - 1) // step
         items = arguments[job.TASKS] // tiles
-        queries, keys, vectors, g = job.read_arrays(arguments, items, one)
-        grad_a, grad_b, grad_v = _gradients(arguments, items, one)
+        queries, keys, vectors, g, grad_a, grad_b, grad_v = _arrays(arguments, items, one)
         shape = by_features_shape(n_queries, n_keys, size)
         workspace = job.thread_workspace(arguments, shape, one)[0]
         end = n_queries // 4 * 4
         a, rest = workspace[: n_queries * size], workspace[n_queries * size :]
         da, rest = rest[: n_queries * size], rest[n_queries * size :]
         b, db, v = rest[: n_keys * size], rest[n_keys * size : -size], rest[-size:]
-        half, ceiling, zeros = splat(real(0.5)), splat(real(largest**2)), splat(real(0))
+        half, zeros = simd.splat(real(0.5)), simd.splat(real(0))
+        ceiling = simd.splat(real(largest**2))
         while True:
             task = job.fetch_add(arguments, job.NEXT_TASK)
             if task >= arguments[job.TASKS]:
@@ -242,7 +226,7 @@ def by_features(real: Any) -> Callable[[Any], None]:
                 max_a, max_b = exp_2x_row(da, a, v), exp_2x_row(db, b, v)
                 max_ab = larger_or_nan(max_ab, larger_or_nan(max_a, max_b))
                 _load_columns(vectors[item % heads : item % heads + 1], low, filled, size, v)
-                max_v = reduce_max_abs(load(v, 0))
+                max_v = simd.reduce_max_abs(simd.load(v, 0))
                 if not max_v <= LARGEST_VECTOR:
                     max_ab = max_v
                 da[:], db[:], dv = real(0), real(0), zeros
@@ -252,20 +236,20 @@ def by_features(real: Any) -> Callable[[Any], None]:
                         if start == 0:
                             _prefetch_rows(queries[item], grad_a[item], row, low, size)
                             _prefetch_rows(keys[item], grad_b[item], row, low, size)
-                        x, dx = pointer_at(a, row * size), pointer_at(da, row * size)
-                        de = pointer_at(g, (item * n_queries + row) * n_keys)
+                        x, dx = simd.pointer_at(a, row * size), simd.pointer_at(da, row * size)
+                        de = simd.pointer_at(g, (item * n_queries + row) * n_keys)
                         if max_a + max_b <= near:
                             dv += _four_rows(x, b, de, dx, db, tile, n_keys, half, ceiling, False)
                         else:
                             dv += _four_rows(x, b, de, dx, db, tile, n_keys, half, ceiling, True)
                     for row in range(end, n_queries):
-                        x, dx = pointer_at(a, row * size), pointer_at(da, row * size)
-                        de = pointer_at(g, (item * n_queries + row) * n_keys)
+                        x, dx = simd.pointer_at(a, row * size), simd.pointer_at(da, row * size)
+                        de = simd.pointer_at(g, (item * n_queries + row) * n_keys)
                         dv += _one_row(x, b, de, dx, db, tile, half, ceiling)
                 _store_scaled(da, v, grad_a[item], low, filled, size)
                 _store_scaled(db, v, grad_b[item], low, filled, size)
-                store(v, 0, dv)
-                store_columns(v, grad_v[item : item + 1], low, filled, size)
+                simd.store(v, 0, dv)
+                simd.store_columns(v, grad_v[item : item + 1], low, filled, size)
             if not max_ab <= limit:
                 job.fetch_add(arguments, job.OUT_OF_RANGE)
 

@@ -9,88 +9,75 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from regard.kernels.additive.cpu import job
+from regard.kernels.additive.cpu import job, simd
 from regard.kernels.additive.cpu.exponentials import (
     LARGEST_VECTOR,
     RANGES,
     exp_2x_row,
     larger_or_nan,
 )
-from regard.kernels.additive.cpu.simd import (
-    BYTES,
-    fma,
-    inlined,
-    lane_count,
-    load,
-    minimum,
-    pointer_at,
-    reciprocal,
-    reduce_sum,
-    splat,
-    store_columns,
-    sum_and_max_abs,
-)
 
 TILE_ELEMENTS = 1 << 13
 """Elements of a tile of queries, which stay in the L1 cache while all keys pass."""
 
 
-@inlined
+@simd.inlined
 def _fraction(a: Any, b: Any, v: Any, d: Any, ones: Any, ceiling: Any, clamp: Any) -> Any:
     """Return v / (1 + ab) for a vector of features, as numerator and denominator."""
-    x = ones + load(a, d) * load(b, d)
-    return load(v, d), minimum(x, ceiling) if clamp else x
+    x = ones + simd.load(a, d) * simd.load(b, d)
+    return simd.load(v, d), simd.minimum(x, ceiling) if clamp else x
 
 
-@inlined
+@simd.inlined
 def _add_fractions(x: Any, y: Any) -> Any:
     # fma fixes which product is rounded: the same in every inlined copy
-    return fma(x[0], y[1], x[1] * y[0]), x[1] * y[1]
+    return simd.fma(x[0], y[1], x[1] * y[0]), x[1] * y[1]
 
 
-@inlined
+@simd.inlined
 def _divide(x: Any) -> Any:
-    return x[0] * reciprocal(x[1])
+    return x[0] * simd.reciprocal(x[1])
 
 
-@inlined
+@simd.inlined
 def _fraction_of_two(a: Any, b: Any, v: Any, d: Any, ones: Any, ceiling: Any, clamp: Any) -> Any:
     """Return the sum of the fractions of two vectors of features, as a fraction."""
-    size = lane_count(ones)
+    size = simd.lane_count(ones)
     x = _fraction(a, b, v, d, ones, ceiling, clamp)
     return _add_fractions(x, _fraction(a, b, v, d + size, ones, ceiling, clamp))
 
 
-@inlined
+@simd.inlined
 def _sum_of_four(a: Any, b: Any, v: Any, d: Any, ones: Any, ceiling: Any, clamp: Any) -> Any:
     """Return the sum of the fractions of four vectors of features, with one reciprocal."""
-    size = lane_count(ones)
+    size = simd.lane_count(ones)
     x = _fraction_of_two(a, b, v, d, ones, ceiling, clamp)
     y = _fraction_of_two(a, b, v, d + 2 * size, ones, ceiling, clamp)
     return _divide(_add_fractions(x, y))
 
 
-@inlined
+@simd.inlined
 def _sum_of_row(a: Any, b: Any, v: Any, padded: Any, ones: Any, ceiling: Any) -> Any:
     """Return the sum of v / (1 + ab) over all features for one query."""
-    s, step = ones - ones, 4 * lane_count(ones)
+    s, step = ones - ones, 4 * simd.lane_count(ones)
     end = padded // step * step
     for d in range(0, end, step):
         s += _sum_of_four(a, b, v, d, ones, ceiling, True)
     if end < padded:
         s += _divide(_fraction_of_two(a, b, v, end, ones, ceiling, True))
-    return reduce_sum(s)
+    return simd.reduce_sum(s)
 
 
-@inlined
+@simd.inlined
 def _sums_of_four_rows(
     a: Any, b: Any, v: Any, padded: Any, ones: Any, ceiling: Any, clamp: Any
 ) -> Any:
     """Return the same for four queries, with one pass over the key."""
     s, t, u, w = ones - ones, ones - ones, ones - ones, ones - ones
-    step = 4 * lane_count(ones)
+    step = 4 * simd.lane_count(ones)
     end = padded // step * step
-    a1, a2, a3 = pointer_at(a, padded), pointer_at(a, 2 * padded), pointer_at(a, 3 * padded)
+    a1, a2 = simd.pointer_at(a, padded), simd.pointer_at(a, 2 * padded)
+    a3 = simd.pointer_at(a, 3 * padded)
     for d in range(0, end, step):
         s += _sum_of_four(a, b, v, d, ones, ceiling, clamp)
         t += _sum_of_four(a1, b, v, d, ones, ceiling, clamp)
@@ -101,16 +88,16 @@ def _sums_of_four_rows(
         t += _divide(_fraction_of_two(a1, b, v, end, ones, ceiling, clamp))
         u += _divide(_fraction_of_two(a2, b, v, end, ones, ceiling, clamp))
         w += _divide(_fraction_of_two(a3, b, v, end, ones, ceiling, clamp))
-    return reduce_sum(s), reduce_sum(t), reduce_sum(u), reduce_sum(w)
+    return simd.reduce_sum(s), simd.reduce_sum(t), simd.reduce_sum(u), simd.reduce_sum(w)
 
 
-@inlined
+@simd.inlined
 def padded_width(width: Any, size: Any) -> Any:
     """Return the width rounded up to whole pairs of vectors."""
     return (width + 2 * size - 1) // (2 * size) * 2 * size
 
 
-@inlined
+@simd.inlined
 def workspace_shape(padded: Any, tile: Any, size: Any) -> Any:
     """Return the shape of a thread's workspace.
 
@@ -120,14 +107,14 @@ def workspace_shape(padded: Any, tile: Any, size: Any) -> Any:
     return 1, (tile + 2) * padded + (tile + 1) * size
 
 
-@inlined
+@simd.inlined
 def _split(workspace: Any, padded: Any, tile: Any, size: Any) -> Any:
     exp_a, rest = workspace[: tile * padded], workspace[tile * padded :]
     exp_b, v, block = rest[:padded], rest[padded : 2 * padded], rest[2 * padded : -size]
     return exp_a, exp_b, v, block, rest[-size:]
 
 
-@inlined
+@simd.inlined
 def _exponentials_of_rows(
     rows: Any, exponentials: Any, padded: Any, buffer: Any, largest: Any
 ) -> Any:
@@ -138,7 +125,7 @@ def _exponentials_of_rows(
     return largest
 
 
-@inlined
+@simd.inlined
 def _store_four(block: Any, e: Any, size: Any, sum_v: Any, two: Any, sums: Any) -> None:
     """Write the scores of four queries, given their sums of v / (1 + ab)."""
     s, t, u, w = sums
@@ -154,7 +141,7 @@ def scores(real: Any) -> Callable[[Any], None]:
     """
     real_bytes, limit, largest = RANGES[real]
     # below the ceiling by more than all rounding: without the clamp the bits are the same
-    size, near = BYTES // real_bytes, math.log(largest) / 2 - 0.01
+    size, near = simd.BYTES // real_bytes, math.log(largest) / 2 - 0.01
 
     def kernel(arguments: Any) -> None:
         one, two = real(1), real(2)
@@ -167,7 +154,7 @@ def scores(real: Any) -> Callable[[Any], None]:
         workspace = job.thread_workspace(arguments, workspace_shape(padded, tile, size), one)[0]
         workspace[:] = real(0)
         exp_a, exp_b, v, block, buffer = _split(workspace, padded, tile, size)
-        ones, ceiling, zeros = splat(one), splat(real(largest)), splat(real(0))
+        ones, ceiling, zeros = simd.splat(one), simd.splat(real(largest)), simd.splat(real(0))
         while True:
             task = job.fetch_add(arguments, job.NEXT_TASK)
             if task >= arguments[job.TASKS]:
@@ -175,34 +162,33 @@ def scores(real: Any) -> Callable[[Any], None]:
             item, start = task // tiles, task % tiles * tile
             count = min(tile, n_queries - start)
             v[:width] = vectors[item % heads]
-            sum_v, max_v = sum_and_max_abs(v, zeros)
+            sum_v, max_v = simd.sum_and_max_abs(v, zeros)
             rows = queries[item, start : start + count]
             max_a = _exponentials_of_rows(rows, exp_a, padded, buffer, real(0))
             max_ab, end = max_a, count // 4 * 4
             for low in range(0, n_keys, size):
                 filled = min(size, n_keys - low)
                 for key in range(low, low + filled):
-                    b = pointer_at(exp_b, 0)
+                    b = simd.pointer_at(exp_b, 0)
                     if not prepared:
                         max_b = exp_2x_row(keys[item, key], exp_b, buffer)
                         max_ab = larger_or_nan(max_ab, max_b)
                     elif width < padded:
                         exp_b[:width] = keys[item, key]
                     else:
-                        b = pointer_at(keys, (item * n_keys + key) * width)
+                        b = simd.pointer_at(keys, (item * n_keys + key) * width)
                     for row in range(0, end, 4):
-                        a, e = pointer_at(exp_a, row * padded), row * size + key - low
+                        a, e = simd.pointer_at(exp_a, row * padded), row * size + key - low
                         if max_a + max_b <= near:
                             sums = _sums_of_four_rows(a, b, v, padded, ones, ceiling, False)
                         else:
                             sums = _sums_of_four_rows(a, b, v, padded, ones, ceiling, True)
                         _store_four(block, e, size, sum_v, two, sums)
                     for row in range(end, count):
-                        s = _sum_of_row(
-                            pointer_at(exp_a, row * padded), b, v, padded, ones, ceiling
-                        )
+                        a = simd.pointer_at(exp_a, row * padded)
+                        s = _sum_of_row(a, b, v, padded, ones, ceiling)
                         block[row * size + key - low] = sum_v - two * s
-                store_columns(block, out[item, start : start + count], low, filled, size)
+                simd.store_columns(block, out[item, start : start + count], low, filled, size)
             if not (max_ab <= limit and max_v <= LARGEST_VECTOR):
                 job.fetch_add(arguments, job.OUT_OF_RANGE)
 
