@@ -68,7 +68,8 @@ def from_weights(
 
     Args:
         weights: attention, a row per target token (L), a column per source token (T).
-        source_words: for each source token, the index of its word; None for a token without word.
+        source_words: for each source token, the index of its word, or None for a token that belongs
+            to no word.
         target_words: the same for each target token.
 
     Raises:
@@ -131,8 +132,8 @@ def alignment_metrics(
         aer       = 1 - (|A and S| + |A and P|) / (|A| + |S|)
 
     Och and Ney (2003), "A Systematic Comparison of Various Statistical Alignment Models".
-    Without predicted links precision is 1, without sure links recall is 1, and without either the
-    error rate is 0.
+    If there are no predicted links, precision is 1; if there are no sure links, recall is 1; if
+    there are neither, the error rate is 0.
 
     Raises:
         DataError: the numbers of predicted and gold lines differ.

@@ -43,7 +43,7 @@ class DataConfig:
     max_length: int = 200
     """Maximum source or target length, in tokens; bad_lines applies to longer pairs."""
     bad_lines: Literal["stop", "skip"] = "stop"
-    """Lines that are empty, too long or lack a column: stop and list them, or skip and count them."""
+    """What to do with lines that are empty, are too long or lack a column: stop and list them, or skip and count them."""
 
     def __post_init__(self) -> None:
         _check(self, "data", {"be at least 1": ["max_length", "features_column"]})
@@ -77,7 +77,7 @@ class ModelConfig:
     encoder: Literal["rnn", "transformer"] | None = None
     """Architecture of the encoder; by default that of model.kind."""
     attention: AttentionName | None = None
-    """Score of every attention (default additive, in a transformer scaled_dot); none: a recurrent decoder gets the final encoder state only."""
+    """Score of every attention layer (default: additive; scaled_dot in a transformer); with none, a recurrent decoder receives only the final encoder state."""
     normalizer: Literal["softmax", "sparsemax", "entmax15", "none"] = "softmax"
     """Function that normalises scores to weights; sparsemax and entmax15 are sparse, none uses the scores as weights."""
     decoder: Literal["bahdanau", "luong"] = "luong"
@@ -89,7 +89,7 @@ class ModelConfig:
     coverage: bool = False
     """Recurrent decoder: feed accumulated attention to the score (additive and concat)."""
     copy: bool = False
-    """Copy mechanism (pointer-generator), also for unknown source tokens; source.unit and target.unit must be equal."""
+    """Copy mechanism (pointer-generator), which can also copy unknown source tokens; requires equal source.unit and target.unit."""
     input_feeding: bool = False
     """Feed the attentional state to the next step (luong only; slower to train)."""
     cell: Literal["gru", "lstm"] = "lstm"

@@ -105,7 +105,8 @@ def report(
         lowercase: lower-case outputs and references first, for every metric.
 
     Raises:
-        DataError: there are no outputs, or the number of references or lengths differs from theirs.
+        DataError: there are no outputs, or the number of references or source lengths differs from
+            the number of outputs.
         ConfigError: `bleu_tokenize` is unknown.
     """
     _require_same_number(outputs, "source lengths", source_lengths)

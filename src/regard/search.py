@@ -90,8 +90,8 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Return the best outputs of each of B sources, best first; a beam of 1 is greedy search.
 
-    A source is done when none of its open hypotheses, even with probability 1 for the rest, could
-    still enter its `n_best`; so stopping early never changes the result.
+    The search for a source ends when none of its open hypotheses could still enter its `n_best`,
+    even if all remaining tokens had probability 1, so stopping early never changes the result.
 
     Args:
         decoder: anything with the decoder protocol.

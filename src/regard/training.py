@@ -43,7 +43,7 @@ def train(
             `config.data.train`.
         dev: validation pairs in memory, instead of `config.data.dev`.
         resume: continue exactly from `last/` in the folder; without a checkpoint, start from scratch.
-        init_from: a model folder whose weights, tokenizers and model settings to start from.
+        init_from: a model folder that supplies the initial weights, tokenizers and model settings.
         command: how the model was trained, for the model card.
 
     Raises:

@@ -115,12 +115,14 @@ class Translator:
             length_penalty: exponent of the length penalty ((5 + length) / 6) ** length_penalty.
             batch_tokens: source tokens per batch, padding included.
             on_progress: called with the number of texts just translated.
-            prefix: the beginning of the output, one text for all or one each; one of each may also
-                be a list of tokens.
-            pin: attention weights to impose, `{step: {source token: weight}}`, both counted from 0
-                as in `attention`, one for all texts or one each. The other source tokens share the
-                rest in proportion to their own weights.
-            ablate_heads: (layer, head) from 0, of a Transformer: set their weights to 0.
+            prefix: the beginning of the output: one text for all sources, or a list with one prefix
+                per source, each a text or a list of tokens.
+            pin: attention weights to impose, as `{step: {source token: weight}}` with steps and
+                source tokens counted from 0 as in `attention`: one dict for all texts, or one per
+                text. The other source tokens share the remaining weight in proportion to their own
+                weights.
+            ablate_heads: (layer, head) pairs, counted from 0, of the Transformer heads whose
+                weights are set to 0.
             return_tree: store the search tree in `tree` of each output.
 
         Returns:

@@ -40,8 +40,8 @@ class Attention(nn.Module):
             also sum to 1 and are exactly 0 for low scores, or `none` (scores are the weights).
         dropout: probability of dropping a weight in training; the others are scaled up (default 0).
 
-    An inner product with softmax and without weights runs on `scaled_dot_product_attention`; a
-    pairwise score runs in bounded memory, forward and backward.
+    An inner-product score with softmax runs on `scaled_dot_product_attention` unless weights are
+    requested; a pairwise score runs in bounded memory, forward and backward.
 
     Raises:
         ConfigError: the normaliser is unknown or the dropout is not in [0, 1).
@@ -86,9 +86,9 @@ class Attention(nn.Module):
             The context (B, L, Dv), and the weights (B, L, T) or None. A query that may attend to
             nothing gets a zero context, zero weights and zero gradients. The content of padding has
             no effect, forward or backward, NaN and infinities included. If `attn_mask` masks a key
-            for some queries, a NaN in it reaches only the other queries, for pairwise scores and
-            whenever weights are returned; PyTorch's operator, which computes inner products without
-            weights, propagates it to every query of the batch item.
+            for some queries only, a NaN in that key reaches only the other queries when the score
+            is pairwise or weights are returned. Otherwise PyTorch's operator computes the result
+            and propagates the NaN to every query of the batch item.
 
         Raises:
             ShapeError: shapes or dtypes do not fit; the message names them.

@@ -52,7 +52,7 @@ class MultiHeadAttention(nn.Module):
 
     Raises:
         ConfigError: the widths, the number of heads, the score or the positions do not fit.
-        ShapeError: the score expects rows of another width than D / H.
+        ShapeError: the score expects rows of a width other than D / H.
     """
 
     def __init__(

@@ -14,8 +14,8 @@ class BahdanauDecoder(AttendingDecoder):
 
         c_t = attention(s_{t-1}, h)    s_t = cell(s_{t-1}, [y_{t-1}; c_t])
 
-    The readout reads s_t and c_t. With several layers the first one attends; the others run over
-    its states. The arguments are those of `AttendingDecoder`.
+    The readout reads s_t and c_t. With several layers, only the first one attends; the others run
+    on top of its states. The arguments are those of `AttendingDecoder`.
     """
 
     def unroll(
