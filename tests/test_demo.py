@@ -33,7 +33,7 @@ def test_the_demo_gives_the_results_of_the_readme(
         "te quiero": "i love you",
     }
     assert result.exact_match >= 95
-    assert result.aer <= 0.15  # 0.108 to 0.132 over four seeds
+    assert result.aer <= 0.12
     assert messages[:2] == ["我 爱 机器 学习 -> i love machine learning", "te quiero -> i love you"]
     assert (result.folder / "map.html").stat().st_size > 100_000
     assert (result.folder / "map.png").read_bytes().startswith(b"\x89PNG")
