@@ -10,7 +10,7 @@ import pytest
 
 from regard.alignment import GoldAlignment
 from regard.cli.main import main
-from regard.compare import LengthAccuracy, Run, by_length, compare, model_settings, table
+from regard.compare import Run, by_length, compare, model_settings, table
 from regard.errors import ConfigError, DataError
 from regard.metrics import report
 from regard.pairs import Pair
@@ -106,10 +106,7 @@ def _run(name: str, seed: int, right: int) -> Run:
     """Return a run with `right` of 20 outputs correct; 10 sources have 3 tokens, 10 have 9."""
     outputs = ["a"] * right + ["b"] * (20 - right)
     scores = report(outputs, [["a"]] * 20, [3] * 10 + [9] * 10)
-    lengths = tuple(
-        LengthAccuracy(part.low, part.high, part.n, part.exact_match) for part in scores.by_length
-    )
-    return Run(name, seed, scores, 2.0, 100, 1234, 50.0, 9, lengths, 0.25)
+    return Run(name, seed, scores, 2.0, 100, 1234, 50.0, 9, scores.by_length, 0.25)
 
 
 def test_the_table_has_means_and_intervals_over_seeds() -> None:

@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, product
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from regard.alignment import GoldAlignment
 from regard.charts import LineChart, Point
 from regard.config import AttentionName, Config, from_dict
 from regard.errors import ConfigError, DataError
 from regard.evaluation import Report, align, evaluate
-from regard.files import read_lines, write_text
-from regard.metrics import MetricValues, exact_match
+from regard.files import read_lines, write_json, write_text
+from regard.metrics import LengthBin, MetricValues, length_bins
 from regard.pairs import PairLike
 from regard.training import train
 from regard.translator import Translator
@@ -32,16 +32,6 @@ MINUTES = 8.0
 _T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _MAX_DISTINCT_LENGTHS = 30
 _MODELS = "none, transformer, a score, luong:SCORE, bahdanau:SCORE or transformer:SCORE"
-
-
-class LengthAccuracy(NamedTuple):
-    """Accuracy on the `n` sources of `low` to `high` tokens."""
-
-    low: int
-    high: int
-    n: int
-    exact_match: float
-    """In percent."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +50,8 @@ class Run:
     """Translation speed on the test pairs, one hypothesis each."""
     longest_source: int
     """Tokens of the longest training source."""
-    lengths: tuple[LengthAccuracy, ...]
-    """Accuracy by source length."""
+    lengths: tuple[LengthBin, ...]
+    """Metrics by source length."""
     aer: float | None
     """Alignment error rate against gold links, from 0 to 1; None without gold links or attention."""
 
@@ -132,8 +122,8 @@ def compare(
         label = f"{name}, seed {config.training.seed}"
         log(f"[{number} of {len(plans)}] {label}")
         # resuming a finished run has no budget left, but checks that pairs and model are the same
-        train(config, resume=resume, command=f"regard compare ({label})")
-        runs.append(_evaluate(name, config, test, gold, beam_size))
+        translator = train(config, resume=resume, command=f"regard compare ({label})")
+        runs.append(_evaluate(name, translator, test, gold, beam_size))
         _write(out, runs)
     return runs
 
@@ -167,10 +157,10 @@ def by_length(runs: Sequence[Run]) -> LineChart:
     points: list[Point] = []
     for name, group in _by_name(runs).items():
         for parts in zip(*(run.lengths for run in group), strict=True):
-            low, high, n, _ = parts[0]
+            low, high = parts[0].low, parts[0].high
             value = fmean(part.exact_match for part in parts)
             span = f"{low}" if low == high else f"{low}–{high}"
-            tooltip = f"{span} tokens: {value:.1f} % of {n:,}"
+            tooltip = f"{span} tokens: {value:.1f} % of {parts[0].n:,}"
             points.append(Point(name, (low + high) / 2, value, tooltip))
     return LineChart(
         points,
@@ -196,20 +186,18 @@ def _config(
 
 def _evaluate(
     name: str,
-    config: Config,
+    translator: Translator,
     test: Sequence[PairLike],
     gold: Sequence[GoldAlignment] | None,
     beam_size: int,
 ) -> Run:
-    folder = Path(str(config.out))
-    translator = Translator.load(folder, config.device)
     started = time.perf_counter()
     report = evaluate(translator, test, beam_size)
     seconds = time.perf_counter() - started
-    metadata = translator.trained.metadata
-    has_attention = translator.trained.config.model.attention != "none"
+    config, metadata = translator.trained.config, translator.trained.metadata
+    has_attention = config.model.attention != "none"
     aligned = align(translator, test, gold)[1] if gold is not None and has_attention else None
-    last = json.loads(read_lines(folder / "metrics.jsonl")[-1])
+    last = json.loads(read_lines(Path(str(config.out)) / "metrics.jsonl")[-1])
     return Run(
         name,
         seed=config.training.seed,
@@ -219,32 +207,27 @@ def _evaluate(
         parameters=metadata["parameters"],
         sentences_per_second=report.metrics.n / seconds,
         longest_source=metadata["max_source_length"],
-        lengths=_length_accuracies(report),
+        lengths=_length_bins(report),
         aer=None if aligned is None else aligned.aer,
     )
 
 
-def _length_accuracies(report: Report) -> tuple[LengthAccuracy, ...]:
-    """Return the accuracy of every length, or of the bins of the metrics if there are many lengths."""
+def _length_bins(report: Report) -> tuple[LengthBin, ...]:
+    """Return a bin per length, or the bins of the metrics if there are many lengths."""
     lengths = [len(translation.source_tokens) - 1 for translation in report.translations]
     if len(set(lengths)) > _MAX_DISTINCT_LENGTHS:
-        return tuple(
-            LengthAccuracy(part.low, part.high, part.n, part.exact_match)
-            for part in report.metrics.by_length
-        )
-    parts: list[LengthAccuracy] = []
-    for length in sorted(set(lengths)):
-        indices = [index for index, other in enumerate(lengths) if other == length]
-        outputs = [report.translations[index].text for index in indices]
-        accuracy = exact_match(outputs, [report.references[index] for index in indices])
-        parts.append(LengthAccuracy(length, length, len(indices), accuracy.value))
-    return tuple(parts)
+        return report.metrics.by_length
+    outputs = [translation.text for translation in report.translations]
+    return length_bins(outputs, report.references, lengths, range(max(lengths) + 1))
 
 
 def _write(out: Path, runs: Sequence[Run]) -> None:
     write_text(out / "table.md", table(runs))
-    rows = [{**vars(run), "scores": run.scores.to_dict()} for run in runs]
-    write_text(out / "table.json", json.dumps(rows, indent=2, ensure_ascii=False) + "\n")
+    rows: list[dict[str, Any]] = []
+    for run in runs:
+        lengths = [(part.low, part.high, part.n, part.exact_match) for part in run.lengths]
+        rows.append({**vars(run), "scores": run.scores.to_dict(), "lengths": lengths})
+    write_json(out / "table.json", rows)
     for suffix in ("html", "svg", "png"):
         by_length(runs).save(out / f"by_length.{suffix}")
 

@@ -13,8 +13,8 @@ from regard import datasets
 from regard.alignment import GoldAlignment
 from regard.charts import terminal_heatmap
 from regard.config import Config, from_dict
-from regard.errors import ConfigError
 from regard.evaluation import align, evaluate
+from regard.files import require_empty_folder
 from regard.training import train
 
 SENTENCES: tuple[str, ...] = ("我 爱 机器 学习", "te quiero")
@@ -94,12 +94,9 @@ def new_folder(folder: Path) -> Path:
     Raises:
         ConfigError: the folder has other contents.
     """
-    if folder.is_dir() and (folder / _MARKER).exists():
+    if (folder / _MARKER).exists():
         shutil.rmtree(folder)
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(
-            f"{folder} exists and was not created by the demo; choose another folder with --out"
-        )
+    require_empty_folder(folder, "it was not created by the demo, choose another --out")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _MARKER).touch()
     return folder

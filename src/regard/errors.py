@@ -4,6 +4,9 @@ Each message states what was expected, what was received and how to correct it, 
 command prints it on one line and exits with status 1.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class RegardError(Exception):
     """Base class of these errors; the command prints them without a traceback."""
@@ -27,3 +30,10 @@ class ExtraError(RegardError):
 
 class ShapeError(RegardError, ValueError):
     """A tensor has another shape or dtype than the call needs."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint with the known name closest to a misspelt one, or an empty string."""
+    by_word = {option.lstrip("-"): option for option in known}
+    matches = difflib.get_close_matches(name.lstrip("-"), by_word, n=1)
+    return f"; did you mean {by_word[matches[0]]}?" if matches else ""

@@ -44,16 +44,16 @@ def atomic_write(path: str | Path) -> Generator[Path]:
             temporary.unlink()
 
 
-def require_empty_folder(path: Path) -> Path:
+def require_empty_folder(path: Path, remedy: str = "choose another --out") -> Path:
     """Return `path` if it does not exist or is an empty folder.
 
     Raises:
-        ConfigError: it is a file, or a folder that is not empty.
+        ConfigError: it is a file, or a folder that is not empty; then `remedy` ends the message.
     """
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file; give a folder as --out")
     if path.exists() and any(path.iterdir()):
-        raise ConfigError(f"{path} exists and is not empty; choose another --out")
+        raise ConfigError(f"{path} exists and is not empty; {remedy}")
     return path
 
 

@@ -116,8 +116,34 @@ def report(
         name: compute(outputs, references, lowercase=lowercase)
         for name, compute in functions.items()
     }
-    by_length = _by_length(outputs, references, np.asarray(source_lengths), lowercase)
+    by_length = length_bins(outputs, references, source_lengths, lowercase=lowercase)
     return MetricValues(n=len(outputs), **values, by_length=by_length)
+
+
+def length_bins(
+    outputs: Sequence[str],
+    references: References,
+    source_lengths: Sequence[int],
+    ends: Iterable[int] = LENGTH_BIN_ENDS,
+    lowercase: bool = False,
+) -> tuple[LengthBin, ...]:
+    """Compute metrics by source length, in bins that end at `ends` and at the longest source.
+
+    Empty bins are omitted. The other arguments are those of `report`.
+    """
+    counts = (
+        _matches(outputs, references, lowercase),
+        _edits(outputs, references, str.split, lowercase),
+        _edits(outputs, references, str, lowercase),
+    )
+    lengths = np.asarray(source_lengths)
+    bins: list[LengthBin] = []
+    for low, high in itertools.pairwise((-1, *ends, max(source_lengths))):
+        inside = (low < lengths) & (lengths <= high)
+        if inside.any():
+            values = (_percent(part[inside].sum(axis=0).tolist()) for part in counts)
+            bins.append(LengthBin(low + 1, high, int(inside.sum()), *values))
+    return tuple(bins)
 
 
 def exact_match(
@@ -217,10 +243,10 @@ def _matches(outputs: Sequence[str], references: References, lowercase: bool) ->
     """Return (n, 2): for each output, whether it equals a reference, and 1."""
     _require_references(outputs, references)
     matches = [
-        _normalize(output, lowercase) in {_normalize(text, lowercase) for text in candidates}
+        (_normalize(output, lowercase) in {_normalize(text, lowercase) for text in candidates}, 1)
         for output, candidates in zip(outputs, references, strict=True)
     ]
-    return np.column_stack([np.array(matches, dtype=np.int64), np.ones(len(matches), np.int64)])
+    return np.array(matches, dtype=np.int64)
 
 
 def _edits(
@@ -274,26 +300,6 @@ def _bootstrap(
 def _percent(sums: Sequence[int]) -> float:
     part, whole = sums
     return 100 * part / max(whole, 1)
-
-
-def _by_length(
-    outputs: Sequence[str],
-    references: References,
-    lengths: npt.NDArray[np.int64],
-    lowercase: bool,
-) -> tuple[LengthBin, ...]:
-    counts = (
-        _matches(outputs, references, lowercase),
-        _edits(outputs, references, str.split, lowercase),
-        _edits(outputs, references, str, lowercase),
-    )
-    bins: list[LengthBin] = []
-    for low, high in itertools.pairwise((-1, *LENGTH_BIN_ENDS, int(lengths.max()))):
-        inside = (low < lengths) & (lengths <= high)
-        if inside.any():
-            values = (_percent(part[inside].sum(axis=0).tolist()) for part in counts)
-            bins.append(LengthBin(low + 1, high, int(inside.sum()), *values))
-    return tuple(bins)
 
 
 def _normalize(text: str, lowercase: bool) -> str:

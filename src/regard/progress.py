@@ -21,10 +21,8 @@ class Progress:
     def __init__(self, label: str, total: int | None, unit: str, initial: int = 0) -> None:
         self.label, self.total, self.unit = label, total, unit
         self.done = self._initial = initial
-        self._note = ""
         self._started = self._printed = time.monotonic()
         self._bar = None
-        self._remaining: float | None = None
 
     def __enter__(self) -> "Progress":
         if sys.stderr.isatty():
@@ -59,12 +57,12 @@ class Progress:
             remaining: seconds left; by default estimated from the rate.
         """
         self.done += count
-        self._note, self._remaining = note, remaining
+        left = self._left(remaining)
         if self._bar is not None:
-            self._bar.update(self._task, completed=self.done, note=note, left=self._left())
+            self._bar.update(self._task, completed=self.done, note=note, left=left)
         elif time.monotonic() - self._printed >= _SECONDS_BETWEEN_LINES:
             self._printed = time.monotonic()
-            print(self._line(), file=sys.stderr, flush=True)  # noqa: T201
+            print(self._line(left, note), file=sys.stderr, flush=True)  # noqa: T201
 
     def print(self, text: str) -> None:
         """Print a line above the bar."""
@@ -73,14 +71,13 @@ class Progress:
         else:
             print(text, file=sys.stderr, flush=True)  # noqa: T201
 
-    def _line(self) -> str:
+    def _line(self, left: str, note: str) -> str:
         total = "" if self.total is None else f"/{self.total:,}"
         rate = (self.done - self._initial) / max(1e-9, time.monotonic() - self._started)
         parts = [f"{self.label}: {self.done:,}{total} {self.unit}", f"{rate:,.1f} {self.unit}/s"]
-        return ", ".join([*parts, *filter(None, (self._left(), self._note))])
+        return ", ".join([*parts, *filter(None, (left, note))])
 
-    def _left(self) -> str:
-        seconds = self._remaining
+    def _left(self, seconds: float | None) -> str:
         if seconds is None:
             done = self.done - self._initial
             if not self.total or not done:

@@ -91,12 +91,11 @@ def _output_folder(out: str | None, resume: bool) -> Path:
     if out is None:
         raise ConfigError("no output folder: give --out DIR (Config(out=...))")
     path = Path(out)
-    if not path.is_dir():
-        return require_empty_folder(path)
-    try:
-        return path if resume else require_empty_folder(path)
-    except ConfigError as error:
-        raise ConfigError(f"{error}, or continue its training with --resume") from None
+    if resume and path.is_dir():
+        return path
+    return require_empty_folder(
+        path, "choose another --out, or continue its training with --resume"
+    )
 
 
 def _starting_point(

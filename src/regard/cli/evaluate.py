@@ -1,11 +1,10 @@
 """regard evaluate DIR PAIRS: BLEU, chrF, exact match and error rates, with 95 % intervals."""
 
-import json
 from typing import Any
 
 from regard.cli.options import add_model, add_pairs, add_search
 from regard.cli.parser import Parser
-from regard.files import write_text
+from regard.files import write_json
 from regard.metrics import METRICS, BleuTokenizer
 from regard.progress import Progress
 
@@ -40,9 +39,9 @@ def run(arguments: list[str]) -> None:
             lowercase=args.lowercase,
             on_progress=progress.advance,
         )
-    metrics = report.to_dict()
+    metrics = report.metrics.to_dict()
     if args.json:
-        write_text(args.json, json.dumps(metrics, indent=2, ensure_ascii=False) + "\n")
+        write_json(args.json, metrics)
     _print_tables(metrics, sum(not output.complete for output in report.translations))
 
 

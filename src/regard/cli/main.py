@@ -10,6 +10,8 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from regard.errors import RegardError, nearest
+
 COMMANDS: dict[str, str] = {
     "demo": "train on a small built-in dataset and draw an attention heatmap",
     "data": "write a built-in dataset as TSV files",
@@ -57,9 +59,7 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"regard {version('regard')}")
         return 0
     if name not in COMMANDS:
-        from regard.cli.parser import nearest
-
-        hint = nearest(name, list(COMMANDS))
+        hint = nearest(name, COMMANDS)
         print(f"regard: unknown command {name}{hint}; see regard --help", file=sys.stderr)
         return 2
     with warnings.catch_warnings():
@@ -68,8 +68,6 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    from regard.errors import RegardError
-
     try:
         importlib.import_module(f"regard.cli.{name}").run(arguments)
     except RegardError as error:

@@ -1,7 +1,6 @@
 """Argument parser with one-line errors that suggest the nearest option, and the settings options."""
 
 import argparse
-import difflib
 import re
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import Any, NoReturn
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from regard.config import GROUPS
-from regard.errors import ConfigError
+from regard.errors import ConfigError, nearest
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -45,7 +44,7 @@ class Parser(ArgumentParser):
         text = " ".join(message.split())
         if match := _UNKNOWN_OPTION.search(text):
             name = ".".join(filter(None, match.groups())).split("=")[0]
-            text = f"there is no option {name}{nearest(name, list(self._option_string_actions))}"
+            text = f"there is no option {name}{nearest(name, self._option_string_actions)}"
         elif match := _INVALID_VALUE.search(text):
             key, type_name, value = match[1], match[2] or match[3], match[4]
             literals = re.findall(r"'([^']*)'", type_name) if "Literal" in type_name else []
@@ -84,13 +83,6 @@ class Parser(ArgumentParser):
         return [*options, *(["--", *positional] if positional else [])]
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Return a hint with the known name closest to a misspelt one, or an empty string."""
-    by_word = {option.lstrip("-"): option for option in known}
-    matches = difflib.get_close_matches(name.lstrip("-"), by_word, n=1, cutoff=0.6)
-    return f"; did you mean {by_word[matches[0]]}?" if matches else ""
-
-
 def add_settings(parser: Parser) -> None:
     """Add every setting as `--group.field_name`, and `--config` for a recipe or YAML file."""
     parser.add_argument(
@@ -126,7 +118,7 @@ def find_recipe(name: str) -> Path:
     if name in recipes:
         return recipes[name]
     raise ConfigError(
-        f"no recipe or file is named {name!r}{nearest(name, list(recipes))}; "
+        f"no recipe or file is named {name!r}{nearest(name, recipes)}; "
         f"recipes: {', '.join(recipes)}"
     )
 

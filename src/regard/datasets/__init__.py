@@ -10,12 +10,11 @@ reverse      letters -> the same letters in reverse order, with gold links
 All but the phrasebook are generated from a seed in seconds. No source occurs in two splits.
 """
 
-import difflib
 from collections.abc import Callable
 
 from regard.datasets import copy, dates, inflection, numbers, phrasebook, reverse
 from regard.datasets.splits import Example, Splits, split, write
-from regard.errors import DataError
+from regard.errors import DataError, ExtraError, nearest
 
 __all__ = ["FIXED", "NAMES", "Example", "Splits", "make", "split", "write"]
 
@@ -43,8 +42,11 @@ def make(name: str, seed: int = 1) -> Splits:
         ExtraError: the dataset needs an optional package that is not installed.
     """
     if name not in _MAKERS:
-        nearest = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
-        raise DataError(
-            f"no dataset {name!r}; did you mean {nearest!r}? Datasets: {', '.join(NAMES)}"
-        )
-    return _MAKERS[name](seed)
+        hint = nearest(repr(name), map(repr, NAMES))
+        raise DataError(f"no dataset {name!r}{hint}; datasets: {', '.join(NAMES)}")
+    try:
+        return _MAKERS[name](seed)
+    except ModuleNotFoundError as error:
+        raise ExtraError(
+            f"the dataset {name!r} needs {error.name}: pip install 'regard[datasets]'"
+        ) from None

@@ -2,11 +2,11 @@
 
 import random
 import string
+from collections.abc import Iterator
 
-from regard.datasets.splits import Example, Splits, pick, split
+from regard.datasets.splits import Example, Splits, pick, sample
 
 MAX_LETTERS = 20
-TRAIN, DEV, TEST = 10_000, 500, 1_000
 
 
 def make(seed: int) -> Splits:
@@ -15,14 +15,12 @@ def make(seed: int) -> Splits:
         Example(source, source, tuple((i, i) for i in range(len(source.split()))))
         for source in letters(seed)
     )
-    return split(copies, DEV, TEST, seed)
+    return sample(copies, seed)
 
 
-def letters(seed: int) -> list[str]:
-    """Return the distinct sources of a dataset, in the order in which they were sampled."""
+def letters(seed: int) -> Iterator[str]:
+    """Yield sources without end."""
     generator = random.Random(seed)
-    sources: dict[str, None] = {}
-    while len(sources) < TRAIN + DEV + TEST:
+    while True:
         length = 1 + int(generator.random() * MAX_LETTERS)
-        sources[" ".join(pick(string.ascii_lowercase, generator) for _ in range(length))] = None
-    return list(sources)
+        yield " ".join(pick(string.ascii_lowercase, generator) for _ in range(length))

@@ -3,11 +3,10 @@
 import datetime
 import random
 import re
+from collections.abc import Iterator
 
-from regard.datasets.splits import Example, Splits, pick, split
-from regard.errors import ExtraError
+from regard.datasets.splits import Example, Splits, pick, sample
 
-TRAIN, DEV, TEST = 10_000, 500, 1_000
 FIRST, LAST = datetime.date(1900, 1, 1), datetime.date(2099, 12, 31)
 LOCALES = (
     *("en_US", "en_GB", "en_IE", "en_AU", "de", "de_AT", "fr", "es", "es_MX", "pt", "pt_PT", "it"),
@@ -27,17 +26,19 @@ def make(seed: int) -> Splits:
 
     The year always has four digits. Ambiguous sources, in which day and month could be exchanged
     (5/3/1987), are excluded, so that a source denotes exactly one day.
-
-    Raises:
-        ExtraError: Babel is not installed.
     """
-    try:
-        from babel import Locale
-        from babel.dates import format_date
-    except ImportError:
-        raise ExtraError(
-            "the dataset 'dates' needs Babel: pip install 'regard[datasets]'"
-        ) from None
+    return sample(_examples(random.Random(seed)), seed)
+
+
+def is_ambiguous(source: str) -> bool:
+    """Whether day and month both precede the year as numbers and could be exchanged."""
+    numbers = _DAY_AND_MONTH.search(source)
+    return numbers is not None and int(numbers[1]) <= 12 and int(numbers[2]) <= 12
+
+
+def _examples(generator: random.Random) -> Iterator[Example]:
+    from babel import Locale
+    from babel.dates import format_date
 
     def patterns(locale: Locale) -> list[str]:
         formats = [str(locale.date_formats[name].pattern) for name in FORMATS]
@@ -47,19 +48,10 @@ def make(seed: int) -> Splits:
 
     locales = [Locale.parse(name) for name in LOCALES]
     forms = [(locale, patterns(locale)) for locale in locales]
-    generator = random.Random(seed)
     days = (LAST - FIRST).days + 1
-    targets: dict[str, str] = {}
-    while len(targets) < TRAIN + DEV + TEST:
+    while True:
         locale, choices = pick(forms, generator)
         day = FIRST + datetime.timedelta(days=int(generator.random() * days))
         source = _SPACE.sub(" ", format_date(day, pick(choices, generator), locale=locale))
         if not is_ambiguous(source):
-            targets[source] = day.isoformat()
-    return split((Example(*pair) for pair in targets.items()), DEV, TEST, seed)
-
-
-def is_ambiguous(source: str) -> bool:
-    """Whether day and month both precede the year as numbers and could be exchanged."""
-    numbers = _DAY_AND_MONTH.search(source)
-    return numbers is not None and int(numbers[1]) <= 12 and int(numbers[2]) <= 12
+            yield Example(source, day.isoformat())

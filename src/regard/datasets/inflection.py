@@ -7,10 +7,9 @@ pienso).
 """
 
 import random
+from collections.abc import Iterator
 
-from regard.datasets.splits import Example, Splits, pick, split
-
-TRAIN, DEV, TEST = 10_000, 500, 1_000
+from regard.datasets.splits import Example, Splits, pick, sample
 
 _ONSETS = ("b", "c", "d", "f", "g", "l", "m", "n", "p", "r", "s", "t", "ch", "ll", "pr", "tr", "br")
 _VOWELS = ("a", "e", "i", "o", "u")
@@ -35,16 +34,7 @@ _ON_INFINITIVE = ("V;IND;FUT", "V;COND")
 
 def make(seed: int) -> Splits:
     """Return examples of a lemma with tags and its form; no lemma occurs twice with the same tags."""
-    generator = random.Random(seed)
-    examples: dict[tuple[str, str], Example] = {}
-    while len(examples) < TRAIN + DEV + TEST:
-        lemma = _lemma(generator)
-        for _ in range(3):
-            tense, person = pick(list(_ENDINGS), generator), int(generator.random() * 6)
-            tags = f"{tense};{_PERSONS[person]}"
-            form = inflect(lemma, tense, person)
-            examples[lemma, tags] = Example(lemma, form, features=tags)
-    return split(list(examples.values())[: TRAIN + DEV + TEST], DEV, TEST, seed)
+    return sample(_examples(random.Random(seed)), seed)
 
 
 def inflect(lemma: str, tense: str, person: int) -> str:
@@ -56,6 +46,15 @@ def inflect(lemma: str, tense: str, person: int) -> str:
     if tense in _STRESSED and person not in (3, 4):
         stem = _diphthongize(stem)
     return _spell(stem, ending, theme) + ending
+
+
+def _examples(generator: random.Random) -> Iterator[Example]:
+    while True:
+        lemma = _lemma(generator)
+        for _ in range(3):
+            tense, person = pick(list(_ENDINGS), generator), int(generator.random() * 6)
+            form = inflect(lemma, tense, person)
+            yield Example(lemma, form, features=f"{tense};{_PERSONS[person]}")
 
 
 def _diphthongize(stem: str) -> str:

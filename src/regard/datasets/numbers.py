@@ -1,12 +1,11 @@
 """Numbers in digits to English words: 48213 -> forty eight thousand two hundred and thirteen."""
 
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 
-from regard.datasets.splits import Example, Splits, split
-from regard.errors import ExtraError
+from regard.datasets.splits import Example, Splits, sample
 
-TRAIN, DEV, TEST = 8_000, 500, 1_000
 DIGITS = 6
 
 
@@ -14,30 +13,21 @@ def make(seed: int) -> Splits:
     """Return all numbers below 1000 and equally many of each length from 4 to 6 digits.
 
     The ten digits are always in the training set.
-
-    Raises:
-        ExtraError: num2words is not installed.
     """
-    try:
-        from num2words import num2words
-    except ImportError:
-        raise ExtraError(
-            "the dataset 'numbers' needs num2words: pip install 'regard[datasets]'"
-        ) from None
+    from num2words import num2words
 
     def example(number: int) -> Example:
         words: str = num2words(number, lang="en")
         return Example(str(number), words.replace("-", " ").replace(",", ""))
 
-    splits = split(map(example, _numbers(random.Random(seed))), DEV, TEST, seed)
+    splits = sample(map(example, _numbers(random.Random(seed))), seed, train=7_990)
     return replace(splits, train=(*map(example, range(10)), *splits.train))
 
 
-def _numbers(generator: random.Random) -> list[int]:
-    """Return all numbers of two and three digits, then numbers of each length in turn."""
-    numbers = dict.fromkeys(range(10, 1000))
-    while len(numbers) < TRAIN + DEV + TEST - 10:
+def _numbers(generator: random.Random) -> Iterator[int]:
+    """Yield all numbers of two and three digits, then numbers of each length in turn."""
+    yield from range(10, 1000)
+    while True:
         for digits in range(4, DIGITS + 1):
             least = 10 ** (digits - 1)
-            numbers[least + int(generator.random() * 9 * least)] = None
-    return list(numbers)[: TRAIN + DEV + TEST - 10]
+            yield least + int(generator.random() * 9 * least)

@@ -64,6 +64,23 @@ def split(examples: Iterable[Example], dev: int, test: int, seed: int) -> Splits
     )
 
 
+def sample(examples: Iterable[Example], seed: int, train: int = 10_000) -> Splits:
+    """Take the first distinct examples and split them: `train`, then 500 for dev and 1,000 for test.
+
+    Args:
+        examples: the pairs in the order of sampling; they may have no end.
+        seed: of the order.
+        train: number of examples in the training set.
+    """
+    dev, test = 500, 1_000
+    distinct: dict[tuple[str, str | None], Example] = {}
+    for example in examples:
+        distinct[example.source, example.features] = example
+        if len(distinct) == train + dev + test:
+            break
+    return split(distinct.values(), dev, test, seed)
+
+
 def write(splits: Splits, folder: Path) -> None:
     """Write train.tsv, dev.tsv and test.tsv: a line per pair, source TAB target (TAB features).
 

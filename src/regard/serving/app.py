@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import difflib
 import json
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -20,7 +19,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from regard import model_folder
-from regard.errors import ConfigError, RegardError
+from regard.errors import ConfigError, RegardError, nearest
 from regard.explanation.from_model import explain_step
 from regard.request import PreparedRequest, prepare
 from regard.score_registry import SCORES
@@ -122,9 +121,7 @@ def _validation_error(_: Request, invalid: Exception) -> Response:
     field = ".".join(str(part) for part in error["loc"][1:])
     if error["type"] == "extra_forbidden":
         fields = {*TranslateRequest.model_fields, *ExplainRequest.model_fields}
-        matches = difflib.get_close_matches(field, fields, 1, 0.4)
-        hint = f"; did you mean {matches[0]}?" if matches else ""
-        return error_response(422, f"there is no field {field}{hint}")
+        return error_response(422, f"there is no field {field}{nearest(field, fields)}")
     reason = error["msg"].removeprefix("Value error, ")
     return error_response(422, f"{field}: {reason}" if field else reason)
 
