@@ -1,8 +1,8 @@
-"""What the tests hold the package to: the reference in float64, and how near is near."""
+"""The float64 reference of every score and of attention, and comparison within a tolerance."""
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,47 +12,60 @@ from regard.attention import AttentionOutput
 from regard.kernels import reference
 
 EPS = {torch.float64: 1e-13, torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7}
-"""Unit of every tolerance: the machine epsilon, but 1e-13 for float64, which is never multiplied."""
+"""Base tolerance of each dtype: its machine epsilon, for float64 1e-13."""
 
 
-def bound(dtype: torch.dtype, **factors: int) -> float:
-    """The tolerance of a dtype: `float32=16` means 16 times its epsilon."""
+def tolerance_for(dtype: torch.dtype, **factors: int) -> float:
+    """Return the tolerance of a dtype: `float32=16` means 16 times its epsilon."""
     return EPS[dtype] * factors.get(str(dtype).removeprefix("torch."), 1)
 
 
-def close(found: Tensor | None, expected: Tensor | None, tolerance: float) -> None:
-    """No number is further off than `tolerance` times the largest expected number, or 1."""
-    assert found is not None
+def assert_close(actual: Tensor | None, expected: Tensor | None, tolerance: float) -> None:
+    """Assert that max |actual - expected| <= tolerance * max(1, max |expected|)."""
+    assert actual is not None
     assert expected is not None
-    assert found.shape == expected.shape
-    if found.numel():
-        found, expected = found.detach().double(), expected.detach().double()
-        error = float((found - expected).abs().max())
+    assert actual.shape == expected.shape
+    if actual.numel():
+        actual, expected = actual.detach().double(), expected.detach().double()
+        error = float((actual - expected).abs().max())
         assert error <= tolerance * max(1.0, float(expected.abs().max()))
 
 
+def assert_all_close(
+    actual: Iterable[Tensor], expected: Iterable[Tensor], tolerance: float
+) -> None:
+    """Assert that two sequences of tensors are equally long and close in pairs."""
+    for actual_tensor, expected_tensor in zip(actual, expected, strict=True):
+        assert_close(actual_tensor, expected_tensor, tolerance)
+
+
+def assert_all_equal(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
+    """Assert that two sequences of tensors are equally long and equal in pairs."""
+    for actual_tensor, expected_tensor in zip(actual, expected, strict=True):
+        assert torch.equal(actual_tensor, expected_tensor)
+
+
 def gradients(output: Tensor, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The gradients of a sum of the output with fixed, unequal weights."""
+    """Return the gradients of a weighted sum of the output with fixed, unequal weights."""
     weights = torch.linspace(-1, 2, output.numel(), dtype=torch.float64).view_as(output)
-    # rounded to bfloat16 they are the same numbers in every dtype
+    # rounded to bfloat16, so that they are equal in every dtype
     weights = weights.bfloat16().to(output.dtype)
     return torch.autograd.grad(output, list(inputs), weights, materialize_grads=True)
 
 
-def double(tensor: Tensor) -> Tensor:
-    """A leaf of its own in float64."""
-    twin = tensor.detach().double()
-    return twin.requires_grad_(tensor.requires_grad)
+def to_float64(tensor: Tensor) -> Tensor:
+    """Return a detached float64 tensor that requires gradients if the given tensor does."""
+    return tensor.detach().double().requires_grad_(tensor.requires_grad)
 
 
-def finish(
+def reference_attention(
     scores: Tensor,
     values: Tensor,
     masked: Tensor | None = None,
     bias: Tensor | None = None,
     normalizer: str = "softmax",
 ) -> AttentionOutput:
-    """Return the context and the weights of the reference."""
+    """Return the context and the attention weights that the reference computes from scores."""
     if bias is not None:
         scores = scores + bias
     if masked is None:
@@ -101,9 +114,9 @@ FORMULAS: dict[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
     "additive": _additive,
     "concat": _concat,
 }
-"""Every score by name, written down as in the papers: float64, no memory spared."""
+"""The formula of every score by name, as in the papers, in float64."""
 
 
-def doubled(module: nn.Module) -> nn.Module:
-    """A copy in float64."""
+def module_to_float64(module: nn.Module) -> nn.Module:
+    """Return a copy of a module in float64."""
     return copy.deepcopy(module).double()

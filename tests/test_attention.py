@@ -9,7 +9,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import regard
-from oracle import FORMULAS, bound, close, double, doubled, finish, gradients
+from oracle import (
+    FORMULAS,
+    assert_all_close,
+    assert_all_equal,
+    assert_close,
+    gradients,
+    module_to_float64,
+    reference_attention,
+    to_float64,
+    tolerance_for,
+)
 from regard.attention import NORMALIZERS, Attention, AttentionOutput, Memory
 from regard.errors import ConfigError, ShapeError
 from regard.score_registry import SCORES
@@ -45,9 +55,9 @@ def _parameters(module: nn.Module) -> list[Tensor]:
 
 
 def _same(left: AttentionOutput, right: AttentionOutput, tolerance: float = 1e-13) -> None:
-    close(left.context, right.context, tolerance)
+    assert_close(left.context, right.context, tolerance)
     if left.weights is not None:
-        close(left.weights, right.weights, tolerance)
+        assert_close(left.weights, right.weights, tolerance)
 
 
 def _call(
@@ -109,7 +119,7 @@ def _expected(
     hidden = mask == -torch.inf
     scores = formula(attention.score, query, key)
     masked, bias = hidden | padding[:, None], mask.masked_fill(hidden, 0)
-    return finish(scores, value, masked, bias, attention.normalizer)
+    return reference_attention(scores, value, masked, bias, attention.normalizer)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -120,24 +130,23 @@ def test_every_score_and_normaliser_with_every_gradient(
 ) -> None:
     attention, rows = _attention(name, normalizer, dtype), _rows(name, dtype)
     padding, mask = _padding(), _float_mask(dtype)
-    exact: Any = doubled(attention)
-    exact_rows, exact_mask = [double(row) for row in rows], double(mask)
+    exact: Any = module_to_float64(attention)
+    exact_rows, exact_mask = [to_float64(row) for row in rows], to_float64(mask)
     expected = _expected(exact, FORMULAS[name], exact_rows, padding, exact_mask)
     wanted = gradients(expected.context, [*exact_rows, exact_mask, *_parameters(exact)])
-    tolerance = bound(dtype, float32=64, bfloat16=8)
+    tolerance = tolerance_for(dtype, float32=64, bfloat16=8)
     for need_weights in (False, True):
         found = attention(
             *rows, key_padding_mask=padding, attn_mask=mask, need_weights=need_weights
         )
         assert found.context.dtype == dtype
-        close(found.context, expected.context, tolerance)
+        assert_close(found.context, expected.context, tolerance)
         assert (found.weights is not None) == need_weights
         if found.weights is not None:
             assert found.weights.dtype == dtype
-            close(found.weights, expected.weights, tolerance)
+            assert_close(found.weights, expected.weights, tolerance)
         got = gradients(found.context, [*rows, mask, *_parameters(attention)])
-        for one, other in zip(got, wanted, strict=True):
-            close(one, other, tolerance)
+        assert_all_close(got, wanted, tolerance)
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
@@ -148,8 +157,7 @@ def test_gradients_through_the_weights(name: str, normalizer: str) -> None:
     found = attention(*rows, key_padding_mask=padding, attn_mask=mask, need_weights=True).weights
     expected = _expected(attention, FORMULAS[name], rows, padding, mask).weights
     inputs = [*rows[:2], mask, *_parameters(attention)]
-    for one, other in zip(gradients(found, inputs), gradients(expected, inputs), strict=True):
-        close(one, other, 1e-13)
+    assert_all_close(gradients(found, inputs), gradients(expected, inputs), 1e-13)
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
@@ -163,9 +171,8 @@ def test_a_custom_score(normalizer: str) -> None:
         found = attention(
             *rows, key_padding_mask=padding, attn_mask=mask, need_weights=need_weights
         )
-        close(found.context, expected.context, 1e-13)
-        for one, other in zip(gradients(found.context, inputs), wanted, strict=True):
-            close(one, other, 1e-13)
+        assert_close(found.context, expected.context, 1e-13)
+        assert_all_close(gradients(found.context, inputs), wanted, 1e-13)
 
 
 @pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
@@ -192,11 +199,11 @@ def test_derivatives(name: str, need_weights: bool) -> None:
 def test_scaled_dot_equals_pytorchs_operator() -> None:
     rows, masked = _rows("scaled_dot"), torch.rand(B, L, T) < 0.3
     attention = Attention(ScaledDot())
-    close(attention(*rows).context, functional.scaled_dot_product_attention(*rows), 1e-13)
+    assert_close(attention(*rows).context, functional.scaled_dot_product_attention(*rows), 1e-13)
     expected = functional.scaled_dot_product_attention(*rows, attn_mask=~masked)
     for need_weights in (False, True):
         found = attention(*rows, attn_mask=masked, need_weights=need_weights).context
-        close(found, expected, 1e-13)
+        assert_close(found, expected, 1e-13)
 
 
 @pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
@@ -211,7 +218,7 @@ def test_weights_sum_to_one_and_the_context_lies_between_the_values(name: str) -
     attention, rows = _attention(name), _rows(name)
     context, weights = attention(*rows, need_weights=True)
     assert (weights >= 0).all()
-    close(weights.sum(-1), torch.ones(B, L), 1e-13)
+    assert_close(weights.sum(-1), torch.ones(B, L), 1e-13)
     assert (context <= rows[2].amax(1, keepdim=True)).all()
     assert (context >= rows[2].amin(1, keepdim=True)).all()
 
@@ -226,7 +233,7 @@ def test_keys_projected_once_give_the_same_result_at_every_step(
     for step in range(L):
         one = query[:, step : step + 1]
         found = attention.attend(one, keys, value, masked, need_weights=need_weights)
-        close(found.context, whole.context[:, step : step + 1], 1e-13)
+        assert_close(found.context, whole.context[:, step : step + 1], 1e-13)
 
 
 def test_memory_select() -> None:
@@ -277,7 +284,9 @@ def test_helga_ate_an_apple(
     assert score(words[:, :1], words).flatten().tolist() == pytest.approx(scores, abs=1e-5)
     found = Attention(score)(words[:, :1], words, need_weights=True)
     assert found.weights.flatten().tolist() == pytest.approx(weights, abs=5e-5)
-    close(found.context[0, 0], sum(w * h for w, h in zip(weights, words[0], strict=True)), 2e-4)
+    assert_close(
+        found.context[0, 0], sum(w * h for w, h in zip(weights, words[0], strict=True)), 2e-4
+    )
 
 
 def test_constant_scores_as_weights() -> None:
@@ -285,8 +294,10 @@ def test_constant_scores_as_weights() -> None:
     query = torch.randn(1, 1, 3)
     h1, h2, h3, h4 = states[0]
     expected = 0.4 * h1 + 0.3 * h2 + 0.2 * h3 + 0.1 * h4
-    close(Attention(ConstantScore(*share), "none")(query, states).context[0, 0], expected, 1e-6)
-    close(
+    assert_close(
+        Attention(ConstantScore(*share), "none")(query, states).context[0, 0], expected, 1e-6
+    )
+    assert_close(
         Attention(ConstantScore(*map(math.log, share)))(query, states).context[0, 0], expected, 1e-6
     )
 
@@ -302,9 +313,9 @@ def test_masking_a_key_equals_deleting_it(name: str, need_weights: bool, normali
     kept = [row[:, ~padding].detach().requires_grad_() for row in rows[1:]]
     found = attention(*rows, key_padding_mask=padding.expand(B, -1), need_weights=need_weights)
     expected = attention(rows[0], *kept, need_weights=need_weights)
-    close(found.context, expected.context, 1e-13)
+    assert_close(found.context, expected.context, 1e-13)
     if need_weights:
-        close(found.weights[:, :, ~padding], expected.weights, 1e-13)
+        assert_close(found.weights[:, :, ~padding], expected.weights, 1e-13)
         assert not found.weights[:, :, padding].any()
     parameters = _parameters(attention)
     query, key, value, *others = gradients(found.context, [*rows, *parameters])
@@ -312,8 +323,7 @@ def test_masking_a_key_equals_deleting_it(name: str, need_weights: bool, normali
     assert not key[:, padding].any()
     assert not value[:, padding].any()
     reached = [query, key[:, ~padding], value[:, ~padding], *others]
-    for one, other in zip(reached, wanted, strict=True):
-        close(one, other, 1e-13)
+    assert_all_close(reached, wanted, 1e-13)
 
 
 def _mask_arguments() -> dict[str, dict[str, Tensor]]:
@@ -346,8 +356,7 @@ def test_the_content_of_padding_has_no_effect(name: str, need_weights: bool, way
     clean = call(0.5)
     assert all(tensor.isfinite().all() for tensor in clean)
     for content in (math.nan, math.inf, -math.inf, 1e30):
-        for one, other in zip(call(content), clean, strict=True):
-            assert torch.equal(one, other)
+        assert_all_equal(call(content), clean)
 
 
 @pytest.mark.parametrize("content", [math.nan, math.inf])
@@ -415,7 +424,7 @@ def test_equivalent_masks_give_equal_results(name: str, need_weights: bool) -> N
     apart = call(attn_mask=torch.stack(different))
     for item, mask in enumerate(different):
         alone = attention(*(row[item : item + 1] for row in rows), attn_mask=mask)
-        close(apart.context[item], alone.context[0], 1e-13)
+        assert_close(apart.context[item], alone.context[0], 1e-13)
 
 
 @pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
@@ -451,7 +460,7 @@ def test_a_batch_equals_its_items_and_steps_computed_alone(name: str, need_weigh
     for item in range(B):
         one = slice(item, item + 1)
         item_inputs = [tensor[one] for tensor in (*rows, _padding(), mask)]
-        close(
+        assert_close(
             _call(attention, *item_inputs, need_weights=need_weights).context,
             whole.context[one],
             1e-13,
@@ -467,7 +476,7 @@ def test_a_batch_equals_its_items_and_steps_computed_alone(name: str, need_weigh
             attn_mask=mask[:, one],
             need_weights=need_weights,
         )
-        close(found.context, whole.context[:, one], 1e-13)
+        assert_close(found.context, whole.context[:, one], 1e-13)
 
 
 @pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
@@ -482,9 +491,9 @@ def test_the_order_of_keys_does_not_matter(name: str, need_weights: bool) -> Non
         mask[..., order],
     ]
     found = _call(attention, *permuted, need_weights=need_weights)
-    close(found.context, whole.context, 1e-13)
+    assert_close(found.context, whole.context, 1e-13)
     if need_weights:
-        close(found.weights, whole.weights[..., order], 1e-13)
+        assert_close(found.weights, whole.weights[..., order], 1e-13)
 
 
 @pytest.mark.parametrize("content", [math.nan, math.inf])
@@ -504,16 +513,16 @@ def test_a_nonfinite_key_reaches_only_queries_that_may_attend_to_it(
             row.data[0, 2] = content
     for mask in (hidden, torch.zeros(L, T).double().masked_fill(hidden, -torch.inf)):
         found = attention(*rows, attn_mask=mask, need_weights=need_weights)
-        close(found.context[:, 1:], clean.context[:, 1:], 1e-13)
-        close(found.context[1], clean.context[1], 1e-13)
+        assert_close(found.context[:, 1:], clean.context[:, 1:], 1e-13)
+        assert_close(found.context[1], clean.context[1], 1e-13)
         if where != "key" or math.isnan(content):
             assert not found.context[0, 0].isfinite().all()
         if need_weights:
-            close(found.weights[:, 1:], clean.weights[:, 1:], 1e-13)
+            assert_close(found.weights[:, 1:], clean.weights[:, 1:], 1e-13)
         (gradient,) = torch.autograd.grad(found.context.sum(), rows[0], retain_graph=True)
         assert gradient[:, 1:].isfinite().all()
         (gradient,) = gradients(found.context[:, 1:], [rows[0]])
-        close(gradient[:, 1:], wanted[:, 1:], 1e-13)
+        assert_close(gradient[:, 1:], wanted[:, 1:], 1e-13)
 
 
 # Shapes, strides, dtypes.
@@ -566,7 +575,7 @@ def test_autocast_gives_the_dtype_of_the_values(name: str, need_weights: bool) -
         half = attention(*(row.bfloat16() for row in rows), need_weights=need_weights)
     assert found.context.dtype == mixed.context.dtype == torch.float32
     assert half.context.dtype == torch.bfloat16
-    _same(found, plain, bound(torch.bfloat16, bfloat16=8))
+    _same(found, plain, tolerance_for(torch.bfloat16, bfloat16=8))
     for gradient in gradients(found.context, [*rows, *_parameters(attention)]):
         assert gradient.dtype == torch.float32
         assert gradient.isfinite().all()
@@ -643,14 +652,14 @@ def test_dropout_in_training_only(score: str, need_weights: bool) -> None:
     values = torch.eye(20).expand(4, -1, -1)
     exact = torch.full((4, 50, 20), 1 / 20)
     found = attention.eval()(query, key, values, need_weights=need_weights)
-    close(found.context, exact, 1e-6)
+    assert_close(found.context, exact, 1e-6)
     found = attention.train()(query, key, values, need_weights=need_weights)
     dropped = found.context == 0
     assert 0.22 < dropped.float().mean() < 0.28
-    close(found.context[~dropped], torch.full((int((~dropped).sum()),), 1 / 20 / 0.75), 1e-6)
+    assert_close(found.context[~dropped], torch.full((int((~dropped).sum()),), 1 / 20 / 0.75), 1e-6)
     assert 0.95 < found.context.sum(-1).mean() < 1.05
     if found.weights is not None:
-        close(found.weights, exact, 1e-6)
+        assert_close(found.weights, exact, 1e-6)
     again = attention(query, key, values, need_weights=need_weights)
     assert not torch.equal(found.context, again.context)
 

@@ -1,6 +1,6 @@
-"""The Triton kernels: on a GPU where there is one, else through Triton's interpreter on the CPU.
+"""The Triton kernels: on a GPU if there is one, otherwise in Triton's interpreter on the CPU.
 
-The interpreter runs programs one after the other, so it shows no races between programs. Ahead-of-time
+The interpreter runs programs sequentially, so it cannot reveal races between programs. Ahead-of-time
 compilation tests that the kernels compile for real devices.
 """
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from oracle import double, gradients
+from oracle import gradients, to_float64
 from regard.kernels import reference
 from regard.kernels.additive import pytorch
 
@@ -24,7 +24,7 @@ pytestmark = [
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(1, 1, 1, 1), (3, 5, 7, 9), (2, 1, 70, 6), (1, 33, 66, 5), (1, 3, 2, 67)]
-"""B, L, T, D: single numbers, odd widths, more than a tile of everything."""
+"""B, L, T, D: sizes of 1, odd widths, more than one tile of queries, keys and features."""
 SCALES = [1e-4, 1, 15, 40, 100, 1e4]
 
 
@@ -35,73 +35,79 @@ def _inputs(sizes: tuple[int, ...], scale: float = 1) -> list[Tensor]:
 
 
 def _compute(inputs: list[Tensor], gradient: Tensor | None = None) -> list[Tensor]:
-    """The scores, and where their gradient is given those of the inputs, on the CPU."""
+    """Return the scores and, if their gradient is given, the gradients of the inputs, on the CPU."""
     inputs = [tensor.to(DEVICE) for tensor in inputs]
-    found = cuda.scores(*inputs)
-    assert found is not None
+    actual = cuda.scores(*inputs)
+    assert actual is not None
     if gradient is None:
-        return [found.cpu()]
-    shares = cuda.gradients(gradient.to(DEVICE), *inputs)
-    assert shares is not None
-    return [found.cpu(), *(share.cpu() for share in shares)]
+        return [actual.cpu()]
+    actual_gradients = cuda.gradients(gradient.to(DEVICE), *inputs)
+    assert actual_gradients is not None
+    return [actual.cpu(), *(tensor.cpu() for tensor in actual_gradients)]
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("sizes", SHAPES)
 def test_scores_and_gradients_at_any_magnitude(sizes: tuple[int, ...], scale: float) -> None:
     inputs = _inputs(sizes, scale)
-    exact = [double(tensor).requires_grad_() for tensor in inputs]
-    expected = reference.additive_scores(*exact[:2], exact[2][0])
-    plain = pytorch.scores(*inputs)
+    inputs_float64 = [to_float64(tensor).requires_grad_() for tensor in inputs]
+    expected = reference.additive_scores(*inputs_float64[:2], inputs_float64[2][0])
+    pytorch_scores = pytorch.scores(*inputs)
     weights = torch.linspace(-1, 2, expected.numel(), dtype=torch.float64).view_as(expected)
     weights = weights.bfloat16().float()
-    found, *shares = _compute(inputs, weights)
+    actual, *actual_gradients = _compute(inputs, weights)
     eps = torch.finfo(torch.float32).eps
     rounding = 4 * eps * inputs[2].abs().sum()
-    assert (found - expected).abs().max() <= 2 * (plain - expected).abs().max() + rounding
+    assert (actual - expected).abs().max() <= 2 * (pytorch_scores - expected).abs().max() + rounding
     pairs = sizes[0] * sizes[1] * sizes[2]
-    for share, wanted in zip(shares, gradients(expected, exact), strict=True):
-        error = float((share - wanted).abs().max())
-        assert error <= 16 * eps * pairs**0.5 * max(1.0, float(wanted.abs().max()))
+    expected_gradients = gradients(expected, inputs_float64)
+    for actual_gradient, expected_gradient in zip(
+        actual_gradients, expected_gradients, strict=True
+    ):
+        error = float((actual_gradient - expected_gradient).abs().max())
+        assert error <= 16 * eps * pairs**0.5 * max(1.0, float(expected_gradient.abs().max()))
 
 
-def test_heads_take_their_own_vector() -> None:
+def test_every_head_uses_its_own_vector() -> None:
     a, b, v = torch.randn(6, 3, 5), torch.randn(6, 4, 5), torch.randn(2, 5)
     g = torch.randn(6, 3, 4)
-    found, _, _, of_v = _compute([a, b, v], g)
-    wanted = torch.zeros(2, 5)
+    scores, _, _, grad_v = _compute([a, b, v], g)
+    expected_grad_v = torch.zeros(2, 5)
     for head in range(2):
-        alone, _, _, share = _compute([a[head::2], b[head::2], v[head, None]], g[head::2])
-        torch.testing.assert_close(found[head::2], alone)
-        wanted[head] = share
-    torch.testing.assert_close(of_v, wanted)
+        head_scores, _, _, head_grad_v = _compute(
+            [a[head::2], b[head::2], v[head, None]], g[head::2]
+        )
+        torch.testing.assert_close(scores[head::2], head_scores)
+        expected_grad_v[head] = head_grad_v
+    torch.testing.assert_close(grad_v, expected_grad_v)
 
 
-@pytest.mark.parametrize("content", [torch.inf, -torch.inf, torch.nan])
-@pytest.mark.parametrize("place", [0, 1])
-def test_infinities_as_plain_pytorch_and_nan_in_its_row(content: float, place: int) -> None:
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("argument", [0, 1])
+def test_infinities_and_nan_equal_plain_pytorch(value: float, argument: int) -> None:
     inputs = _inputs((2, 3, 70, 5))
-    inputs[place][0, 0, 1] = content
-    (found,) = _compute(inputs)
-    torch.testing.assert_close(found, pytorch.scores(*inputs), equal_nan=True)
+    inputs[argument][0, 0, 1] = value
+    (actual,) = _compute(inputs)
+    torch.testing.assert_close(actual, pytorch.scores(*inputs), equal_nan=True)
 
 
-@pytest.mark.parametrize("content", [torch.inf, torch.nan])
-def test_a_pair_with_gradient_0_contributes_nothing(content: float) -> None:
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_a_pair_with_gradient_0_contributes_nothing(value: float) -> None:
     inputs, gradient = _inputs((2, 3, 7, 5)), torch.randn(2, 3, 7)
     gradient[:, :, 4] = 0
-    expected = _compute(inputs, gradient)[1:]
-    inputs[1][:, 4] = content
-    for found, wanted in zip(_compute(inputs, gradient)[1:], expected, strict=True):
-        torch.testing.assert_close(found, wanted)
+    expected_gradients = _compute(inputs, gradient)[1:]
+    inputs[1][:, 4] = value
+    actual_gradients = _compute(inputs, gradient)[1:]
+    for actual, expected in zip(actual_gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("sizes", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 3, 0, 4)])
 def test_empty_inputs(sizes: tuple[int, ...]) -> None:
     inputs = _inputs(sizes)
-    found, *shares = _compute(inputs, torch.zeros(sizes[:3]))
-    assert found.shape == sizes[:3]
-    assert not any(share.any() for share in shares)
+    actual, *actual_gradients = _compute(inputs, torch.zeros(sizes[:3]))
+    assert actual.shape == sizes[:3]
+    assert not any(tensor.any() for tensor in actual_gradients)
 
 
 def test_float64_is_unsupported() -> None:
@@ -110,7 +116,7 @@ def test_float64_is_unsupported() -> None:
     assert cuda.gradients(torch.ones(3, 5, 7).double(), *inputs) is None
 
 
-AHEAD = """
+COMPILE_AHEAD = """
 import re, subprocess, sys, tempfile
 from pathlib import Path
 import triton
@@ -132,8 +138,8 @@ for kernel, constants in fixed.items():
         else pointers.get(name, "*fp32")
         for name in kernel.arg_names
     }
-    places = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(kernel, signature, places)
+    constexprs = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(kernel, signature, constexprs)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
@@ -147,17 +153,18 @@ for kernel, constants in fixed.items():
 @pytest.mark.parametrize("capability", [80, 90])
 def test_the_kernels_compile_ahead_of_time(capability: int) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-c", AHEAD, str(capability)],
+    completed = subprocess.run(
+        [sys.executable, "-c", COMPILE_AHEAD, str(capability)],
         capture_output=True, text=True, env=environment, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     counts = {
-        name: list(map(int, rest)) for name, *rest in map(str.split, done.stdout.splitlines())
+        name: list(map(int, numbers))
+        for name, *numbers in map(str.split, completed.stdout.splitlines())
     }
-    # 64 x 64 scores, or 32 x 64 numbers of a gradient, on 128 threads; a few more for whole numbers
+    # 64 x 64 scores, or 32 x 64 elements of a gradient, on 128 threads; a few more for integer division
     reciprocals, exponentials, clamps, atomics, reductions = counts["score_kernel"]
-    assert 96 <= reciprocals <= 104  # one for two features, twice, and one for each far-out pair
+    assert 96 <= reciprocals <= 104  # 32 in each of the three loops over the features
     assert exponentials == 32
     assert clamps == 64
     assert atomics == reductions == 0

@@ -1,6 +1,6 @@
-"""The kernels against the reference: numbers, every gradient, second derivatives, memory.
+"""Additive kernels against the reference: values, gradients, second derivatives, memory, tracing.
 
-Every test of the operator runs on each backend that this machine has.
+Tests that take `backend` run on the backend of the CPU and on plain PyTorch.
 """
 
 import os
@@ -21,7 +21,14 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import oracle
-from oracle import bound, close, double, gradients
+from oracle import (
+    assert_all_close,
+    assert_all_equal,
+    assert_close,
+    gradients,
+    to_float64,
+    tolerance_for,
+)
 from regard.errors import ConfigError
 from regard.kernels import additive, reference
 from regard.kernels.additive import autograd, dispatch, pytorch
@@ -32,22 +39,22 @@ SIZES = [(1, 1, 1, 1, 1), (2, 3, 5, 7, 4), (3, 1, 9, 2, 1), (1, 7, 2, 5, 3)]
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 NORMALIZERS = ["softmax", "none"]
 PAIRS = [None, 1, 4, 11]
-"""How many pairs a block may hold; None for the usual workspace. 1 cuts keys, rows and items."""
-ROOMS = [additive.WORKSPACE, 100]
-"""Workspaces with which all queries are looked at together, and one block after the other."""
+"""Pairs of query and key per block; None for the default workspace. 1 splits keys, rows and items."""
+WORKSPACES = [additive.WORKSPACE, 100]
+"""Workspaces in bytes: all queries in one block, and several blocks."""
 BACKENDS = ["cpu", "pytorch"]
 
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run a test on the backend of this device and on plain PyTorch."""
+    """Run a test on the backend of the CPU and on plain PyTorch."""
     if request.param == "pytorch":
         monkeypatch.setattr(dispatch, "load_backend", lambda device_type: None)
     return request.param
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    return bound(dtype, float32=16, bfloat16=8)
+    return tolerance_for(dtype, float32=16, bfloat16=8)
 
 
 def _workspace(pairs: int | None, width: int, dtype: torch.dtype = torch.float64) -> int:
@@ -57,53 +64,55 @@ def _workspace(pairs: int | None, width: int, dtype: torch.dtype = torch.float64
 
 
 def _inputs(sizes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Leaves a, b, v and values."""
+    """Return the leaves a, b, v and values."""
     batch, length, width, dim, out = sizes
     shapes = [(batch, length, dim), (batch, width, dim), (dim,), (batch, width, out)]
     return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
 
 def _mask(sizes: tuple[int, ...]) -> Tensor:
-    """Some keys masked in every row but the last, which has none left."""
+    """Return a random mask: the first key is never masked, but the last row is masked entirely."""
     masked = torch.rand(sizes[:3]) < 0.4
     masked[:, :, 0] = False
     masked[-1, -1] = True
     return masked
 
 
-def test_the_reference_weighs_seen_keys_only() -> None:
+def test_the_reference_gives_masked_keys_no_weight_or_gradient() -> None:
     scores = torch.tensor([[[1.0, 2.0, torch.nan], [3.0, torch.inf, torch.nan]]]).double()
     scores.requires_grad_()
     masked = torch.tensor([[[False, False, True], [True, True, True]]])
     weights = reference.normalize(scores, masked, "softmax")
     expected = torch.zeros(1, 2, 3, dtype=torch.float64)
     expected[0, 0, :2] = torch.softmax(torch.tensor([1.0, 2.0]).double(), 0)
-    close(weights, expected, 1e-15)
+    assert_close(weights, expected, 1e-15)
     (gradient,) = gradients(weights, [scores])
     assert gradient.isfinite().all()
     assert not gradient[masked].any()
 
 
-def test_the_reference_has_derivatives_that_are_right() -> None:
+def test_gradients_of_the_reference() -> None:
     a, b, v, values = _inputs((2, 2, 3, 2, 2))
     masked = _mask((2, 2, 3))
 
     def call(*inputs: Tensor) -> Tensor:
-        return oracle.finish(reference.additive_scores(*inputs[:3]), inputs[3], masked).context
+        return oracle.reference_attention(
+            reference.additive_scores(*inputs[:3]), inputs[3], masked
+        ).context
 
     assert torch.autograd.gradcheck(call, (a, b, v, values))
 
 
 def _scores(inputs: list[Tensor], pairs: int | None = None) -> Tensor:
-    """The scores of a, b and v, in blocks of so many pairs."""
+    """Return the scores of a, b and v, computed in blocks of `pairs` pairs."""
     workspace = _workspace(pairs, inputs[0].shape[-1], inputs[0].dtype)
     return additive.scores(*inputs[:3], workspace=workspace)
 
 
-def _context(inputs: list[Tensor], pairs: int | None = None, **how: Any) -> Tensor:
-    """The context for a, b, v and values, in blocks of so many pairs."""
+def _context(inputs: list[Tensor], pairs: int | None = None, **options: Any) -> Tensor:
+    """Return the context of a, b, v and values, computed in blocks of `pairs` pairs."""
     workspace = _workspace(pairs, inputs[0].shape[-1], inputs[0].dtype)
-    return additive.attend(*inputs[:4], workspace=workspace, **how).context
+    return additive.attend(*inputs[:4], workspace=workspace, **options).context
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -113,13 +122,14 @@ def test_scores_equal_the_reference(
     sizes: tuple[int, ...], pairs: int | None, dtype: torch.dtype, backend: str, poisoned: None
 ) -> None:
     inputs = _inputs(sizes, dtype)[:3]
-    found = _scores(inputs, pairs)
-    exact = [double(tensor) for tensor in inputs]
-    expected = reference.additive_scores(*exact)
-    assert found.dtype == dtype
-    close(found, expected, _tolerance(dtype))
-    for one, other in zip(gradients(found, inputs), gradients(expected, exact), strict=True):
-        close(one, other, _tolerance(dtype))
+    actual = _scores(inputs, pairs)
+    inputs_float64 = [to_float64(tensor) for tensor in inputs]
+    expected = reference.additive_scores(*inputs_float64)
+    assert actual.dtype == dtype
+    assert_close(actual, expected, _tolerance(dtype))
+    assert_all_close(
+        gradients(actual, inputs), gradients(expected, inputs_float64), _tolerance(dtype)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -137,98 +147,98 @@ def test_attention_equals_the_reference(
     bias = torch.randn(sizes[:3], dtype=dtype, requires_grad=True)
     inputs = [*_inputs(sizes, dtype), bias]
     masked = _mask(sizes)
-    found = _context(inputs, pairs, masked=masked, bias=bias, normalizer=normalizer)
-    exact = [double(tensor) for tensor in inputs]
-    scores = reference.additive_scores(*exact[:3])
-    expected = oracle.finish(scores, exact[3], masked, exact[4], normalizer).context
-    assert found.dtype == dtype
-    close(found, expected, _tolerance(dtype))
-    for one, other in zip(gradients(found, inputs), gradients(expected, exact), strict=True):
-        close(one, other, _tolerance(dtype))
+    actual = _context(inputs, pairs, masked=masked, bias=bias, normalizer=normalizer)
+    inputs_float64 = [to_float64(tensor) for tensor in inputs]
+    scores = reference.additive_scores(*inputs_float64[:3])
+    expected = oracle.reference_attention(
+        scores, inputs_float64[3], masked, inputs_float64[4], normalizer
+    ).context
+    assert actual.dtype == dtype
+    assert_close(actual, expected, _tolerance(dtype))
+    assert_all_close(
+        gradients(actual, inputs), gradients(expected, inputs_float64), _tolerance(dtype)
+    )
 
 
 @pytest.mark.parametrize("pairs", PAIRS)
-def test_the_log_of_the_partition_function(pairs: int | None, backend: str) -> None:
+def test_log_sum_exp_equals_the_reference(pairs: int | None, backend: str) -> None:
     sizes = (2, 3, 5, 7, 4)
     bias = torch.randn(1, *sizes[1:3], dtype=torch.float64, requires_grad=True)
     inputs, masked = [*_inputs(sizes), bias], _mask(sizes)
-    how: dict[str, Any] = {"masked": masked, "bias": bias, "need_log_sum_exp": True}
-    looked = additive.attend(*inputs[:4], **how, workspace=_workspace(pairs, 7))
-    found = looked.log_sum_exp
+    options: dict[str, Any] = {"masked": masked, "bias": bias, "need_log_sum_exp": True}
+    result = additive.attend(*inputs[:4], **options, workspace=_workspace(pairs, 7))
+    actual = result.log_sum_exp
     scores = (reference.additive_scores(*inputs[:3]) + bias).masked_fill(masked, -torch.inf)
     expected = scores.logsumexp(-1)
-    assert found is not None
-    assert found[-1, -1] == -torch.inf
-    seen = ~masked.all(-1)
-    close(found[seen], expected[seen], 1e-13)
-    one = gradients(torch.cat([found[seen], looked.context.flatten()]), inputs)
-    context = oracle.finish(scores.masked_fill(masked, 0), inputs[3], masked).context
-    other = gradients(torch.cat([expected[seen], context.flatten()]), inputs)
-    for left, right in zip(one, other, strict=True):
-        close(left, right, 1e-13)
+    assert actual is not None
+    assert actual[-1, -1] == -torch.inf
+    unmasked = ~masked.all(-1)
+    assert_close(actual[unmasked], expected[unmasked], 1e-13)
+    actual_gradients = gradients(torch.cat([actual[unmasked], result.context.flatten()]), inputs)
+    context = oracle.reference_attention(scores.masked_fill(masked, 0), inputs[3], masked).context
+    expected_gradients = gradients(torch.cat([expected[unmasked], context.flatten()]), inputs)
+    assert_all_close(actual_gradients, expected_gradients, 1e-13)
     with pytest.raises(ConfigError, match="'none' has no log-sum-exp"):
         additive.attend(*inputs[:4], normalizer="none", need_log_sum_exp=True)
 
 
 @pytest.mark.parametrize("pairs", PAIRS)
-def test_heads_are_attentions_of_their_own(pairs: int | None, backend: str) -> None:
+def test_heads_equal_separate_attentions(pairs: int | None, backend: str) -> None:
     sizes = (2, 3, 5, 7, 4)
     heads = [_inputs(sizes) for _ in range(3)]
-    together = [
-        torch.stack(each, 0 if each[0].dim() == 1 else 1) for each in zip(*heads, strict=True)
+    stacked = [
+        torch.stack(tensors, 0 if tensors[0].dim() == 1 else 1)
+        for tensors in zip(*heads, strict=True)
     ]
     masked, bias = _mask(sizes), torch.randn(1, 3, 1, 5).double()
-    every: dict[str, Any] = {"masked": masked[:, None], "bias": bias.expand(-1, -1, 3, -1)}
-    scores = _scores(together, pairs)
+    options: dict[str, Any] = {"masked": masked[:, None], "bias": bias.expand(-1, -1, 3, -1)}
+    scores = _scores(stacked, pairs)
     for head, inputs in enumerate(heads):
-        found = _context(together, pairs, **every)
-        each = bias[:, head].expand(-1, 3, -1)
-        expected = _context(inputs, masked=masked, bias=each)
-        close(found[:, head], expected, 1e-13)
-        close(scores[:, head], _scores(inputs), 1e-13)
-        for one, other in zip(
-            gradients(found[:, head], inputs), gradients(expected, inputs), strict=True
-        ):
-            close(one, other, 1e-13)
+        actual = _context(stacked, pairs, **options)
+        expected = _context(inputs, masked=masked, bias=bias[:, head].expand(-1, 3, -1))
+        assert_close(actual[:, head], expected, 1e-13)
+        assert_close(scores[:, head], _scores(inputs), 1e-13)
+        assert_all_close(gradients(actual[:, head], inputs), gradients(expected, inputs), 1e-13)
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_weights_do_not_change_the_context(
+def test_need_weights_does_not_change_the_context(
     dtype: torch.dtype, normalizer: str, backend: str
 ) -> None:
     sizes = (2, 3, 5, 7, 4)
     bias = torch.randn(sizes[:3], dtype=dtype, requires_grad=True)
     inputs, masked = _inputs(sizes, dtype), _mask(sizes)
-    how: dict[str, Any] = {"masked": masked, "bias": bias, "normalizer": normalizer}
-    looked = additive.attend(*inputs, **how, need_weights=True, workspace=64)
-    alone = additive.attend(*inputs, **how, workspace=64)
-    assert alone.weights is None
-    assert looked.weights is not None
-    assert looked.weights.dtype == dtype
-    assert not looked.weights[masked].any()
-    close(looked.context, alone.context, _tolerance(dtype))
-    every = [*inputs, bias]
-    found, expected = gradients(looked.context, every), gradients(alone.context, every)
-    for one, other in zip(found, expected, strict=True):
-        close(one, other, _tolerance(dtype))
+    options: dict[str, Any] = {"masked": masked, "bias": bias, "normalizer": normalizer}
+    result = additive.attend(*inputs, **options, need_weights=True, workspace=64)
+    context_only = additive.attend(*inputs, **options, workspace=64)
+    assert context_only.weights is None
+    assert result.weights is not None
+    assert result.weights.dtype == dtype
+    assert not result.weights[masked].any()
+    assert_close(result.context, context_only.context, _tolerance(dtype))
+    leaves = [*inputs, bias]
+    assert_all_close(
+        gradients(result.context, leaves),
+        gradients(context_only.context, leaves),
+        _tolerance(dtype),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_rounded_once(dtype: torch.dtype, backend: str) -> None:
+def test_half_precision_equals_rounded_float32(dtype: torch.dtype, backend: str) -> None:
     inputs = _inputs((2, 3, 5, 7, 4), dtype)
     precise = [tensor.detach().float().requires_grad_() for tensor in inputs]
-    for found, expected in (
+    for actual, expected in (
         (_scores(inputs), _scores(precise)),
         (_context(inputs), _context(precise)),
         (_context(inputs, 2), _context(precise, 2)),
     ):
-        assert torch.equal(found, expected.to(dtype))
-        pairs = inputs[:3], precise[:3]
-        for one, other in zip(
-            gradients(found, pairs[0]), gradients(expected, pairs[1]), strict=True
-        ):
-            assert torch.equal(one, other.to(dtype))
+        assert torch.equal(actual, expected.to(dtype))
+        assert_all_equal(
+            gradients(actual, inputs[:3]),
+            [gradient.to(dtype) for gradient in gradients(expected, precise[:3])],
+        )
 
 
 @given(
@@ -237,23 +247,22 @@ def test_half_precision_is_rounded_once(dtype: torch.dtype, backend: str) -> Non
     broadcast=st.tuples(st.booleans(), st.booleans()),
     normalizer=st.sampled_from(NORMALIZERS),
 )
-def test_blocks_do_not_change_anything(
+def test_results_do_not_depend_on_the_block_size(
     sizes: tuple[int, ...], pairs: int, broadcast: tuple[bool, bool], normalizer: str
 ) -> None:
     batch, length, width = sizes[:3]
-    outer = (1 if broadcast[0] else batch, 1 if broadcast[1] else length, width)
-    bias = torch.randn(outer[0], length, width).double().requires_grad_()
-    masked = torch.rand(outer) < 0.5
+    mask_shape = (1 if broadcast[0] else batch, 1 if broadcast[1] else length, width)
+    bias = torch.randn(mask_shape[0], length, width).double().requires_grad_()
+    masked = torch.rand(mask_shape) < 0.5
     inputs = _inputs(sizes)
 
     def call(pairs: int | None) -> tuple[Tensor, ...]:
         context = _context(inputs, pairs, masked=masked, bias=bias, normalizer=normalizer)
         scores = _scores(inputs, pairs)
-        every = [*inputs, bias]
-        return context, scores, *gradients(context, every), *gradients(scores, inputs[:3])
+        leaves = [*inputs, bias]
+        return context, scores, *gradients(context, leaves), *gradients(scores, inputs[:3])
 
-    for one, other in zip(call(pairs), call(None), strict=True):
-        close(one, other, 1e-13)
+    assert_all_close(call(pairs), call(None), 1e-13)
 
 
 @pytest.mark.parametrize("pairs", PAIRS)
@@ -280,7 +289,7 @@ def test_first_and_second_derivatives_of_scores(pairs: int | None, backend: str)
     assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
 
 
-def test_second_derivatives_where_one_input_comes_from_another(backend: str) -> None:
+def test_second_derivatives_where_one_input_depends_on_another(backend: str) -> None:
     leaf, v, values = (
         torch.randn(s).double().requires_grad_() for s in [(2, 3, 2), (2,), (2, 3, 2)]
     )
@@ -292,57 +301,54 @@ def test_second_derivatives_where_one_input_comes_from_another(backend: str) -> 
 
 
 @pytest.mark.parametrize("frozen", range(4))
-def test_inputs_without_gradient(frozen: int, backend: str) -> None:
+def test_inputs_that_do_not_require_gradients(frozen: int, backend: str) -> None:
     inputs = _inputs((2, 3, 4, 2, 2))
     inputs[frozen].requires_grad_(False)
-    wanted = [tensor for tensor in inputs if tensor.requires_grad]
-    whole = gradients(_context(inputs), wanted)
-    for one, other in zip(gradients(_context(inputs, 3), wanted), whole, strict=True):
-        close(one, other, 1e-13)
+    leaves = [tensor for tensor in inputs if tensor.requires_grad]
+    expected = gradients(_context(inputs), leaves)
+    assert_all_close(gradients(_context(inputs, 3), leaves), expected, 1e-13)
     with torch.no_grad():
         assert not _context(inputs, 3).requires_grad
 
 
-def test_the_backward_pass_of_blocks_under_autocast_is_the_same(backend: str) -> None:
+def test_autocast_does_not_change_the_backward_pass_of_blocks(backend: str) -> None:
     inputs = _inputs((2, 3, 4, 2, 2), torch.float32)
 
     def call() -> tuple[Tensor, ...]:
         context = _context(inputs, 3)
         return context, *gradients(context, inputs)
 
-    plain = call()
+    expected = call()
     with torch.autocast("cpu", torch.bfloat16):
-        cast = call()
-    for one, other in zip(cast, plain, strict=True):
-        assert torch.equal(one, other)
+        actual = call()
+    assert_all_equal(actual, expected)
 
 
-def test_prepared_keys_change_nothing() -> None:
+def test_prepared_keys_give_equal_results() -> None:
     inputs = _inputs((2, 3, 4, 5, 2), torch.float32)
     keys: Any = additive.prepare_keys(inputs[1])
     assert keys.prepared is not None
     assert not keys.prepared.requires_grad
     for pairs in (None, 2):
-        found = _context([inputs[0], keys, *inputs[2:]], pairs)
+        actual = _context([inputs[0], keys, *inputs[2:]], pairs)
         expected = _context(inputs, pairs)
-        assert torch.equal(found, expected)
-        for one, other in zip(gradients(found, inputs), gradients(expected, inputs), strict=True):
-            assert torch.equal(one, other)
+        assert torch.equal(actual, expected)
+        assert_all_equal(gradients(actual, inputs), gradients(expected, inputs))
     assert additive.prepare_keys(inputs[1] + 50).prepared is None
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
-def test_masked_scores_never_matter(normalizer: str) -> None:
+def test_masked_scores_have_no_effect(normalizer: str) -> None:
     scores = torch.randn(2, 3, 5, dtype=torch.float64)
     masked = _mask((2, 3, 5))
-    evil = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e300], dtype=torch.float64)
-    spoilt = torch.where(masked, evil.repeat(8)[:30].view(2, 3, 5), scores)
-    for given_scores in (scores, spoilt):
-        leaf = given_scores.clone().requires_grad_()
+    extreme = torch.tensor([torch.nan, torch.inf, -torch.inf, 1e300], dtype=torch.float64)
+    corrupted = torch.where(masked, extreme.repeat(8)[:30].view(2, 3, 5), scores)
+    for raw_scores in (scores, corrupted):
+        leaf = raw_scores.clone().requires_grad_()
         with torch.autograd.set_detect_anomaly(True):
             weights = normalize(leaf, masked, normalizer)
             (gradient,) = gradients(weights, [leaf])
-        close(weights, reference.normalize(scores, masked, normalizer), 1e-13)
+        assert_close(weights, reference.normalize(scores, masked, normalizer), 1e-13)
         assert not weights[masked].any()
         assert not gradient[masked].any()
         assert gradient.isfinite().all()
@@ -357,9 +363,9 @@ def test_a_row_with_every_key_masked_gives_zeros(
     masked = torch.ones(2, 3, 5, dtype=torch.bool)
     with torch.autograd.set_detect_anomaly(True):
         context = _context(inputs, pairs, masked=masked, normalizer=normalizer)
-        found = gradients(context, inputs)
+        actual = gradients(context, inputs)
     assert not context.any()
-    assert not any(gradient.any() for gradient in found)
+    assert not any(gradient.any() for gradient in actual)
 
 
 @pytest.mark.parametrize("pairs", PAIRS)
@@ -375,35 +381,36 @@ def test_empty_inputs(sizes: tuple[int, ...], pairs: int | None, backend: str) -
 
 
 @pytest.mark.parametrize("pairs", PAIRS)
-def test_strides_do_not_matter_and_nothing_is_written(pairs: int | None, backend: str) -> None:
+def test_strides_have_no_effect_and_inputs_are_not_modified(
+    pairs: int | None, backend: str
+) -> None:
     plain = [tensor.detach() for tensor in _inputs((2, 3, 4, 2, 5))]
     plain[1] = plain[1][:1].expand(2, -1, -1)
-    strange = [
+    strided = [
         plain[0].transpose(0, 1).contiguous().transpose(0, 1),
         plain[1],
         torch.stack([plain[2], plain[2]], dim=1)[:, 0],
         plain[3].mT.contiguous().mT,
     ]
-    before = [tensor.clone() for tensor in strange]
-    leaves = [tensor.requires_grad_() for tensor in strange]
-    compact = [tensor.clone().contiguous().detach().requires_grad_() for tensor in before]
-    one, other = _context(leaves, pairs), _context(compact, pairs)
-    close(one, other, 1e-13)
-    for left, right in zip(gradients(one, leaves), gradients(other, compact), strict=True):
-        close(left, right, 1e-13)
-    assert all(torch.equal(left, right) for left, right in zip(strange, before, strict=True))
+    before = [tensor.clone() for tensor in strided]
+    leaves = [tensor.requires_grad_() for tensor in strided]
+    contiguous = [tensor.clone().contiguous().detach().requires_grad_() for tensor in before]
+    actual, expected = _context(leaves, pairs), _context(contiguous, pairs)
+    assert_close(actual, expected, 1e-13)
+    assert_all_close(gradients(actual, leaves), gradients(expected, contiguous), 1e-13)
+    assert_all_equal(strided, before)
 
 
 @pytest.mark.parametrize("pairs", [None, 40, 7])
-def test_dropout_zeroes_its_share_and_scales_the_rest(pairs: int | None) -> None:
+def test_dropout_zeroes_weights_at_its_rate_and_scales_the_others(pairs: int | None) -> None:
     a, b = torch.randn(4, 30, 2).double(), torch.randn(4, 20, 2).double()
     values = torch.eye(20).double().expand(4, -1, -1)
-    # v = 0: every weight is 1 / T before dropout, and the values spell the weights out
+    # v = 0: every weight is 1 / T before dropout; with identity values the context is the weights
     weights = _context([a, b, torch.zeros(2).double(), values], pairs, dropout=0.25)
     dropped = weights == 0
-    close(weights[~dropped], torch.full((int((~dropped).sum()),), 1 / 20 / 0.75), 1e-7)
+    assert_close(weights[~dropped], torch.full((int((~dropped).sum()),), 1 / 20 / 0.75), 1e-7)
     assert 0.2 < dropped.double().mean() < 0.3
-    assert len(torch.unique(dropped.flatten(0, 1), dim=0)) > 100  # every block draws anew
+    assert len(torch.unique(dropped.flatten(0, 1), dim=0)) > 100  # blocks have different masks
 
 
 @pytest.mark.parametrize("pairs", [None, 7, 2])
@@ -419,48 +426,51 @@ def test_dropout_is_the_same_in_both_passes(pairs: int | None) -> None:
     assert torch.autograd.gradgradcheck(call, inputs, fast_mode=True)
 
 
-def test_backward_draws_nothing() -> None:
+def test_backward_does_not_advance_the_random_generator() -> None:
     inputs = _inputs((2, 3, 4, 2, 2))
     context = _context(inputs, 5, dropout=0.5)
     state = torch.get_rng_state()
     context.sum().backward()
     assert torch.equal(torch.get_rng_state(), state)
-    again = _context(inputs, 5, dropout=0.5)
-    assert not torch.equal(context, again)
+    second = _context(inputs, 5, dropout=0.5)
+    assert not torch.equal(context, second)
 
 
 def _operators() -> list[tuple[Any, tuple[Any, ...]]]:
-    """Every operator with compact inputs, and with dense ones in another order."""
+    """Return every operator with example arguments, contiguous and permuted."""
 
     def leaf(*shape: int) -> Tensor:
         return torch.randn(shape, requires_grad=True)
 
-    def turned(*shape: int) -> Tensor:
+    def permuted(*shape: int) -> Tensor:
         return torch.randn(shape).transpose(0, 1).requires_grad_()
 
     a, b, v = leaf(2, 3, 5), leaf(2, 4, 5), leaf(1, 5)
-    of_scores = [torch.randn(2, 3, 4), *(tensor.detach() for tensor in (a, b, v))]
+    backward_inputs = [torch.randn(2, 3, 4), *(tensor.detach() for tensor in (a, b, v))]
     masked, bias, seed = _mask((2, 3, 4))[:, None], leaf(1, 1, 3, 4), torch.tensor(3)
-    others = leaf(2, 1, 4, 5), leaf(1, 5), leaf(2, 1, 4, 3)
-    room = 1 << 20
+    b_v_values = leaf(2, 1, 4, 5), leaf(1, 5), leaf(2, 1, 4, 3)
+    workspace = 1 << 20
     return [
-        (autograd.scores_forward.operator, (a, b, v, None, room)),
-        (autograd.scores_forward.operator, (turned(3, 2, 5), b, v, dispatch.prepare_keys(b), room)),
-        (autograd.scores_backward.operator, (*of_scores, room)),
+        (autograd.scores_forward.operator, (a, b, v, None, workspace)),
+        (
+            autograd.scores_forward.operator,
+            (permuted(3, 2, 5), b, v, dispatch.prepare_keys(b), workspace),
+        ),
+        (autograd.scores_backward.operator, (*backward_inputs, workspace)),
         (
             autograd.attention_forward.operator,
-            (leaf(2, 1, 3, 5), *others, masked, bias, None, seed, "softmax", 0.3, 200),
+            (leaf(2, 1, 3, 5), *b_v_values, masked, bias, None, seed, "softmax", 0.3, 200),
         ),
         (
             autograd.attention_forward.operator,
-            (turned(1, 2, 3, 5), *others, None, None, None, None, "none", 0.0, 200),
+            (permuted(1, 2, 3, 5), *b_v_values, None, None, None, None, "none", 0.0, 200),
         ),
         (
             autograd.attention_backward.operator,
             (
                 torch.randn(2, 1, 3, 3),
                 None,
-                *(each.detach() for each in (a[:, None], *others)),
+                *(tensor.detach() for tensor in (a[:, None], *b_v_values)),
                 masked,
                 bias.detach(),
                 None,
@@ -473,31 +483,30 @@ def _operators() -> list[tuple[Any, tuple[Any, ...]]]:
     ]
 
 
-@pytest.mark.parametrize("number", range(6))
-def test_pytorch_finds_the_operators_in_order(number: int) -> None:
-    operator, arguments = _operators()[number]
+@pytest.mark.parametrize("index", range(6))
+def test_operators_pass_opcheck(index: int) -> None:
+    operator, arguments = _operators()[index]
     torch.library.opcheck(operator, arguments)
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize("workspace", ROOMS)
-def test_compiled_in_one_piece_at_any_size(workspace: int, need_weights: bool) -> None:
+@pytest.mark.parametrize("workspace", WORKSPACES)
+def test_compile_with_fullgraph_and_dynamic_shapes(workspace: int, need_weights: bool) -> None:
     def call(*inputs: Tensor) -> Tensor:
-        looked = additive.attend(*inputs, need_weights=need_weights, workspace=workspace)
-        return looked.context.sin()
+        result = additive.attend(*inputs, need_weights=need_weights, workspace=workspace)
+        return result.context.sin()
 
     compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
     for size in (3, 6, 4):
         inputs = _inputs((2, size, size + 1, 5, 3))
-        found, expected = compiled(*inputs), call(*inputs)
-        close(found, expected, 1e-13)
-        for one, other in zip(gradients(found, inputs), gradients(expected, inputs), strict=True):
-            close(one, other, 1e-13)
+        actual, expected = compiled(*inputs), call(*inputs)
+        assert_close(actual, expected, 1e-13)
+        assert_all_close(gradients(actual, inputs), gradients(expected, inputs), 1e-13)
 
 
 @pytest.mark.parametrize("normalizer", ["softmax", "entmax15"])
-@pytest.mark.parametrize("workspace", ROOMS)
-def test_called_directly_and_as_an_operator_it_is_the_same(
+@pytest.mark.parametrize("workspace", WORKSPACES)
+def test_direct_calls_equal_calls_through_the_dispatcher(
     workspace: int, normalizer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = _inputs((2, 3, 5, 7, 4))
@@ -505,128 +514,123 @@ def test_called_directly_and_as_an_operator_it_is_the_same(
     masked = torch.rand(2, 3, 5) < 0.4
     masked[:, :, 0] = False
 
-    def found() -> list[Tensor]:
+    def compute() -> list[Tensor]:
         torch.manual_seed(1)
-        looked = additive.attend(
+        result = additive.attend(
             *inputs, masked, bias, normalizer, dropout=0.3, workspace=workspace,
             need_log_sum_exp=normalizer == "softmax",
         )  # fmt: skip
-        total = looked.context.sin().sum()
-        if looked.log_sum_exp is not None:
-            total = total + looked.log_sum_exp.cos().sum()
+        total = result.context.sin().sum()
+        if result.log_sum_exp is not None:
+            total = total + result.log_sum_exp.cos().sum()
         leaves = [*inputs, bias]
-        first = torch.autograd.grad(total, leaves, retain_graph=True)
-        again = torch.autograd.grad(total, leaves, create_graph=True)
-        return [looked.context, total, *first, *gradients(again[0].sin(), leaves)]
+        first_order = torch.autograd.grad(total, leaves, retain_graph=True)
+        with_graph = torch.autograd.grad(total, leaves, create_graph=True)
+        return [result.context, total, *first_order, *gradients(with_graph[0].sin(), leaves)]
 
-    direct = found()
+    direct = compute()
     monkeypatch.setattr(autograd, "_needs_dispatcher", lambda inputs: True)
-    for one, other in zip(direct, found(), strict=True):
-        assert torch.equal(one, other)
+    assert_all_equal(direct, compute())
 
 
 def _total(workspace: int) -> Any:
-    """A function of a, b, v and values that gives one number."""
+    """Return a function of a, b, v and values that returns a scalar."""
     return lambda *inputs: additive.attend(*inputs, workspace=workspace).context.sin().sum()
 
 
-@pytest.mark.parametrize("workspace", ROOMS)
-def test_tensors_without_numbers_have_their_shapes(workspace: int) -> None:
+@pytest.mark.parametrize("workspace", WORKSPACES)
+def test_fake_tensors_give_gradients_of_the_right_shapes(workspace: int) -> None:
     with FakeTensorMode():
         inputs = _inputs((2, 3, 5, 7, 4))
-        for one, other in zip(gradients(_total(workspace)(*inputs), inputs), inputs, strict=True):
-            assert one.shape == other.shape
+        leaf_gradients = gradients(_total(workspace)(*inputs), inputs)
+        for gradient, leaf in zip(leaf_gradients, inputs, strict=True):
+            assert gradient.shape == leaf.shape
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("record", ["make_fx", "trace"])
-@pytest.mark.parametrize("workspace", ROOMS)
-def test_what_is_recorded_computes_with_other_numbers(workspace: int, record: str) -> None:
+@pytest.mark.parametrize("tracer", ["make_fx", "trace"])
+@pytest.mark.parametrize("workspace", WORKSPACES)
+def test_a_traced_graph_computes_with_other_inputs(workspace: int, tracer: str) -> None:
     total, inputs = _total(workspace), _detached((2, 3, 5, 7, 4))
-    recorded = make_fx(total)(*inputs) if record == "make_fx" else torch.jit.trace(total, inputs)
+    traced = make_fx(total)(*inputs) if tracer == "make_fx" else torch.jit.trace(total, inputs)
     inputs = _detached((2, 3, 5, 7, 4))
-    close(recorded(*inputs), total(*inputs), 1e-13)
-    for one, other in zip(
-        _gradients_of(recorded, inputs), _gradients_of(total, inputs), strict=True
-    ):
-        close(one, other, 1e-13)
-    if record == "make_fx":
-        recorded = make_fx(torch.func.grad(total, (0, 1, 2, 3)))(*_detached((2, 3, 5, 7, 4)))
-        for one, other in zip(recorded(*inputs), _gradients_of(total, inputs), strict=True):
-            close(one, other, 1e-13)
+    assert_close(traced(*inputs), total(*inputs), 1e-13)
+    assert_all_close(_gradients_of(traced, inputs), _gradients_of(total, inputs), 1e-13)
+    if tracer == "make_fx":
+        traced = make_fx(torch.func.grad(total, (0, 1, 2, 3)))(*_detached((2, 3, 5, 7, 4)))
+        assert_all_close(traced(*inputs), _gradients_of(total, inputs), 1e-13)
 
 
 def _detached(sizes: tuple[int, ...]) -> list[Tensor]:
-    return [each.detach() for each in _inputs(sizes)]
+    return [tensor.detach() for tensor in _inputs(sizes)]
 
 
 def _gradients_of(total: Any, inputs: list[Tensor]) -> tuple[Tensor, ...]:
-    leaves = [each.requires_grad_() for each in inputs]
+    leaves = [tensor.requires_grad_() for tensor in inputs]
     return torch.autograd.grad(total(*leaves), leaves)
 
 
-@pytest.mark.parametrize("workspace", ROOMS)
-def test_gradients_of_functions_are_those_of_autograd(workspace: int) -> None:
+@pytest.mark.parametrize("workspace", WORKSPACES)
+def test_func_grad_equals_autograd(workspace: int) -> None:
     inputs = _detached((2, 3, 5, 7, 4))
-    found = torch.func.grad(_total(workspace), (0, 1, 2, 3))(*inputs)
-    for one, other in zip(found, _gradients_of(_total(workspace), inputs), strict=True):
-        close(one, other, 1e-13)
+    actual = torch.func.grad(_total(workspace), (0, 1, 2, 3))(*inputs)
+    assert_all_close(actual, _gradients_of(_total(workspace), inputs), 1e-13)
 
 
-@pytest.mark.parametrize("workspace", ROOMS)
-def test_vmap_is_a_loop(workspace: int) -> None:
-    """Also over gradients, and over the gradients of one backward pass."""
+@pytest.mark.parametrize("workspace", WORKSPACES)
+def test_vmap_equals_a_loop(workspace: int) -> None:
+    """Also over `torch.func.grad`, and over batched gradients of one backward pass."""
     a, b, v, values = _detached((6, 3, 5, 7, 4))
     batches = a.view(3, 2, 3, 7), b[:2], v, values.view(3, 2, 5, 4)
     axes = 0, None, None, 0
     total = _total(workspace)
     for call in (total, torch.func.grad(total), torch.no_grad()(total)):
-        found = torch.vmap(call, axes)(*batches)
+        actual = torch.vmap(call, axes)(*batches)
         for number in range(3):
             pairs = zip(batches, axes, strict=True)
-            items = [each if axis is None else each[number] for each, axis in pairs]
-            close(found[number], call(*items), 1e-13)
+            items = [batch if axis is None else batch[number] for batch, axis in pairs]
+            assert_close(actual[number], call(*items), 1e-13)
     a = batches[0][0].requires_grad_()
     context = additive.attend(a, b[:2], v, values[:2], workspace=workspace).context
-    given = torch.randn(3, *context.shape, dtype=a.dtype)
-    (found,) = torch.autograd.grad(context, a, given, is_grads_batched=True, retain_graph=True)
+    grad_outputs = torch.randn(3, *context.shape, dtype=a.dtype)
+    (actual,) = torch.autograd.grad(
+        context, a, grad_outputs, is_grads_batched=True, retain_graph=True
+    )
     for number in range(3):
-        (expected,) = torch.autograd.grad(context, a, given[number], retain_graph=True)
-        close(found[number], expected, 1e-13)
+        (expected,) = torch.autograd.grad(context, a, grad_outputs[number], retain_graph=True)
+        assert_close(actual[number], expected, 1e-13)
 
 
-@pytest.mark.parametrize("workspace", ROOMS)
-def test_computed_again_for_the_backward_pass(workspace: int) -> None:
+@pytest.mark.parametrize("workspace", WORKSPACES)
+def test_activation_checkpointing_gives_equal_gradients(workspace: int) -> None:
     inputs = _inputs((2, 3, 5, 7, 4))
     expected = torch.autograd.grad(_total(workspace)(*inputs), inputs)
-    found = checkpoint(_total(workspace), *inputs, use_reentrant=False)
-    for one, other in zip(torch.autograd.grad(found, inputs), expected, strict=True):
-        assert torch.equal(one, other)
+    actual = checkpoint(_total(workspace), *inputs, use_reentrant=False)
+    assert_all_equal(torch.autograd.grad(actual, inputs), expected)
 
 
-@pytest.mark.parametrize("workspace", ROOMS)
-def test_autocast_rounds_nothing_inside(workspace: int) -> None:
-    """Neither where it is called nor in a program that was exported without autocast."""
+@pytest.mark.parametrize("workspace", WORKSPACES)
+def test_autocast_does_not_change_float32_results(workspace: int) -> None:
+    """Neither in a direct call nor in a program that was exported without autocast."""
     inputs = _inputs((2, 3, 5, 7, 4), torch.float32)
 
     class Module(torch.nn.Module):
         def forward(self, *inputs: Tensor) -> Tensor:
             return additive.attend(*inputs, workspace=workspace).context
 
-    def found(call: Any, autocast: bool = True) -> list[Tensor]:
+    def compute(call: Any, autocast: bool = True) -> list[Tensor]:
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             context = call(*inputs)
         return [context, *torch.autograd.grad(context.sin().sum(), inputs)]
 
     exported = torch.export.export(Module(), tuple(inputs)).module()
-    expected = found(Module(), autocast=False)
+    expected = compute(Module(), autocast=False)
     for call in (Module(), exported):
-        for one, other in zip(found(call), expected, strict=True):
-            assert torch.equal(one, other)
+        assert_all_equal(compute(call), expected)
 
 
-def test_looking_imports_no_compiler() -> None:
-    """PyTorch's takes 140 MB."""
+def test_attend_does_not_import_the_compiler() -> None:
+    """PyTorch's compiler takes 140 MB."""
     code = """
 import sys, torch
 from regard.kernels import additive
@@ -639,8 +643,8 @@ assert "torch._dynamo" not in sys.modules
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-class _Largest(TorchDispatchMode):
-    """The bytes of the largest tensor that any operation gave."""
+class _LargestTensor(TorchDispatchMode):
+    """Records the size in bytes of the largest tensor that any operation returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -657,30 +661,30 @@ class _Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("sizes", [(2, 40, 40, 8, 4), (64, 5, 5, 8, 4), (1, 2, 300, 8, 4)])
-def test_no_tensor_is_larger_than_its_share_of_the_workspace(sizes: tuple[int, ...]) -> None:
+def test_no_tensor_is_larger_than_a_third_of_the_workspace(sizes: tuple[int, ...]) -> None:
     batch, length, width, dim, _ = sizes
     a, b, v, _ = (tensor.detach() for tensor in _inputs(sizes, torch.float32))
     gradient = torch.randn(batch, length, width)
-    whole = 4 * batch * length * width * dim
-    # the scores and their gradient are B x L x T, an eighth of the pairs
-    share = max(whole // 8, *(4 * tensor.numel() for tensor in (a, b)))
-    assert share < whole
+    full_size = 4 * batch * length * width * dim
+    # the scores and their gradient are B x L x T, an eighth of B x L x T x D
+    limit = max(full_size // 8, *(4 * tensor.numel() for tensor in (a, b)))
+    assert limit < full_size
 
     def largest(workspace: int) -> int:
-        with _Largest() as seen:
+        with _LargestTensor() as recorder:
             pytorch.scores(a, b, v[None], workspace)
             pytorch.gradients(gradient, a, b, v[None], workspace)
-        return seen.size
+        return recorder.size
 
-    assert largest(3 * share) <= share
-    assert largest(8 * whole) >= whole
+    assert largest(3 * limit) <= limit
+    assert largest(8 * full_size) >= full_size
 
 
 CALLS = [
     "additive.scores(a, b, v, workspace)",
     "additive.attend(a, b, v, values, workspace=workspace).context",
 ]
-PEAK = """
+PEAK_MEMORY = """
 import re
 from pathlib import Path
 import torch
@@ -696,7 +700,7 @@ def run(size, workspace):
     CALL.sum().backward()
 
 torch.set_num_threads(1)
-run(64, 2**15)  # in blocks, as below
+run(64, 2**15)  # in several blocks, as the call below
 before = peak()
 run(2048, 2**24)
 print((peak() - before) / 1024)
@@ -704,11 +708,11 @@ print((peak() - before) / 1024)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc/self/status")
-@pytest.mark.parametrize("without", ["", "dispatch.load_backend = lambda device_type: None"])
+@pytest.mark.parametrize("setup", ["", "dispatch.load_backend = lambda device_type: None"])
 @pytest.mark.parametrize("call", CALLS)
-def test_memory_stays_near_the_workspace(call: str, without: str) -> None:
-    """16 MiB are asked for where all pairs at once take more than 1 GiB, three times over."""
-    code = PEAK.replace("CALL", call).replace("def peak", without + "\n\ndef peak", 1)
+def test_memory_stays_near_the_workspace(call: str, setup: str) -> None:
+    """The workspace is 16 MiB; three tensors of all pairs would take 1 GiB each."""
+    code = PEAK_MEMORY.replace("CALL", call).replace("def peak", setup + "\n\ndef peak", 1)
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import regard
-from oracle import bound, close, finish, gradients
+from oracle import assert_all_close, assert_close, gradients, reference_attention, tolerance_for
 from regard.attention import NORMALIZERS, Attention, MultiHeadAttention, SelfAttention
 from regard.config import ModelConfig
 from regard.encoders import TransformerEncoder
@@ -75,11 +75,10 @@ def test_scaled_dot_equals_pytorchs_layer(mask: str, need_weights: bool) -> None
     want, weights = theirs(
         *rows, key_padding_mask=padding, attn_mask=given, average_attn_weights=False
     )
-    close(found.context, want, 1e-13)
+    assert_close(found.context, want, 1e-13)
     if need_weights:
-        close(found.weights, weights, 1e-13)
-    for one, other in zip(gradients(found.context, rows), gradients(want, rows), strict=True):
-        close(one, other, 1e-13)
+        assert_close(found.weights, weights, 1e-13)
+    assert_all_close(gradients(found.context, rows), gradients(want, rows), 1e-13)
 
 
 def test_scaled_dot_equals_pytorchs_operator() -> None:
@@ -93,7 +92,7 @@ def test_scaled_dot_equals_pytorchs_operator() -> None:
         )
     ]
     want = functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
-    close(ours(query, key, value).context, ours.out_proj(want), 1e-13)
+    assert_close(ours(query, key, value).context, ours.out_proj(want), 1e-13)
 
 
 def test_a_fully_padded_source_gives_the_bias_where_pytorchs_layer_gives_nan() -> None:
@@ -103,8 +102,8 @@ def test_a_fully_padded_source_gives_the_bias_where_pytorchs_layer_gives_nan() -
     assert want[1].isnan().all()
     for need_weights in (False, True):
         found = ours(*rows, key_padding_mask=padding, need_weights=need_weights)
-        close(found.context[0], want[0], 1e-13)
-        close(found.context[1], ours.out_proj.bias.expand(L, D), 1e-13)
+        assert_close(found.context[0], want[0], 1e-13)
+        assert_close(found.context[1], ours.out_proj.bias.expand(L, D), 1e-13)
         if need_weights:
             assert (found.weights[1] == 0).all()
         for gradient in gradients(found.context, [*rows, *ours.parameters()]):
@@ -132,7 +131,9 @@ def _head_by_head(
             scores = reference.additive_scores(a, b, score.vector[head])
         else:
             scores = score(a, b)
-        found.append(finish(scores, c, masked, None, ours.attention.normalizer).context)
+        found.append(
+            reference_attention(scores, c, masked, None, ours.attention.normalizer).context
+        )
     return ours.out_proj(torch.cat(found, -1))
 
 
@@ -150,9 +151,8 @@ def test_every_score_equals_its_heads_computed_alone(
         *rows, key_padding_mask=_padding(), attn_mask=masked_pairs, need_weights=need_weights
     ).context
     want = _head_by_head(ours, name, rows, masked)
-    close(found, want, 1e-13)
-    for one, other in zip(gradients(found, inputs), gradients(want, inputs), strict=True):
-        close(one, other, 1e-12)
+    assert_close(found, want, 1e-13)
+    assert_all_close(gradients(found, inputs), gradients(want, inputs), 1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -164,7 +164,7 @@ def test_lower_precisions(name: str, need_weights: bool, dtype: torch.dtype) -> 
     exact.load_state_dict({key: each.double() for key, each in ours.state_dict().items()})
     want = exact(*wide, key_padding_mask=_padding()).context
     assert found.dtype == dtype
-    close(found, want, bound(dtype, float32=64, bfloat16=16))
+    assert_close(found, want, tolerance_for(dtype, float32=64, bfloat16=16))
 
 
 @pytest.mark.parametrize(("name", "need_weights"), PATHS)
@@ -173,11 +173,13 @@ def test_masks_per_head(name: str, need_weights: bool) -> None:
     masked_pairs = torch.rand(B, H, L, T) < 0.4
     found = ours(*rows, attn_mask=masked_pairs, need_weights=True)
     assert (found.weights[masked_pairs] == 0).all()
-    close(
+    assert_close(
         ours(*rows, attn_mask=masked_pairs, need_weights=need_weights).context, found.context, 1e-13
     )
     bias = torch.zeros(B, H, L, T).double().masked_fill(masked_pairs, -torch.inf)
-    close(ours(*rows, attn_mask=bias, need_weights=need_weights).context, found.context, 1e-13)
+    assert_close(
+        ours(*rows, attn_mask=bias, need_weights=need_weights).context, found.context, 1e-13
+    )
 
 
 @pytest.mark.parametrize("content", [math.nan, math.inf, 1e30])
@@ -192,9 +194,9 @@ def test_the_content_of_padding_has_no_effect(
         for each in rows[1:]:
             each[_padding()] = content
     found = ours(*rows, key_padding_mask=_padding(), need_weights=need_weights)
-    close(found.context, want.context, 1e-13)
+    assert_close(found.context, want.context, 1e-13)
     if need_weights:
-        close(found.weights, want.weights, 1e-13)
+        assert_close(found.weights, want.weights, 1e-13)
     for gradient in gradients(found.context, [*rows, *parameters]):
         assert gradient.isfinite().all()
 
@@ -207,7 +209,7 @@ def test_masking_a_key_equals_deleting_it(name: str, need_weights: bool) -> None
     remaining = [0, 1, 3, 4, 5]
     want = ours(query, key[:, remaining], value[:, remaining], need_weights=need_weights)
     found = ours(query, key, value, key_padding_mask=deleted, need_weights=need_weights)
-    close(found.context, want.context, 1e-13)
+    assert_close(found.context, want.context, 1e-13)
 
 
 @pytest.mark.parametrize(("name", "need_weights"), GUARDED)
@@ -221,8 +223,8 @@ def test_a_nonfinite_key_reaches_only_queries_that_may_attend_to_it(
     with torch.no_grad():
         rows[1][0, 3] = math.nan
     found = ours(*rows, attn_mask=masked_pairs, need_weights=need_weights).context
-    close(found[0, :2], want[0, :2], 1e-13)
-    close(found[1], want[1], 1e-13)
+    assert_close(found[0, :2], want[0, :2], 1e-13)
+    assert_close(found[1], want[1], 1e-13)
     assert found[0, 2:].isnan().all()
     assert gradients(found[:, :2], rows[:1])[0][:, :2].isfinite().all()
 
@@ -234,7 +236,7 @@ def test_a_batch_equals_its_items(name: str) -> None:
     for item, length in enumerate((5, 3)):
         one = slice(item, item + 1)
         alone = ours(query[one], key[one, :length], value[one, :length])
-        close(alone.context, whole.context[one], 1e-13)
+        assert_close(alone.context, whole.context[one], 1e-13)
 
 
 @pytest.mark.parametrize(("name", "need_weights"), PATHS)
@@ -245,9 +247,9 @@ def test_causal_self_attention_ignores_later_positions(name: str, need_weights: 
     assert (whole.weights.triu(1) == 0).all()
     for length in range(1, L + 1):
         part = attention(x[:, :length], need_weights=need_weights)
-        close(part.context, whole.context[:, :length], 1e-13)
+        assert_close(part.context, whole.context[:, :length], 1e-13)
     for mask in (torch.zeros(L, L, dtype=torch.bool), torch.zeros(L, L, dtype=torch.float64)):
-        close(attention(x, attn_mask=mask).context, whole.context, 1e-13)
+        assert_close(attention(x, attn_mask=mask).context, whole.context, 1e-13)
 
 
 def test_self_attention_is_attention_of_a_sequence_to_itself() -> None:
@@ -255,7 +257,7 @@ def test_self_attention_is_attention_of_a_sequence_to_itself() -> None:
     x = torch.randn(B, L, D, dtype=torch.float64)
     found = attention(x, key_lengths=torch.tensor([4, 2]), need_weights=True)
     want = attention.attention(x, x, x, key_lengths=torch.tensor([4, 2]), need_weights=True)
-    close(found.context, want.context, 1e-13)
+    assert_close(found.context, want.context, 1e-13)
     assert found.weights.shape == (B, H, L, L)
     assert SelfAttention(D)(x.float(), need_weights=True).weights.shape == (B, 1, L, L)
 
@@ -266,12 +268,16 @@ def test_a_custom_score_is_shared_by_the_heads() -> None:
             return -torch.cdist(query, key)
 
     ours, rows = _ours(Distance()), _rows()
-    close(ours(*rows).context, _head_by_head(ours, "own", rows, torch.zeros(B, L, T).bool()), 1e-13)
+    assert_close(
+        ours(*rows).context, _head_by_head(ours, "own", rows, torch.zeros(B, L, T).bool()), 1e-13
+    )
     dot = _ours(Dot())
-    close(dot(*rows).context, _ours("dot")(*rows).context, 1e-13)
+    assert_close(dot(*rows).context, _ours("dot")(*rows).context, 1e-13)
     shared = regard.Additive(D // H, D // H, 5)
     found = _ours(shared)(*rows).context
-    close(found, _head_by_head(_ours(shared), "own", rows, torch.zeros(B, L, T).bool()), 1e-12)
+    assert_close(
+        found, _head_by_head(_ours(shared), "own", rows, torch.zeros(B, L, T).bool()), 1e-12
+    )
 
 
 def test_rotary_scores_depend_only_on_the_distance() -> None:
@@ -287,7 +293,7 @@ def test_rotary_scores_depend_only_on_the_distance() -> None:
     assert scores[0, 0] == pytest.approx(float(query.flatten() @ key.flatten()), abs=1e-12)
     assert abs(scores[0, 3] - scores[0, 0]) > 1e-3
     whole = rotary(query.expand(1, 1, 4, 8))
-    close(whole[:, :, 2:3], rotary(query, 2), 1e-13)
+    assert_close(whole[:, :, 2:3], rotary(query, 2), 1e-13)
 
 
 def test_settings_name_every_positional_encoding() -> None:
@@ -328,7 +334,7 @@ def test_keys_of_another_width() -> None:
 def test_dropout_in_training_only() -> None:
     ours, rows = _ours(dropout=0.5), _rows()
     ours.eval()
-    close(ours(*rows).context, ours(*rows).context, 0)
+    assert_close(ours(*rows).context, ours(*rows).context, 0)
     ours.train()
     assert (ours(*rows).context - ours(*rows).context).abs().max() > 1e-3
 
@@ -382,5 +388,5 @@ def test_one_head_is_attention_on_projected_rows() -> None:
         ours.query_proj(query), ours.key_proj(key), ours.value_proj(value), need_weights=True
     )
     found = ours(query, key, value, need_weights=True)
-    close(found.context, ours.out_proj(alone.context), 1e-13)
-    close(found.weights[:, 0], alone.weights, 1e-13)
+    assert_close(found.context, ours.out_proj(alone.context), 1e-13)
+    assert_close(found.weights[:, 0], alone.weights, 1e-13)

@@ -7,7 +7,15 @@ import torch
 from torch import nn
 
 import regard
-from oracle import FORMULAS, bound, close, double, doubled, gradients
+from oracle import (
+    FORMULAS,
+    assert_all_close,
+    assert_close,
+    gradients,
+    module_to_float64,
+    to_float64,
+    tolerance_for,
+)
 from regard import scores
 from regard.compare import model_settings
 from regard.config import ModelConfig
@@ -40,7 +48,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 
 
 def _score(name: str, dtype: torch.dtype = torch.float64) -> Score:
-    """Queries of width 5; keys too, or of width 3 where the score takes two widths."""
+    """Return a score of queries of width 5 and keys of width 3, or 5 if it needs equal widths."""
     key_dim = 5 if SCORES[name].equal_widths else 3
     return make_score(name, query_dim=5, key_dim=key_dim, hidden_dim=7).to(dtype)
 
@@ -59,16 +67,15 @@ def _parameters(score: nn.Module) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", SCORES)
 def test_every_score_equals_its_formula_with_every_gradient(name: str, dtype: torch.dtype) -> None:
     score, (query, key) = _score(name, dtype), _rows(name, dtype)
-    tolerance = bound(dtype, float32=16, bfloat16=8)
-    found = score(query, key)
-    exact, rows = doubled(score), [double(query), double(key)]
-    expected = FORMULAS[name](exact, *rows)
-    assert found.dtype == dtype
-    close(found, expected, tolerance)
-    left = gradients(found, [query, key, *_parameters(score)])
-    right = gradients(expected, [*rows, *_parameters(exact)])
-    for one, other in zip(left, right, strict=True):
-        close(one, other, tolerance)
+    tolerance = tolerance_for(dtype, float32=16, bfloat16=8)
+    actual = score(query, key)
+    float64_score, rows = module_to_float64(score), [to_float64(query), to_float64(key)]
+    expected = FORMULAS[name](float64_score, *rows)
+    assert actual.dtype == dtype
+    assert_close(actual, expected, tolerance)
+    actual_gradients = gradients(actual, [query, key, *_parameters(score)])
+    expected_gradients = gradients(expected, [*rows, *_parameters(float64_score)])
+    assert_all_close(actual_gradients, expected_gradients, tolerance)
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -82,10 +89,10 @@ def test_first_and_second_derivatives(name: str) -> None:
 @pytest.mark.parametrize("name", SCORES)
 def test_a_score_depends_only_on_its_query_and_key(name: str) -> None:
     score, (query, key) = _score(name), _rows(name)
-    found = score(query, key)
-    for item, step, place in product(range(2), range(4), range(6)):
-        alone = score(query[item, step][None, None], key[item, place][None, None])
-        close(alone[0, 0, 0], found[item, step, place], 1e-13)
+    actual = score(query, key)
+    for item, step, position in product(range(2), range(4), range(6)):
+        single = score(query[item, step][None, None], key[item, position][None, None])
+        assert_close(single[0, 0, 0], actual[item, step, position], 1e-13)
 
 
 @pytest.mark.parametrize("name", ALL_NAMES)
@@ -119,24 +126,24 @@ def test_unequal_widths_name_both(name: str) -> None:
 @pytest.mark.parametrize("name", SCORES)
 def test_errors_name_the_shapes(name: str, unchecked: None) -> None:
     score, (query, key) = _score(name), _rows(name)
-    wrong = [
+    mismatched = [
         (query[0], key),
         (query, key[0]),
         (query[:1], key),
         (query[..., :4], key),
         (query, torch.cat([key, key], dim=-1)),
     ]
-    for one, other in wrong:
+    for invalid_query, invalid_key in mismatched:
         with pytest.raises(ShapeError) as caught:
-            score(one, other)
-        assert str(tuple(one.shape)) in str(caught.value)
-        assert str(tuple(other.shape)) in str(caught.value)
+            score(invalid_query, invalid_key)
+        assert str(tuple(invalid_query.shape)) in str(caught.value)
+        assert str(tuple(invalid_key.shape)) in str(caught.value)
         assert isinstance(caught.value, ValueError)
 
 
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("empty", ["B", "L", "T"])
-def test_empty_rows(name: str, empty: str) -> None:
+def test_empty_inputs(name: str, empty: str) -> None:
     score, (query, key) = _score(name), _rows(name)
     batch, length, width = (0 if axis == empty else 2 for axis in "BLT")
     scores = score(query[:batch, :length], key[:batch, :width])
@@ -145,11 +152,11 @@ def test_empty_rows(name: str, empty: str) -> None:
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_strides_do_not_matter(name: str) -> None:
+def test_strides_have_no_effect(name: str) -> None:
     score, (query, key) = _score(name), _rows(name)
-    strange = query.detach().transpose(0, 1).contiguous().transpose(0, 1)
+    strided = query.detach().transpose(0, 1).contiguous().transpose(0, 1)
     expanded = key.detach()[:1].expand(2, -1, -1)
-    close(score(strange, expanded), score(query, expanded.contiguous()), 1e-13)
+    assert_close(score(strided, expanded), score(query, expanded.contiguous()), 1e-13)
 
 
 def test_scaled_dot_has_variance_1_at_any_width() -> None:
@@ -165,8 +172,10 @@ def test_cosine_is_bounded_at_any_norm(temperature: float) -> None:
     query, key = _rows("cosine")
     scores = score(query, key)
     assert scores.abs().max() <= (1 + 1e-7) / temperature
-    close(score(1e6 * query, 1e-6 * key), scores, 1e-6)
-    close(score(query, query).diagonal(dim1=1, dim2=2), torch.full((2, 4), 1 / temperature), 1e-6)
+    assert_close(score(1e6 * query, 1e-6 * key), scores, 1e-6)
+    assert_close(
+        score(query, query).diagonal(dim1=1, dim2=2), torch.full((2, 4), 1 / temperature), 1e-6
+    )
     assert score(torch.zeros_like(query), key).abs().max() == 0
 
 
@@ -184,14 +193,14 @@ def test_bilinear_is_scaled_as_an_option() -> None:
     plain, scaled = Bilinear(5, 3), Bilinear(5, 3, scaled=True)
     scaled.load_state_dict(plain.state_dict())
     query, key = _rows("bilinear", torch.float32)
-    close(scaled(query, key) * 5**0.5, plain(query, key), 1e-6)
+    assert_close(scaled(query, key) * 5**0.5, plain(query, key), 1e-6)
 
 
 def test_bilinear_at_the_identity_is_dot() -> None:
     score = Bilinear(5, 5)
     score.weight.data.copy_(torch.eye(5))
     query, key = _rows("dot", torch.float32)
-    close(score(query, key), Dot()(query, key), 1e-6)
+    assert_close(score(query, key), Dot()(query, key), 1e-6)
 
 
 def test_inner_product_is_symmetric_and_positive() -> None:
@@ -199,7 +208,7 @@ def test_inner_product_is_symmetric_and_positive() -> None:
     score.factor.data[:, 2:] = 0  # A A' alone is singular
     rows = torch.randn(1, 200, 5).double()
     scores = score(rows, rows)[0]
-    close(scores, scores.T, 1e-13)
+    assert_close(scores, scores.T, 1e-13)
     assert (scores.diagonal() >= 0.1 * rows[0].square().sum(-1) * (1 - 1e-12)).all()
 
 
@@ -221,14 +230,15 @@ def test_pairwise_scores_with_bias(name: str) -> None:
     bias.data.normal_()
     query, key = _rows(name)
     expected = FORMULAS[name](score, query, key)
-    close(score(query, key), expected, 1e-13)
-    found = gradients(score(query, key), [query, key, *_parameters(score)])
-    wanted = gradients(expected, [query, key, *_parameters(score)])
-    for one, other in zip(found, wanted, strict=True):
-        close(one, other, 1e-13)
+    assert_close(score(query, key), expected, 1e-13)
+    actual_gradients = gradients(score(query, key), [query, key, *_parameters(score)])
+    expected_gradients = gradients(expected, [query, key, *_parameters(score)])
+    assert_all_close(actual_gradients, expected_gradients, 1e-13)
     letters = {letter: value.detach() for letter, value in score.formula_parameters().items()}
-    by_hand = regard.explain(query[0, 0].detach(), key[0].detach(), score=name, parameters=letters)
-    close(torch.tensor(by_hand.scores), expected[0, 0], 1e-13)
+    explanation = regard.explain(
+        query[0, 0].detach(), key[0].detach(), score=name, parameters=letters
+    )
+    assert_close(torch.tensor(explanation.scores), expected[0, 0], 1e-13)
 
 
 def test_options_of_a_score_are_accepted_by_name() -> None:
@@ -254,7 +264,9 @@ def test_aliases_are_accepted_wherever_a_score_is_named(alias: str) -> None:
     assert type(heads[0]) is type(heads[1])
 
 
-def test_a_new_score_needs_only_a_row_and_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_score_needs_only_a_class_and_a_registry_entry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class NegativeDistance(scores.InnerProductScore):
         """e = 2 s . h - h . h, which softmax treats as -|s - h|^2."""
 
@@ -278,10 +290,10 @@ def test_a_new_score_needs_only_a_row_and_a_class(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(scores, entry.class_name, NegativeDistance, raising=False)
     query, keys = torch.randn(1, 1, 5).double(), torch.randn(1, 6, 5).double()
     score = make_score("nearest", query_dim=5, key_dim=5, hidden_dim=7)
-    by_hand = regard.explain(query[0, 0], keys[0], score="distance")
-    close(score(query, keys)[0, 0], torch.tensor(by_hand.scores), 1e-13)
-    found = regard.Attention(score)(query, keys, need_weights=True)
-    close(found.weights[0, 0], torch.tensor(by_hand.weights), 1e-13)
+    explanation = regard.explain(query[0, 0], keys[0], score="distance")
+    assert_close(score(query, keys)[0, 0], torch.tensor(explanation.scores), 1e-13)
+    actual = regard.Attention(score)(query, keys, need_weights=True)
+    assert_close(actual.weights[0, 0], torch.tensor(explanation.weights), 1e-13)
     heads = regard.MultiHeadAttention(6, 2, "nearest")
     assert type(heads.attention.score) is NegativeDistance
     assert heads(torch.randn(2, 4, 6), torch.randn(2, 3, 6)).context.shape == (2, 4, 6)
