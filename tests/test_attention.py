@@ -1,4 +1,4 @@
-"""Attention against the reference, under every mask, and against worked examples."""
+"""Attention compared with the reference and with worked examples, with every kind of mask."""
 
 import math
 from typing import Any
@@ -28,8 +28,10 @@ from regard.scores import Cosine, Dot, ScaledDot, make_score
 B, L, T = 2, 4, 6
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 PAIRWISE = ("additive", "concat")
-EVERY_PATH = [(name, need) for name in SCORES for need in (False, True)]
-GUARDED = [(name, need) for name, need in EVERY_PATH if need or name in PAIRWISE]
+PATHS = [(name, need_weights) for name in SCORES for need_weights in (False, True)]
+NAN_SAFE_PATHS = [
+    (name, need_weights) for name, need_weights in PATHS if need_weights or name in PAIRWISE
+]
 """Paths on which a NaN key reaches only the queries that may attend to it."""
 
 
@@ -54,7 +56,7 @@ def _parameters(module: nn.Module) -> list[Tensor]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def _same(left: AttentionOutput, right: AttentionOutput, tolerance: float = 1e-13) -> None:
+def _assert_same(left: AttentionOutput, right: AttentionOutput, tolerance: float = 1e-13) -> None:
     assert_close(left.context, right.context, tolerance)
     if left.weights is not None:
         assert_close(left.weights, right.weights, tolerance)
@@ -75,12 +77,12 @@ def _call(
 
 
 def _padding() -> Tensor:
-    """The last key of the first source and the last three of the second."""
+    """Return a padding mask: the last key of the first source, the last three of the second."""
     return torch.tensor([[False] * 5 + [True], [False] * 3 + [True] * 3])
 
 
 def _float_mask(dtype: torch.dtype) -> Tensor:
-    """Random numbers, some -inf, and one row of -inf only."""
+    """Return a random mask with some elements -inf, and all of one row."""
     mask = torch.randn(B, L, T, dtype=dtype)
     mask = mask.masked_fill(torch.rand(B, L, T) < 0.3, -torch.inf)
     mask[1, 2] = -torch.inf
@@ -99,7 +101,7 @@ class Distance(nn.Module):
 
 
 class ConstantScore(nn.Module):
-    """A score that returns the same numbers for every input."""
+    """A score that returns the same values for every input."""
 
     def __init__(self, *numbers: float) -> None:
         super().__init__()
@@ -116,37 +118,39 @@ def _expected(
     attention: Attention, formula: Any, rows: list[Tensor], padding: Tensor, mask: Tensor
 ) -> AttentionOutput:
     query, key, value = rows
-    hidden = mask == -torch.inf
+    is_inf = mask == -torch.inf
     scores = formula(attention.score, query, key)
-    masked, bias = hidden | padding[:, None], mask.masked_fill(hidden, 0)
+    masked, bias = is_inf | padding[:, None], mask.masked_fill(is_inf, 0)
     return reference_attention(scores, value, masked, bias, attention.normalizer)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize("name", SCORES)
-def test_every_score_and_normaliser_with_every_gradient(
+def test_every_score_and_normaliser_equals_the_reference_with_its_gradients(
     name: str, normalizer: str, dtype: torch.dtype, poisoned: None
 ) -> None:
     attention, rows = _attention(name, normalizer, dtype), _rows(name, dtype)
     padding, mask = _padding(), _float_mask(dtype)
-    exact: Any = module_to_float64(attention)
-    exact_rows, exact_mask = [to_float64(row) for row in rows], to_float64(mask)
-    expected = _expected(exact, FORMULAS[name], exact_rows, padding, exact_mask)
-    wanted = gradients(expected.context, [*exact_rows, exact_mask, *_parameters(exact)])
+    attention_float64: Any = module_to_float64(attention)
+    rows_float64, mask_float64 = [to_float64(row) for row in rows], to_float64(mask)
+    expected = _expected(attention_float64, FORMULAS[name], rows_float64, padding, mask_float64)
+    expected_gradients = gradients(
+        expected.context, [*rows_float64, mask_float64, *_parameters(attention_float64)]
+    )
     tolerance = tolerance_for(dtype, float32=64, bfloat16=8)
     for need_weights in (False, True):
-        found = attention(
+        actual = attention(
             *rows, key_padding_mask=padding, attn_mask=mask, need_weights=need_weights
         )
-        assert found.context.dtype == dtype
-        assert_close(found.context, expected.context, tolerance)
-        assert (found.weights is not None) == need_weights
-        if found.weights is not None:
-            assert found.weights.dtype == dtype
-            assert_close(found.weights, expected.weights, tolerance)
-        got = gradients(found.context, [*rows, mask, *_parameters(attention)])
-        assert_all_close(got, wanted, tolerance)
+        assert actual.context.dtype == dtype
+        assert_close(actual.context, expected.context, tolerance)
+        assert (actual.weights is not None) == need_weights
+        if actual.weights is not None:
+            assert actual.weights.dtype == dtype
+            assert_close(actual.weights, expected.weights, tolerance)
+        actual_gradients = gradients(actual.context, [*rows, mask, *_parameters(attention)])
+        assert_all_close(actual_gradients, expected_gradients, tolerance)
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
@@ -154,10 +158,10 @@ def test_every_score_and_normaliser_with_every_gradient(
 def test_gradients_through_the_weights(name: str, normalizer: str) -> None:
     attention, rows = _attention(name, normalizer), _rows(name)
     padding, mask = _padding(), _float_mask(torch.float64)
-    found = attention(*rows, key_padding_mask=padding, attn_mask=mask, need_weights=True).weights
+    actual = attention(*rows, key_padding_mask=padding, attn_mask=mask, need_weights=True).weights
     expected = _expected(attention, FORMULAS[name], rows, padding, mask).weights
     inputs = [*rows[:2], mask, *_parameters(attention)]
-    assert_all_close(gradients(found, inputs), gradients(expected, inputs), 1e-13)
+    assert_all_close(gradients(actual, inputs), gradients(expected, inputs), 1e-13)
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
@@ -166,29 +170,29 @@ def test_a_custom_score(normalizer: str) -> None:
     padding, mask = _padding(), _float_mask(torch.float64)
     expected = _expected(attention, lambda score, *pair: score(*pair), rows, padding, mask)
     inputs = [*rows, mask, *_parameters(attention)]
-    wanted = gradients(expected.context, inputs)
+    expected_gradients = gradients(expected.context, inputs)
     for need_weights in (False, True):
-        found = attention(
+        actual = attention(
             *rows, key_padding_mask=padding, attn_mask=mask, need_weights=need_weights
         )
-        assert_close(found.context, expected.context, 1e-13)
-        assert_all_close(gradients(found.context, inputs), wanted, 1e-13)
+        assert_close(actual.context, expected.context, 1e-13)
+        assert_all_close(gradients(actual.context, inputs), expected_gradients, 1e-13)
 
 
-@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
-def test_derivatives(name: str, need_weights: bool) -> None:
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+def test_first_and_second_derivatives(name: str, need_weights: bool) -> None:
     attention, rows = _attention(name), _rows(name)
     mask = _float_mask(torch.float64)
     finite = mask.detach().masked_fill(mask == -torch.inf, 0).requires_grad_()
 
-    def call(query: Tensor, key: Tensor, value: Tensor, added: Tensor) -> Tensor:
-        total = added.masked_fill(mask == -torch.inf, -torch.inf)
+    def call(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        float_mask = bias.masked_fill(mask == -torch.inf, -torch.inf)
         return attention(
             query,
             key,
             value,
             key_padding_mask=_padding(),
-            attn_mask=total,
+            attn_mask=float_mask,
             need_weights=need_weights,
         ).context
 
@@ -202,15 +206,15 @@ def test_scaled_dot_equals_pytorchs_operator() -> None:
     assert_close(attention(*rows).context, functional.scaled_dot_product_attention(*rows), 1e-13)
     expected = functional.scaled_dot_product_attention(*rows, attn_mask=~masked)
     for need_weights in (False, True):
-        found = attention(*rows, attn_mask=masked, need_weights=need_weights).context
-        assert_close(found, expected, 1e-13)
+        actual = attention(*rows, attn_mask=masked, need_weights=need_weights).context
+        assert_close(actual, expected, 1e-13)
 
 
-@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
 def test_values_default_to_the_keys(name: str, need_weights: bool) -> None:
     attention, (query, key, _) = _attention(name), _rows(name)
-    found = attention(query, key, need_weights=need_weights)
-    _same(found, attention(query, key, key, need_weights=need_weights), 0)
+    actual = attention(query, key, need_weights=need_weights)
+    _assert_same(actual, attention(query, key, key, need_weights=need_weights), 0)
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -223,17 +227,17 @@ def test_weights_sum_to_one_and_the_context_lies_between_the_values(name: str) -
     assert (context >= rows[2].amin(1, keepdim=True)).all()
 
 
-@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
 def test_keys_projected_once_give_the_same_result_at_every_step(
     name: str, need_weights: bool
 ) -> None:
     attention, (query, key, value) = _attention(name), _rows(name)
-    whole = attention(query, key, value, key_padding_mask=_padding(), need_weights=need_weights)
+    expected = attention(query, key, value, key_padding_mask=_padding(), need_weights=need_weights)
     keys, masked = attention.project_key(key), _padding()[:, None]
     for step in range(L):
-        one = query[:, step : step + 1]
-        found = attention.attend(one, keys, value, masked, need_weights=need_weights)
-        assert_close(found.context, whole.context[:, step : step + 1], 1e-13)
+        query_step = query[:, step : step + 1]
+        actual = attention.attend(query_step, keys, value, masked, need_weights=need_weights)
+        assert_close(actual.context, expected.context[:, step : step + 1], 1e-13)
 
 
 def test_memory_select() -> None:
@@ -262,9 +266,9 @@ def test_worked_example() -> None:
     assert weights.flatten().tolist() == pytest.approx([0.0900, 0.2447, 0.6652], abs=5e-5)
     joined = torch.cat([query, context], dim=-1).flatten().tolist()
     assert joined == pytest.approx([1, 2, 0.7553, 0.9100], abs=5e-5)
-    cut = (100 * weights).floor() / 100
-    assert cut.flatten().tolist() == pytest.approx([0.09, 0.24, 0.66])
-    assert (cut @ states).flatten().tolist() == pytest.approx([0.75, 0.90])
+    truncated = (100 * weights).floor() / 100
+    assert truncated.flatten().tolist() == pytest.approx([0.09, 0.24, 0.66])
+    assert (truncated @ states).flatten().tolist() == pytest.approx([0.75, 0.90])
 
 
 @pytest.mark.parametrize(
@@ -276,29 +280,31 @@ def test_worked_example() -> None:
         (Cosine(), 2, [1, 0, 0, 0], [0.4754, 0.1749, 0.1749, 0.1749]),
     ],
 )
-def test_helga_ate_an_apple(
+def test_worked_example_of_four_orthogonal_words(
     score: nn.Module, norm: int, scores: list[float], weights: list[float]
 ) -> None:
     words, _ = torch.linalg.qr(torch.randn(4, 4))
     words = (words.T * torch.tensor([norm, 1, 1, 1])[:, None])[None]
     assert score(words[:, :1], words).flatten().tolist() == pytest.approx(scores, abs=1e-5)
-    found = Attention(score)(words[:, :1], words, need_weights=True)
-    assert found.weights.flatten().tolist() == pytest.approx(weights, abs=5e-5)
+    actual = Attention(score)(words[:, :1], words, need_weights=True)
+    assert actual.weights.flatten().tolist() == pytest.approx(weights, abs=5e-5)
     assert_close(
-        found.context[0, 0], sum(w * h for w, h in zip(weights, words[0], strict=True)), 2e-4
+        actual.context[0, 0], sum(w * h for w, h in zip(weights, words[0], strict=True)), 2e-4
     )
 
 
 def test_constant_scores_as_weights() -> None:
-    states, share = torch.randn(1, 4, 3), [0.4, 0.3, 0.2, 0.1]
+    states, weights = torch.randn(1, 4, 3), [0.4, 0.3, 0.2, 0.1]
     query = torch.randn(1, 1, 3)
     h1, h2, h3, h4 = states[0]
     expected = 0.4 * h1 + 0.3 * h2 + 0.2 * h3 + 0.1 * h4
     assert_close(
-        Attention(ConstantScore(*share), "none")(query, states).context[0, 0], expected, 1e-6
+        Attention(ConstantScore(*weights), "none")(query, states).context[0, 0], expected, 1e-6
     )
     assert_close(
-        Attention(ConstantScore(*map(math.log, share)))(query, states).context[0, 0], expected, 1e-6
+        Attention(ConstantScore(*map(math.log, weights)))(query, states).context[0, 0],
+        expected,
+        1e-6,
     )
 
 
@@ -306,137 +312,141 @@ def test_constant_scores_as_weights() -> None:
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
 def test_masking_a_key_equals_deleting_it(name: str, need_weights: bool, normalizer: str) -> None:
     attention, rows = _attention(name, normalizer), _rows(name)
     padding = torch.tensor([False, True, False, False, True, True])
     kept = [row[:, ~padding].detach().requires_grad_() for row in rows[1:]]
-    found = attention(*rows, key_padding_mask=padding.expand(B, -1), need_weights=need_weights)
+    actual = attention(*rows, key_padding_mask=padding.expand(B, -1), need_weights=need_weights)
     expected = attention(rows[0], *kept, need_weights=need_weights)
-    assert_close(found.context, expected.context, 1e-13)
+    assert_close(actual.context, expected.context, 1e-13)
     if need_weights:
-        assert_close(found.weights[:, :, ~padding], expected.weights, 1e-13)
-        assert not found.weights[:, :, padding].any()
+        assert_close(actual.weights[:, :, ~padding], expected.weights, 1e-13)
+        assert not actual.weights[:, :, padding].any()
     parameters = _parameters(attention)
-    query, key, value, *others = gradients(found.context, [*rows, *parameters])
-    wanted = gradients(expected.context, [rows[0], *kept, *parameters])
+    query, key, value, *parameter_gradients = gradients(actual.context, [*rows, *parameters])
+    expected_gradients = gradients(expected.context, [rows[0], *kept, *parameters])
     assert not key[:, padding].any()
     assert not value[:, padding].any()
-    reached = [query, key[:, ~padding], value[:, ~padding], *others]
-    assert_all_close(reached, wanted, 1e-13)
+    actual_gradients = [query, key[:, ~padding], value[:, ~padding], *parameter_gradients]
+    assert_all_close(actual_gradients, expected_gradients, 1e-13)
 
 
 def _mask_arguments() -> dict[str, dict[str, Tensor]]:
-    """Four ways to mask the keys of `_padding` for every query."""
+    """Return four equivalent arguments that mask the keys of `_padding` for every query."""
     padding = _padding()
-    hidden = padding[:, None].expand(B, L, T)
+    masked = padding[:, None].expand(B, L, T)
     return {
         "key_padding_mask": {"key_padding_mask": padding},
         "key_lengths": {"key_lengths": torch.tensor([5, 3])},
-        "bool": {"attn_mask": hidden.clone()},
-        "float": {"attn_mask": torch.zeros(B, L, T).double().masked_fill(hidden, -torch.inf)},
+        "bool": {"attn_mask": masked.clone()},
+        "float": {"attn_mask": torch.zeros(B, L, T).double().masked_fill(masked, -torch.inf)},
     }
 
 
-@pytest.mark.parametrize("way", _mask_arguments())
-@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
-def test_the_content_of_padding_has_no_effect(name: str, need_weights: bool, way: str) -> None:
+@pytest.mark.parametrize("mask_kind", _mask_arguments())
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+def test_the_content_of_padding_has_no_effect(
+    name: str, need_weights: bool, mask_kind: str
+) -> None:
     attention, rows = _attention(name), _rows(name)
-    masks, padding = _mask_arguments()[way], _padding()
+    masks, padding = _mask_arguments()[mask_kind], _padding()
 
-    def call(content: float) -> tuple[Tensor, ...]:
+    def call(fill_value: float) -> tuple[Tensor, ...]:
         filled = [row.detach().clone() for row in rows]
-        filled[1][padding] = filled[2][padding] = content
+        filled[1][padding] = filled[2][padding] = fill_value
         leaves = [row.requires_grad_() for row in filled]
-        found = attention(*leaves, **masks, need_weights=need_weights)
-        weights = () if found.weights is None else (found.weights,)
+        actual = attention(*leaves, **masks, need_weights=need_weights)
+        weights = () if actual.weights is None else (actual.weights,)
         inputs = [*leaves, *_parameters(attention)]
-        return found.context, *weights, *gradients(found.context, inputs)
+        return actual.context, *weights, *gradients(actual.context, inputs)
 
-    clean = call(0.5)
-    assert all(tensor.isfinite().all() for tensor in clean)
-    for content in (math.nan, math.inf, -math.inf, 1e30):
-        assert_all_equal(call(content), clean)
+    expected = call(0.5)
+    assert all(tensor.isfinite().all() for tensor in expected)
+    for fill_value in (math.nan, math.inf, -math.inf, 1e30):
+        assert_all_equal(call(fill_value), expected)
 
 
-@pytest.mark.parametrize("content", [math.nan, math.inf])
-def test_the_content_of_padding_has_no_effect_on_a_custom_score(content: float) -> None:
+@pytest.mark.parametrize("fill_value", [math.nan, math.inf])
+def test_the_content_of_padding_has_no_effect_on_a_custom_score(fill_value: float) -> None:
     attention, rows = Attention(Distance()).double(), _rows("dot")
-    clean = attention(*rows, key_padding_mask=_padding()).context
+    expected = attention(*rows, key_padding_mask=_padding()).context
     with torch.no_grad():
-        rows[1][_padding()] = content
-        rows[2][_padding()] = content
-    found = attention(*rows, key_padding_mask=_padding()).context
-    assert torch.equal(found, clean)
-    for gradient in gradients(found, [*rows, *_parameters(attention)]):
+        rows[1][_padding()] = fill_value
+        rows[2][_padding()] = fill_value
+    actual = attention(*rows, key_padding_mask=_padding()).context
+    assert torch.equal(actual, expected)
+    for gradient in gradients(actual, [*rows, *_parameters(attention)]):
         assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize("kind", ["bool", "float", "padding"])
-@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
 def test_a_query_that_may_attend_to_nothing_gets_zeros(
     name: str, need_weights: bool, kind: str, normalizer: str
 ) -> None:
     attention, rows = _attention(name, normalizer), _rows(name)
-    blind = torch.zeros(B, L, dtype=torch.bool)
-    blind[0, 1] = blind[1] = True
-    hidden = blind[:, :, None].expand(B, L, T)
-    float_mask = torch.zeros(B, L, T).double().masked_fill(hidden, -torch.inf)
-    masks: dict[str, Tensor] = {"attn_mask": hidden if kind == "bool" else float_mask}
+    fully_masked = torch.zeros(B, L, dtype=torch.bool)
+    fully_masked[0, 1] = fully_masked[1] = True
+    masked = fully_masked[:, :, None].expand(B, L, T)
+    float_mask = torch.zeros(B, L, T).double().masked_fill(masked, -torch.inf)
+    masks: dict[str, Tensor] = {"attn_mask": masked if kind == "bool" else float_mask}
     if kind == "padding":
-        blind[0, 1] = False
+        fully_masked[0, 1] = False
         masks = {"key_lengths": torch.tensor([T, 0])}
     with torch.autograd.set_detect_anomaly(True):
-        found = attention(*rows, **masks, need_weights=need_weights)
-        query, key, value, *others = gradients(found.context, [*rows, *_parameters(attention)])
-    assert not found.context[blind].any()
-    assert found.context[~blind].all()
-    if found.weights is not None:
-        assert not found.weights[blind].any()
-    assert not query[blind].any()
+        actual = attention(*rows, **masks, need_weights=need_weights)
+        query, key, value, *parameter_gradients = gradients(
+            actual.context, [*rows, *_parameters(attention)]
+        )
+    assert not actual.context[fully_masked].any()
+    assert actual.context[~fully_masked].all()
+    if actual.weights is not None:
+        assert not actual.weights[fully_masked].any()
+    assert not query[fully_masked].any()
     assert not key[1].any()
     assert not value[1].any()
-    assert all(gradient.isfinite().all() for gradient in (query, key, value, *others))
+    assert all(tensor.isfinite().all() for tensor in (query, key, value, *parameter_gradients))
 
 
-@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
 def test_equivalent_masks_give_equal_results(name: str, need_weights: bool) -> None:
     attention, rows = _attention(name), _rows(name)
 
     def call(**masks: Tensor) -> AttentionOutput:
         return attention(*rows, **masks, need_weights=need_weights)
 
-    equivalent = [call(**masks) for masks in _mask_arguments().values()]
-    for one in equivalent[1:]:
-        _same(one, equivalent[0])
+    results = [call(**masks) for masks in _mask_arguments().values()]
+    for result in results[1:]:
+        _assert_same(result, results[0])
     causal = torch.ones(L, T, dtype=torch.bool).triu(1)
-    whole = causal.expand(B, L, T)
-    added = torch.zeros(L, T).double().masked_fill(causal, -torch.inf)
-    flat = call(attn_mask=causal)
-    for other in (whole, added, added.expand(B, L, T)):
-        _same(call(attn_mask=other), flat)
-    both = call(attn_mask=whole | _padding()[:, None])
-    for other in (causal, whole, added):
-        _same(call(attn_mask=other, key_padding_mask=_padding()), both)
-        _same(call(attn_mask=other, key_lengths=torch.tensor([5, 3])), both)
+    batch_causal = causal.expand(B, L, T)
+    float_causal = torch.zeros(L, T).double().masked_fill(causal, -torch.inf)
+    expected = call(attn_mask=causal)
+    for mask in (batch_causal, float_causal, float_causal.expand(B, L, T)):
+        _assert_same(call(attn_mask=mask), expected)
+    expected = call(attn_mask=batch_causal | _padding()[:, None])
+    for mask in (causal, batch_causal, float_causal):
+        _assert_same(call(attn_mask=mask, key_padding_mask=_padding()), expected)
+        _assert_same(call(attn_mask=mask, key_lengths=torch.tensor([5, 3])), expected)
     different = [torch.rand(L, T) < 0.4 for _ in range(B)]
-    apart = call(attn_mask=torch.stack(different))
+    batched = call(attn_mask=torch.stack(different))
     for item, mask in enumerate(different):
-        alone = attention(*(row[item : item + 1] for row in rows), attn_mask=mask)
-        assert_close(apart.context[item], alone.context[0], 1e-13)
+        single = attention(*(row[item : item + 1] for row in rows), attn_mask=mask)
+        assert_close(batched.context[item], single.context[0], 1e-13)
 
 
-@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
-def test_a_constant_added_to_a_row_changes_nothing(name: str, need_weights: bool) -> None:
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+def test_a_constant_added_to_a_row_of_the_mask_has_no_effect(name: str, need_weights: bool) -> None:
     attention, rows, mask = _attention(name), _rows(name), _float_mask(torch.float64)
-    moved = mask + torch.randn(B, L, 1)
-    found = attention(*rows, attn_mask=moved, need_weights=need_weights)
-    _same(found, attention(*rows, attn_mask=mask, need_weights=need_weights), 1e-12)
+    shifted = mask + torch.randn(B, L, 1)
+    actual = attention(*rows, attn_mask=shifted, need_weights=need_weights)
+    _assert_same(actual, attention(*rows, attn_mask=mask, need_weights=need_weights), 1e-12)
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
 def test_arguments_are_not_modified(name: str, need_weights: bool, normalizer: str) -> None:
     attention, rows = _attention(name, normalizer), _rows(name)
     with torch.no_grad():
@@ -449,80 +459,87 @@ def test_arguments_are_not_modified(name: str, need_weights: bool, normalizer: s
             *rows, key_padding_mask=arguments[3], attn_mask=mask, need_weights=need_weights
         ).context
         context.sum().backward()
-    for one, other in zip(arguments, before, strict=True):
-        assert torch.equal(one.nan_to_num(7), other.nan_to_num(7))
+    assert_all_equal(
+        [tensor.nan_to_num(7) for tensor in arguments], [tensor.nan_to_num(7) for tensor in before]
+    )
 
 
-@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
-def test_a_batch_equals_its_items_and_steps_computed_alone(name: str, need_weights: bool) -> None:
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+def test_a_batch_equals_its_items_and_steps_computed_separately(
+    name: str, need_weights: bool
+) -> None:
     attention, rows, mask = _attention(name), _rows(name), _float_mask(torch.float64)
-    whole = attention(*rows, key_padding_mask=_padding(), attn_mask=mask, need_weights=need_weights)
+    expected = attention(
+        *rows, key_padding_mask=_padding(), attn_mask=mask, need_weights=need_weights
+    )
     for item in range(B):
-        one = slice(item, item + 1)
-        item_inputs = [tensor[one] for tensor in (*rows, _padding(), mask)]
+        index = slice(item, item + 1)
+        item_inputs = [tensor[index] for tensor in (*rows, _padding(), mask)]
         assert_close(
             _call(attention, *item_inputs, need_weights=need_weights).context,
-            whole.context[one],
+            expected.context[index],
             1e-13,
         )
     query, key, value = rows
     for step in range(L):
-        one = slice(step, step + 1)
-        found = attention(
-            query[:, one],
+        index = slice(step, step + 1)
+        actual = attention(
+            query[:, index],
             key,
             value,
             key_padding_mask=_padding(),
-            attn_mask=mask[:, one],
+            attn_mask=mask[:, index],
             need_weights=need_weights,
         )
-        assert_close(found.context, whole.context[:, one], 1e-13)
+        assert_close(actual.context, expected.context[:, index], 1e-13)
 
 
-@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
-def test_the_order_of_keys_does_not_matter(name: str, need_weights: bool) -> None:
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+def test_the_order_of_keys_has_no_effect(name: str, need_weights: bool) -> None:
     attention, rows, mask = _attention(name), _rows(name), _float_mask(torch.float64)
     order = torch.randperm(T)
-    whole = attention(*rows, key_padding_mask=_padding(), attn_mask=mask, need_weights=need_weights)
+    expected = attention(
+        *rows, key_padding_mask=_padding(), attn_mask=mask, need_weights=need_weights
+    )
     permuted = [
         rows[0],
         *(row[:, order] for row in rows[1:]),
         _padding()[:, order],
         mask[..., order],
     ]
-    found = _call(attention, *permuted, need_weights=need_weights)
-    assert_close(found.context, whole.context, 1e-13)
+    actual = _call(attention, *permuted, need_weights=need_weights)
+    assert_close(actual.context, expected.context, 1e-13)
     if need_weights:
-        assert_close(found.weights, whole.weights[..., order], 1e-13)
+        assert_close(actual.weights, expected.weights[..., order], 1e-13)
 
 
-@pytest.mark.parametrize("content", [math.nan, math.inf])
+@pytest.mark.parametrize("fill_value", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["key", "value", "both"])
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize(("name", "need_weights"), GUARDED)
+@pytest.mark.parametrize(("name", "need_weights"), NAN_SAFE_PATHS)
 def test_a_nonfinite_key_reaches_only_queries_that_may_attend_to_it(
-    name: str, need_weights: bool, normalizer: str, where: str, content: float
+    name: str, need_weights: bool, normalizer: str, where: str, fill_value: float
 ) -> None:
     attention, rows = _attention(name, normalizer), _rows(name)
-    hidden = torch.zeros(L, T, dtype=torch.bool)
-    hidden[1:, 2] = True
-    clean = attention(*rows, attn_mask=hidden, need_weights=need_weights)
-    wanted = gradients(clean.context[:, 1:], [rows[0]])[0]
+    masked = torch.zeros(L, T, dtype=torch.bool)
+    masked[1:, 2] = True
+    expected = attention(*rows, attn_mask=masked, need_weights=need_weights)
+    expected_gradients = gradients(expected.context[:, 1:], [rows[0]])[0]
     for row, replaced in zip(rows[1:], (where != "value", where != "key"), strict=True):
         if replaced:
-            row.data[0, 2] = content
-    for mask in (hidden, torch.zeros(L, T).double().masked_fill(hidden, -torch.inf)):
-        found = attention(*rows, attn_mask=mask, need_weights=need_weights)
-        assert_close(found.context[:, 1:], clean.context[:, 1:], 1e-13)
-        assert_close(found.context[1], clean.context[1], 1e-13)
-        if where != "key" or math.isnan(content):
-            assert not found.context[0, 0].isfinite().all()
+            row.data[0, 2] = fill_value
+    for mask in (masked, torch.zeros(L, T).double().masked_fill(masked, -torch.inf)):
+        actual = attention(*rows, attn_mask=mask, need_weights=need_weights)
+        assert_close(actual.context[:, 1:], expected.context[:, 1:], 1e-13)
+        assert_close(actual.context[1], expected.context[1], 1e-13)
+        if where != "key" or math.isnan(fill_value):
+            assert not actual.context[0, 0].isfinite().all()
         if need_weights:
-            assert_close(found.weights[:, 1:], clean.weights[:, 1:], 1e-13)
-        (gradient,) = torch.autograd.grad(found.context.sum(), rows[0], retain_graph=True)
+            assert_close(actual.weights[:, 1:], expected.weights[:, 1:], 1e-13)
+        (gradient,) = torch.autograd.grad(actual.context.sum(), rows[0], retain_graph=True)
         assert gradient[:, 1:].isfinite().all()
-        (gradient,) = gradients(found.context[:, 1:], [rows[0]])
-        assert_close(gradient[:, 1:], wanted[:, 1:], 1e-13)
+        (gradient,) = gradients(actual.context[:, 1:], [rows[0]])
+        assert_close(gradient[:, 1:], expected_gradients[:, 1:], 1e-13)
 
 
 # Shapes, strides, dtypes.
@@ -530,7 +547,7 @@ def test_a_nonfinite_key_reaches_only_queries_that_may_attend_to_it(
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize("empty", ["B", "L", "T"])
-@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
 def test_empty_inputs(name: str, need_weights: bool, empty: str, normalizer: str) -> None:
     attention, rows = _attention(name, normalizer), _rows(name)
     batch, length, width = (0 if axis == empty else 2 for axis in "BLT")
@@ -550,8 +567,8 @@ def test_empty_inputs(name: str, need_weights: bool, empty: str, normalizer: str
             assert not gradient.any()
 
 
-@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
-def test_strides_do_not_matter(name: str, need_weights: bool) -> None:
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+def test_strides_have_no_effect(name: str, need_weights: bool) -> None:
     attention, (query, key, value) = _attention(name), [row.detach() for row in _rows(name)]
     strided = (
         query.transpose(0, 1).contiguous().transpose(0, 1),
@@ -561,27 +578,28 @@ def test_strides_do_not_matter(name: str, need_weights: bool) -> None:
         torch.randn(L, 1).double().expand(L, T),
     )
     contiguous = [tensor.contiguous() for tensor in strided]
-    found = _call(attention, *strided, need_weights=need_weights)
-    _same(found, _call(attention, *contiguous, need_weights=need_weights))
+    actual = _call(attention, *strided, need_weights=need_weights)
+    expected = _call(attention, *contiguous, need_weights=need_weights)
+    _assert_same(actual, expected)
 
 
-@pytest.mark.parametrize(("name", "need_weights"), EVERY_PATH)
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
 def test_autocast_gives_the_dtype_of_the_values(name: str, need_weights: bool) -> None:
     attention, rows = _attention(name, dtype=torch.float32), _rows(name, torch.float32)
-    plain = attention(*rows, key_padding_mask=_padding(), need_weights=need_weights)
+    without_autocast = attention(*rows, key_padding_mask=_padding(), need_weights=need_weights)
     with torch.autocast("cpu", torch.bfloat16):
-        found = attention(*rows, key_padding_mask=_padding(), need_weights=need_weights)
+        actual = attention(*rows, key_padding_mask=_padding(), need_weights=need_weights)
         mixed = attention(rows[0].bfloat16(), *rows[1:], need_weights=need_weights)
         half = attention(*(row.bfloat16() for row in rows), need_weights=need_weights)
-    assert found.context.dtype == mixed.context.dtype == torch.float32
+    assert actual.context.dtype == mixed.context.dtype == torch.float32
     assert half.context.dtype == torch.bfloat16
-    _same(found, plain, tolerance_for(torch.bfloat16, bfloat16=8))
-    for gradient in gradients(found.context, [*rows, *_parameters(attention)]):
+    _assert_same(actual, without_autocast, tolerance_for(torch.bfloat16, bfloat16=8))
+    for gradient in gradients(actual.context, [*rows, *_parameters(attention)]):
         assert gradient.dtype == torch.float32
         assert gradient.isfinite().all()
 
 
-def _wrong() -> dict[str, tuple[dict[str, Tensor], str]]:
+def _invalid_arguments() -> dict[str, tuple[dict[str, Tensor], str]]:
     query, key = torch.randn(B, L, 5), torch.randn(B, T, 5)
     return {
         "query of two axes": ({"query": query[0]}, r"\(4, 5\).*\(2, 6, 5\)"),
@@ -616,12 +634,12 @@ def _wrong() -> dict[str, tuple[dict[str, Tensor], str]]:
     }
 
 
-@pytest.mark.parametrize("case", _wrong())
+@pytest.mark.parametrize("case", _invalid_arguments())
 def test_errors_name_the_mismatch(case: str, unchecked: None) -> None:
-    wrong, message = _wrong()[case]
-    right = {"query": torch.randn(B, L, 5), "key": torch.randn(B, T, 5)}
+    invalid, message = _invalid_arguments()[case]
+    valid = {"query": torch.randn(B, L, 5), "key": torch.randn(B, T, 5)}
     with pytest.raises(ShapeError, match=message):
-        Attention(Dot())(**(right | wrong))
+        Attention(Dot())(**(valid | invalid))
 
 
 # Settings.
@@ -641,27 +659,29 @@ def test_dropout_lies_between_0_and_1(dropout: float) -> None:
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize("score", ["dot", "additive", "own"])
+@pytest.mark.parametrize("score", ["dot", "additive", "custom"])
 def test_dropout_in_training_only(score: str, need_weights: bool) -> None:
     module = (
-        Distance() if score == "own" else make_score(score, query_dim=5, key_dim=5, hidden_dim=7)
+        Distance() if score == "custom" else make_score(score, query_dim=5, key_dim=5, hidden_dim=7)
     )
     attention = Attention(module, dropout=0.25)
     # equal keys: every weight is 1 / T, and the context is the dropped-out weights
     query, key = torch.randn(4, 50, 5), torch.ones(4, 20, 5)
     values = torch.eye(20).expand(4, -1, -1)
-    exact = torch.full((4, 50, 20), 1 / 20)
-    found = attention.eval()(query, key, values, need_weights=need_weights)
-    assert_close(found.context, exact, 1e-6)
-    found = attention.train()(query, key, values, need_weights=need_weights)
-    dropped = found.context == 0
+    uniform = torch.full((4, 50, 20), 1 / 20)
+    actual = attention.eval()(query, key, values, need_weights=need_weights)
+    assert_close(actual.context, uniform, 1e-6)
+    actual = attention.train()(query, key, values, need_weights=need_weights)
+    dropped = actual.context == 0
     assert 0.22 < dropped.float().mean() < 0.28
-    assert_close(found.context[~dropped], torch.full((int((~dropped).sum()),), 1 / 20 / 0.75), 1e-6)
-    assert 0.95 < found.context.sum(-1).mean() < 1.05
-    if found.weights is not None:
-        assert_close(found.weights, exact, 1e-6)
-    again = attention(query, key, values, need_weights=need_weights)
-    assert not torch.equal(found.context, again.context)
+    assert_close(
+        actual.context[~dropped], torch.full((int((~dropped).sum()),), 1 / 20 / 0.75), 1e-6
+    )
+    assert 0.95 < actual.context.sum(-1).mean() < 1.05
+    if actual.weights is not None:
+        assert_close(actual.weights, uniform, 1e-6)
+    second = attention(query, key, values, need_weights=need_weights)
+    assert not torch.equal(actual.context, second.context)
 
 
 def test_public_names() -> None:
@@ -670,6 +690,6 @@ def test_public_names() -> None:
 
 
 def test_annotated_shapes_are_checked_under_pytest() -> None:
-    """Under pytest only: keys and values of different lengths do not fit `attend`."""
+    """Keys and values of different lengths are invalid for `attend`; only pytest checks it."""
     with pytest.raises(TypeError, match="attend"):
         Attention(Dot()).attend(torch.randn(2, 3, 4), torch.randn(2, 5, 4), torch.randn(2, 6, 4))

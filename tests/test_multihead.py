@@ -1,4 +1,4 @@
-"""Multi-head attention against PyTorch's layer, and against the reference head by head."""
+"""Multi-head attention compared with PyTorch's layer, and with the reference head by head."""
 
 import dataclasses
 import math
@@ -23,8 +23,10 @@ from regard.scores import Dot
 
 B, L, T, D, H = 2, 4, 6, 12, 3
 PAIRWISE = ("additive", "concat")
-PATHS = [(name, need) for name in SCORES for need in (False, True)]
-GUARDED = [(name, need) for name, need in PATHS if need or name in PAIRWISE]
+PATHS = [(name, need_weights) for name in SCORES for need_weights in (False, True)]
+NAN_SAFE_PATHS = [
+    (name, need_weights) for name, need_weights in PATHS if need_weights or name in PAIRWISE
+]
 
 
 def _rows(dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -32,26 +34,30 @@ def _rows(dtype: torch.dtype = torch.float64) -> list[Tensor]:
     return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
 
 
-def _ours(
+def _attention(
     name: str = "scaled_dot", dtype: torch.dtype = torch.float64, **options: object
 ) -> MultiHeadAttention:
     torch.manual_seed(5)
     heads = MultiHeadAttention(D, H, name, **options).to(dtype)
-    for parameter in heads.parameters():  # biases too
+    for parameter in heads.parameters():  # biases included, which are initialised to 0
         nn.init.normal_(parameter, std=0.4)
     return heads
 
 
-def _torchs(ours: MultiHeadAttention) -> nn.MultiheadAttention:
-    """PyTorch's layer with the same parameters."""
-    theirs = nn.MultiheadAttention(D, H, batch_first=True, dtype=torch.float64)
+def _torch_attention(attention: MultiHeadAttention) -> nn.MultiheadAttention:
+    """Return PyTorch's layer with the same parameters."""
+    torch_attention = nn.MultiheadAttention(D, H, batch_first=True, dtype=torch.float64)
     with torch.no_grad():
-        projections = ours.query_proj, ours.key_proj, ours.value_proj
-        theirs.in_proj_weight.copy_(torch.cat([each.weight for each in projections]))
-        theirs.in_proj_bias.copy_(torch.cat([each.bias for each in projections]))
-        theirs.out_proj.weight.copy_(ours.out_proj.weight)
-        theirs.out_proj.bias.copy_(ours.out_proj.bias)
-    return theirs
+        projections = attention.query_proj, attention.key_proj, attention.value_proj
+        torch_attention.in_proj_weight.copy_(
+            torch.cat([projection.weight for projection in projections])
+        )
+        torch_attention.in_proj_bias.copy_(
+            torch.cat([projection.bias for projection in projections])
+        )
+        torch_attention.out_proj.weight.copy_(attention.out_proj.weight)
+        torch_attention.out_proj.bias.copy_(attention.out_proj.bias)
+    return torch_attention
 
 
 def _padding() -> Tensor:
@@ -61,204 +67,218 @@ def _padding() -> Tensor:
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("mask", ["none", "padding", "bool", "float", "both"])
 def test_scaled_dot_equals_pytorchs_layer(mask: str, need_weights: bool) -> None:
-    ours, rows = _ours(), _rows()
-    theirs = _torchs(ours)
+    attention, rows = _attention(), _rows()
+    torch_attention = _torch_attention(attention)
     padding = _padding() if mask in ("padding", "both") else None
     masked_pairs = torch.rand(L, T) < 0.3
     masked_pairs[:, 0] = False
-    given = {"bool": masked_pairs, "both": masked_pairs, "float": torch.randn(L, T).double()}.get(
-        mask
+    attn_mask = {
+        "bool": masked_pairs,
+        "both": masked_pairs,
+        "float": torch.randn(L, T).double(),
+    }.get(mask)
+    actual = attention(
+        *rows, key_padding_mask=padding, attn_mask=attn_mask, need_weights=need_weights
     )
-    found = ours(*rows, key_padding_mask=padding, attn_mask=given, need_weights=need_weights)
-    if padding is not None and given is not None and given.dtype != torch.bool:
+    if padding is not None and attn_mask is not None and attn_mask.dtype != torch.bool:
         padding = torch.zeros(B, T).double().masked_fill(padding, -torch.inf)
-    want, weights = theirs(
-        *rows, key_padding_mask=padding, attn_mask=given, average_attn_weights=False
+    expected, weights = torch_attention(
+        *rows, key_padding_mask=padding, attn_mask=attn_mask, average_attn_weights=False
     )
-    assert_close(found.context, want, 1e-13)
+    assert_close(actual.context, expected, 1e-13)
     if need_weights:
-        assert_close(found.weights, weights, 1e-13)
-    assert_all_close(gradients(found.context, rows), gradients(want, rows), 1e-13)
+        assert_close(actual.weights, weights, 1e-13)
+    assert_all_close(gradients(actual.context, rows), gradients(expected, rows), 1e-13)
 
 
 def test_scaled_dot_equals_pytorchs_operator() -> None:
-    ours, (query, key, value) = _ours(), _rows()
+    attention, (query, key, value) = _attention(), _rows()
     split = [
         projection(rows).view(B, -1, H, D // H).transpose(1, 2)
         for projection, rows in (
-            (ours.query_proj, query),
-            (ours.key_proj, key),
-            (ours.value_proj, value),
+            (attention.query_proj, query),
+            (attention.key_proj, key),
+            (attention.value_proj, value),
         )
     ]
-    want = functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
-    assert_close(ours(query, key, value).context, ours.out_proj(want), 1e-13)
+    expected = functional.scaled_dot_product_attention(*split).transpose(1, 2).flatten(2)
+    assert_close(attention(query, key, value).context, attention.out_proj(expected), 1e-13)
 
 
 def test_a_fully_padded_source_gives_the_bias_where_pytorchs_layer_gives_nan() -> None:
-    ours, rows = _ours(), _rows()
+    attention, rows = _attention(), _rows()
     padding = torch.tensor([[False] * T, [True] * T])
-    want, _ = _torchs(ours)(*rows, key_padding_mask=padding)
-    assert want[1].isnan().all()
+    expected, _ = _torch_attention(attention)(*rows, key_padding_mask=padding)
+    assert expected[1].isnan().all()
     for need_weights in (False, True):
-        found = ours(*rows, key_padding_mask=padding, need_weights=need_weights)
-        assert_close(found.context[0], want[0], 1e-13)
-        assert_close(found.context[1], ours.out_proj.bias.expand(L, D), 1e-13)
+        actual = attention(*rows, key_padding_mask=padding, need_weights=need_weights)
+        assert_close(actual.context[0], expected[0], 1e-13)
+        assert_close(actual.context[1], attention.out_proj.bias.expand(L, D), 1e-13)
         if need_weights:
-            assert (found.weights[1] == 0).all()
-        for gradient in gradients(found.context, [*rows, *ours.parameters()]):
+            assert (actual.weights[1] == 0).all()
+        for gradient in gradients(actual.context, [*rows, *attention.parameters()]):
             assert gradient.isfinite().all()
 
 
 def _head_by_head(
-    ours: MultiHeadAttention, name: str, rows: list[Tensor], masked: Tensor
+    attention: MultiHeadAttention, name: str, rows: list[Tensor], masked: Tensor
 ) -> Tensor:
-    """The reference, computed head by head."""
+    """Return the context of the reference, computed head by head."""
     query, key, value = rows
-    width, found = D // H, []
+    width, contexts = D // H, []
     for head in range(H):
         part = slice(head * width, (head + 1) * width)
         a, b, c = (
             projection(rows)[..., part]
             for projection, rows in (
-                (ours.query_proj, query),
-                (ours.key_proj, key),
-                (ours.value_proj, value),
+                (attention.query_proj, query),
+                (attention.key_proj, key),
+                (attention.value_proj, value),
             )
         )
-        score = ours.attention.score
+        score = attention.attention.score
         if name in PAIRWISE:
             scores = reference.additive_scores(a, b, score.vector[head])
         else:
             scores = score(a, b)
-        found.append(
-            reference_attention(scores, c, masked, None, ours.attention.normalizer).context
+        contexts.append(
+            reference_attention(scores, c, masked, None, attention.attention.normalizer).context
         )
-    return ours.out_proj(torch.cat(found, -1))
+    return attention.out_proj(torch.cat(contexts, -1))
 
 
 @pytest.mark.parametrize("normalizer", NORMALIZERS)
 @pytest.mark.parametrize(("name", "need_weights"), PATHS)
-def test_every_score_equals_its_heads_computed_alone(
+def test_every_score_equals_the_reference_head_by_head(
     name: str, need_weights: bool, normalizer: str
 ) -> None:
-    ours, rows = _ours(name, normalizer=normalizer), _rows()
+    attention, rows = _attention(name, normalizer=normalizer), _rows()
     masked_pairs = torch.rand(L, T) < 0.3
     masked_pairs[2] = True
     masked = masked_pairs[None] | _padding()[:, None]
-    inputs = [*rows, *(each for each in ours.parameters() if each.requires_grad)]
-    found = ours(
+    inputs = [
+        *rows,
+        *(parameter for parameter in attention.parameters() if parameter.requires_grad),
+    ]
+    actual = attention(
         *rows, key_padding_mask=_padding(), attn_mask=masked_pairs, need_weights=need_weights
     ).context
-    want = _head_by_head(ours, name, rows, masked)
-    assert_close(found, want, 1e-13)
-    assert_all_close(gradients(found, inputs), gradients(want, inputs), 1e-12)
+    expected = _head_by_head(attention, name, rows, masked)
+    assert_close(actual, expected, 1e-13)
+    assert_all_close(gradients(actual, inputs), gradients(expected, inputs), 1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("name", "need_weights"), PATHS)
 def test_lower_precisions(name: str, need_weights: bool, dtype: torch.dtype) -> None:
-    ours, rows = _ours(name, dtype), _rows(dtype)
-    found = ours(*rows, key_padding_mask=_padding(), need_weights=need_weights).context
-    exact, wide = _ours(name), [each.detach().double() for each in rows]
-    exact.load_state_dict({key: each.double() for key, each in ours.state_dict().items()})
-    want = exact(*wide, key_padding_mask=_padding()).context
-    assert found.dtype == dtype
-    assert_close(found, want, tolerance_for(dtype, float32=64, bfloat16=16))
+    attention, rows = _attention(name, dtype), _rows(dtype)
+    actual = attention(*rows, key_padding_mask=_padding(), need_weights=need_weights).context
+    attention_float64, rows_float64 = (
+        _attention(name),
+        [tensor.detach().double() for tensor in rows],
+    )
+    attention_float64.load_state_dict(
+        {key: tensor.double() for key, tensor in attention.state_dict().items()}
+    )
+    expected = attention_float64(*rows_float64, key_padding_mask=_padding()).context
+    assert actual.dtype == dtype
+    assert_close(actual, expected, tolerance_for(dtype, float32=64, bfloat16=16))
 
 
 @pytest.mark.parametrize(("name", "need_weights"), PATHS)
 def test_masks_per_head(name: str, need_weights: bool) -> None:
-    ours, rows = _ours(name), _rows()
+    attention, rows = _attention(name), _rows()
     masked_pairs = torch.rand(B, H, L, T) < 0.4
-    found = ours(*rows, attn_mask=masked_pairs, need_weights=True)
-    assert (found.weights[masked_pairs] == 0).all()
+    actual = attention(*rows, attn_mask=masked_pairs, need_weights=True)
+    assert (actual.weights[masked_pairs] == 0).all()
     assert_close(
-        ours(*rows, attn_mask=masked_pairs, need_weights=need_weights).context, found.context, 1e-13
+        attention(*rows, attn_mask=masked_pairs, need_weights=need_weights).context,
+        actual.context,
+        1e-13,
     )
     bias = torch.zeros(B, H, L, T).double().masked_fill(masked_pairs, -torch.inf)
     assert_close(
-        ours(*rows, attn_mask=bias, need_weights=need_weights).context, found.context, 1e-13
+        attention(*rows, attn_mask=bias, need_weights=need_weights).context, actual.context, 1e-13
     )
 
 
-@pytest.mark.parametrize("content", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("fill_value", [math.nan, math.inf, 1e30])
 @pytest.mark.parametrize(("name", "need_weights"), PATHS)
 def test_the_content_of_padding_has_no_effect(
-    name: str, need_weights: bool, content: float
+    name: str, need_weights: bool, fill_value: float
 ) -> None:
-    ours, rows = _ours(name), _rows()
-    parameters = [each for each in ours.parameters() if each.requires_grad]
-    want = ours(*rows, key_padding_mask=_padding(), need_weights=need_weights)
+    attention, rows = _attention(name), _rows()
+    parameters = [parameter for parameter in attention.parameters() if parameter.requires_grad]
+    expected = attention(*rows, key_padding_mask=_padding(), need_weights=need_weights)
     with torch.no_grad():
-        for each in rows[1:]:
-            each[_padding()] = content
-    found = ours(*rows, key_padding_mask=_padding(), need_weights=need_weights)
-    assert_close(found.context, want.context, 1e-13)
+        for tensor in rows[1:]:
+            tensor[_padding()] = fill_value
+    actual = attention(*rows, key_padding_mask=_padding(), need_weights=need_weights)
+    assert_close(actual.context, expected.context, 1e-13)
     if need_weights:
-        assert_close(found.weights, want.weights, 1e-13)
-    for gradient in gradients(found.context, [*rows, *parameters]):
+        assert_close(actual.weights, expected.weights, 1e-13)
+    for gradient in gradients(actual.context, [*rows, *parameters]):
         assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize(("name", "need_weights"), PATHS)
 def test_masking_a_key_equals_deleting_it(name: str, need_weights: bool) -> None:
-    ours, (query, key, value) = _ours(name), _rows()
+    attention, (query, key, value) = _attention(name), _rows()
     deleted = torch.zeros(B, T, dtype=torch.bool)
     deleted[:, 2] = True
     remaining = [0, 1, 3, 4, 5]
-    want = ours(query, key[:, remaining], value[:, remaining], need_weights=need_weights)
-    found = ours(query, key, value, key_padding_mask=deleted, need_weights=need_weights)
-    assert_close(found.context, want.context, 1e-13)
+    expected = attention(query, key[:, remaining], value[:, remaining], need_weights=need_weights)
+    actual = attention(query, key, value, key_padding_mask=deleted, need_weights=need_weights)
+    assert_close(actual.context, expected.context, 1e-13)
 
 
-@pytest.mark.parametrize(("name", "need_weights"), GUARDED)
+@pytest.mark.parametrize(("name", "need_weights"), NAN_SAFE_PATHS)
 def test_a_nonfinite_key_reaches_only_queries_that_may_attend_to_it(
     name: str, need_weights: bool
 ) -> None:
-    ours, rows = _ours(name), _rows()
+    attention, rows = _attention(name), _rows()
     masked_pairs = torch.zeros(L, T, dtype=torch.bool)
     masked_pairs[:2, 3] = True
-    want = ours(*rows, attn_mask=masked_pairs, need_weights=need_weights).context
+    expected = attention(*rows, attn_mask=masked_pairs, need_weights=need_weights).context
     with torch.no_grad():
         rows[1][0, 3] = math.nan
-    found = ours(*rows, attn_mask=masked_pairs, need_weights=need_weights).context
-    assert_close(found[0, :2], want[0, :2], 1e-13)
-    assert_close(found[1], want[1], 1e-13)
-    assert found[0, 2:].isnan().all()
-    assert gradients(found[:, :2], rows[:1])[0][:, :2].isfinite().all()
+    actual = attention(*rows, attn_mask=masked_pairs, need_weights=need_weights).context
+    assert_close(actual[0, :2], expected[0, :2], 1e-13)
+    assert_close(actual[1], expected[1], 1e-13)
+    assert actual[0, 2:].isnan().all()
+    assert gradients(actual[:, :2], rows[:1])[0][:, :2].isfinite().all()
 
 
 @pytest.mark.parametrize("name", ["scaled_dot", "additive"])
 def test_a_batch_equals_its_items(name: str) -> None:
-    ours, (query, key, value) = _ours(name), _rows()
-    whole = ours(query, key, value, key_lengths=torch.tensor([5, 3]))
+    attention, (query, key, value) = _attention(name), _rows()
+    full = attention(query, key, value, key_lengths=torch.tensor([5, 3]))
     for item, length in enumerate((5, 3)):
-        one = slice(item, item + 1)
-        alone = ours(query[one], key[one, :length], value[one, :length])
-        assert_close(alone.context, whole.context[one], 1e-13)
+        index = slice(item, item + 1)
+        single = attention(query[index], key[index, :length], value[index, :length])
+        assert_close(single.context, full.context[index], 1e-13)
 
 
 @pytest.mark.parametrize(("name", "need_weights"), PATHS)
 def test_causal_self_attention_ignores_later_positions(name: str, need_weights: bool) -> None:
     attention = SelfAttention(D, H, causal=True, score=name).double()
     x = torch.randn(B, L, D, dtype=torch.float64)
-    whole = attention(x, need_weights=True)
-    assert (whole.weights.triu(1) == 0).all()
+    full = attention(x, need_weights=True)
+    assert (full.weights.triu(1) == 0).all()
     for length in range(1, L + 1):
         part = attention(x[:, :length], need_weights=need_weights)
-        assert_close(part.context, whole.context[:, :length], 1e-13)
+        assert_close(part.context, full.context[:, :length], 1e-13)
     for mask in (torch.zeros(L, L, dtype=torch.bool), torch.zeros(L, L, dtype=torch.float64)):
-        assert_close(attention(x, attn_mask=mask).context, whole.context, 1e-13)
+        assert_close(attention(x, attn_mask=mask).context, full.context, 1e-13)
 
 
-def test_self_attention_is_attention_of_a_sequence_to_itself() -> None:
+def test_self_attention_equals_attention_of_a_sequence_to_itself() -> None:
     attention = SelfAttention(D, H).double()
     x = torch.randn(B, L, D, dtype=torch.float64)
-    found = attention(x, key_lengths=torch.tensor([4, 2]), need_weights=True)
-    want = attention.attention(x, x, x, key_lengths=torch.tensor([4, 2]), need_weights=True)
-    assert_close(found.context, want.context, 1e-13)
-    assert found.weights.shape == (B, H, L, L)
+    actual = attention(x, key_lengths=torch.tensor([4, 2]), need_weights=True)
+    expected = attention.attention(x, x, x, key_lengths=torch.tensor([4, 2]), need_weights=True)
+    assert_close(actual.context, expected.context, 1e-13)
+    assert actual.weights.shape == (B, H, L, L)
     assert SelfAttention(D)(x.float(), need_weights=True).weights.shape == (B, 1, L, L)
 
 
@@ -267,16 +287,20 @@ def test_a_custom_score_is_shared_by_the_heads() -> None:
         def forward(self, query: Tensor, key: Tensor) -> Tensor:
             return -torch.cdist(query, key)
 
-    ours, rows = _ours(Distance()), _rows()
+    attention, rows = _attention(Distance()), _rows()
     assert_close(
-        ours(*rows).context, _head_by_head(ours, "own", rows, torch.zeros(B, L, T).bool()), 1e-13
+        attention(*rows).context,
+        _head_by_head(attention, "custom", rows, torch.zeros(B, L, T).bool()),
+        1e-13,
     )
-    dot = _ours(Dot())
-    assert_close(dot(*rows).context, _ours("dot")(*rows).context, 1e-13)
+    dot = _attention(Dot())
+    assert_close(dot(*rows).context, _attention("dot")(*rows).context, 1e-13)
     shared = regard.Additive(D // H, D // H, 5)
-    found = _ours(shared)(*rows).context
+    actual = _attention(shared)(*rows).context
     assert_close(
-        found, _head_by_head(_ours(shared), "own", rows, torch.zeros(B, L, T).bool()), 1e-12
+        actual,
+        _head_by_head(_attention(shared), "custom", rows, torch.zeros(B, L, T).bool()),
+        1e-12,
     )
 
 
@@ -292,16 +316,16 @@ def test_rotary_scores_depend_only_on_the_distance() -> None:
         assert score == pytest.approx(scores[max(0, i - j), max(0, j - i)], abs=1e-12)
     assert scores[0, 0] == pytest.approx(float(query.flatten() @ key.flatten()), abs=1e-12)
     assert abs(scores[0, 3] - scores[0, 0]) > 1e-3
-    whole = rotary(query.expand(1, 1, 4, 8))
-    assert_close(whole[:, :, 2:3], rotary(query, 2), 1e-13)
+    full = rotary(query.expand(1, 1, 4, 8))
+    assert_close(full[:, :, 2:3], rotary(query, 2), 1e-13)
 
 
 def test_settings_name_every_positional_encoding() -> None:
-    (field,) = (each for each in dataclasses.fields(ModelConfig) if each.name == "positions")
+    (field,) = (field for field in dataclasses.fields(ModelConfig) if field.name == "positions")
     assert set(get_args(field.type)) == {*EMBEDDING_POSITIONS, *HEAD_POSITIONS}
 
 
-def test_a_new_positional_encoding_needs_a_row_of_its_table(
+def test_a_new_positional_encoding_needs_only_a_table_entry(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Ramp(HeadPositions):
@@ -325,22 +349,22 @@ def test_a_new_positional_encoding_needs_a_row_of_its_table(
 
 
 def test_keys_of_another_width() -> None:
-    ours = MultiHeadAttention(D, H, key_dim=5)
-    found = ours(torch.randn(B, L, D), torch.randn(B, T, 5), need_weights=True)
-    assert found.context.shape == (B, L, D)
-    assert found.weights.shape == (B, H, L, T)
+    attention = MultiHeadAttention(D, H, key_dim=5)
+    actual = attention(torch.randn(B, L, D), torch.randn(B, T, 5), need_weights=True)
+    assert actual.context.shape == (B, L, D)
+    assert actual.weights.shape == (B, H, L, T)
 
 
 def test_dropout_in_training_only() -> None:
-    ours, rows = _ours(dropout=0.5), _rows()
-    ours.eval()
-    assert_close(ours(*rows).context, ours(*rows).context, 0)
-    ours.train()
-    assert (ours(*rows).context - ours(*rows).context).abs().max() > 1e-3
+    attention, rows = _attention(dropout=0.5), _rows()
+    attention.eval()
+    assert_close(attention(*rows).context, attention(*rows).context, 0)
+    attention.train()
+    assert (attention(*rows).context - attention(*rows).context).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize(
-    ("make", "wrong"),
+    ("make", "message"),
     [
         (lambda: MultiHeadAttention(10, 3), "multiple of num_heads, got 10 and 3"),
         (lambda: MultiHeadAttention(12, 0), "multiple of num_heads, got 12 and 0"),
@@ -362,15 +386,15 @@ def test_dropout_in_training_only() -> None:
         ),
     ],
 )
-def test_invalid_arguments_raise_config_errors(make: object, wrong: str) -> None:
-    with pytest.raises(ConfigError, match=wrong):
+def test_invalid_arguments_raise_config_errors(make: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         make()
 
 
 def test_errors_name_the_shapes(unchecked: None) -> None:
-    ours = MultiHeadAttention(D, H)
+    attention = MultiHeadAttention(D, H)
     with pytest.raises(ShapeError, match=r"queries of width 12 .* got query \(2, 4, 5\)"):
-        ours(torch.randn(2, 4, 5), torch.randn(2, 6, 12))
+        attention(torch.randn(2, 4, 5), torch.randn(2, 6, 12))
     with pytest.raises(ShapeError, match="expects queries of width 8"):
         MultiHeadAttention(8, 2, regard.Additive(8, 8, 5))
     with pytest.raises(ShapeError, match="expected attn_mask"):
@@ -378,15 +402,18 @@ def test_errors_name_the_shapes(unchecked: None) -> None:
     with pytest.raises(ShapeError, match="of bool"):
         SelfAttention(8, causal=True)(torch.randn(2, 4, 8), attn_mask=torch.zeros(4, 4).long())
     with pytest.raises(ShapeError, match=r"\(B, H, L, T\) = \(2, 3, 4, 6\), got \(2, 2, 4, 6\)"):
-        ours(*_rows(torch.float32), attn_mask=torch.zeros(2, 2, 4, 6, dtype=torch.bool))
+        attention(*_rows(torch.float32), attn_mask=torch.zeros(2, 2, 4, 6, dtype=torch.bool))
 
 
-def test_one_head_is_attention_on_projected_rows() -> None:
-    ours = MultiHeadAttention(D, 1, "dot").double()
+def test_one_head_equals_attention_on_projected_inputs() -> None:
+    attention = MultiHeadAttention(D, 1, "dot").double()
     query, key, value = _rows()
-    alone = Attention(Dot())(
-        ours.query_proj(query), ours.key_proj(key), ours.value_proj(value), need_weights=True
+    single = Attention(Dot())(
+        attention.query_proj(query),
+        attention.key_proj(key),
+        attention.value_proj(value),
+        need_weights=True,
     )
-    found = ours(query, key, value, need_weights=True)
-    assert_close(found.context, ours.out_proj(alone.context), 1e-13)
-    assert_close(found.weights[:, 0], alone.weights, 1e-13)
+    actual = attention(query, key, value, need_weights=True)
+    assert_close(actual.context, attention.out_proj(single.context), 1e-13)
+    assert_close(actual.weights[:, 0], single.weights, 1e-13)
