@@ -1,9 +1,9 @@
-"""Run-time checks of annotations, one seed and one hypothesis profile for every test, shared fixtures."""
+"""Run-time checks of annotations, a fixed seed, the hypothesis profile and shared fixtures."""
 
 import importlib.util
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 UNCHECKED = (
-    # read by the compilers of PyTorch, numba and Triton
+    # their functions are compiled by PyTorch, numba or Triton
     "regard.kernels.additive.",
     "regard.kernels.normalizers",
     "regard.kernels.weighted_sum",
@@ -36,7 +36,13 @@ def checked_modules() -> list[str]:
 
 jaxtyping.install_import_hook(checked_modules(), "beartype.beartype")
 
-from serving_models import make_folder  # noqa: E402  (imports the package, so after the hook)
+# imports of the package follow the import hook
+import regard  # noqa: E402
+from regard import model_folder  # noqa: E402
+from regard.config import Config, ModelConfig, TextConfig  # noqa: E402
+from regard.models import build  # noqa: E402
+from regard.text import Tokenizer  # noqa: E402
+from serving_models import make_folder  # noqa: E402
 
 if not torch.cuda.is_available():
     # read when Triton is imported
@@ -54,22 +60,44 @@ def _seeded() -> None:
 
 @pytest.fixture
 def poisoned() -> Iterator[None]:
-    """Memory that is allocated and not written holds NaN: whoever reads it shows."""
-    filled = torch.utils.deterministic.fill_uninitialized_memory
+    """Fill uninitialised memory with NaN, so that reading it changes the results."""
+    before = torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     assert torch.empty(3).isnan().all()
     yield
-    torch.utils.deterministic.fill_uninitialized_memory = filled
+    torch.utils.deterministic.fill_uninitialized_memory = before
     torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture
 def unchecked() -> Iterator[None]:
-    """Annotated shapes go unchecked, as for a user: what is raised then is our own error."""
+    """Disable the run-time checks of shapes, so that the package raises its own errors."""
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session")
+def make_translator() -> Callable[..., regard.Translator]:
+    """Return a function that builds a translator of an untrained model with given settings."""
+
+    def make(**model: object) -> regard.Translator:
+        torch.manual_seed(6)
+        text = TextConfig(unit="whitespace")
+        names = ("embedding_dim", "encoder_dim", "decoder_dim", "attention_dim")
+        defaults = {**{name: 8 for name in names}, "heads": 2}
+        config = Config(source=text, target=text, model=ModelConfig(**{**defaults, **model}))
+        tokenizer = Tokenizer.train(["a b c d"], text)
+        network = build(config.model, len(tokenizer), len(tokenizer)).eval()
+        for parameter in network.parameters():
+            parameter.data.mul_(2)
+        trained = model_folder.TrainedModel(
+            config, network, tokenizer, tokenizer, {"max_target_length": 4}
+        )
+        return regard.Translator(trained, torch.device("cpu"))
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What is measured of a translator: which layer looks where it matters."""
+"""Agreement of the attention of each layer with prediction differences."""
 
 import pytest
 import torch
@@ -25,29 +25,32 @@ def _translator(**model: object) -> regard.Translator:
     return regard.Translator(trained, torch.device("cpu"))
 
 
-def _costs(translator: regard.Translator, example: Example) -> list[int]:
-    """For every target symbol the source symbol whose erasure costs it most, one run for each."""
+def _most_important_positions(translator: regard.Translator, example: Example) -> list[int]:
+    """Return for each target token the source position whose erasure lowers its log-probability most.
+
+    The source positions are erased in separate runs.
+    """
     model = translator.trained.model
 
     def log_probs(source: list[int]) -> torch.Tensor:
         memory = model.encode(torch.tensor([source]), torch.tensor([len(source)]))
         inputs = torch.tensor([[BOS, *example.target]])
         states = model.decoder.unroll(memory, inputs).states
-        found = torch.log_softmax(model.decoder.predict(states), -1)[0]
-        return found[range(len(example.target)), example.target]
+        token_log_probs = torch.log_softmax(model.decoder.predict(states), -1)[0]
+        return token_log_probs[range(len(example.target)), example.target]
 
-    whole, costs = log_probs(example.source), []
-    for place in range(len(example.source) - 1):
-        erased = [*example.source[:place], UNK, *example.source[place + 1 :]]
-        costs.append(whole - log_probs(erased))
-    return torch.stack(costs).argmax(0).tolist()
+    full, differences = log_probs(example.source), []
+    for position in range(len(example.source) - 1):
+        erased = [*example.source[:position], UNK, *example.source[position + 1 :]]
+        differences.append(full - log_probs(erased))
+    return torch.stack(differences).argmax(0).tolist()
 
 
 @pytest.mark.parametrize(
     "settings", [{"kind": "transformer", "heads": 2}, {"kind": "rnn"}], ids=["transformer", "rnn"]
 )
 @torch.no_grad()
-def test_a_layer_agrees_where_it_looks_at_what_erasing_costs_most(
+def test_layer_agreements_equal_separate_erasures(
     settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluation, "_BATCH_TOKENS", 20)  # in several batches
@@ -56,15 +59,15 @@ def test_a_layer_agrees_where_it_looks_at_what_erasing_costs_most(
         Example([4, 5, 6, 7, EOS], [5, 6, 4]), Example([6, 4, EOS], [4, 7]),
         Example([7, 6, 5, EOS], [4]),
     ]  # fmt: skip
-    model, hits = translator.trained.model, []
+    model, agreements = translator.trained.model, []
     for example in examples:
         source = torch.tensor([example.source])
         memory = model.encode(source, torch.tensor([source.shape[1]]))
         inputs = torch.tensor([[BOS, *example.target]])
         weights = model.decoder.unroll(memory, inputs, need_weights=True).weights[0]
-        for t, cost in enumerate(_costs(translator, example)):
-            places = weights[t, :, :, :-1].mean(1).argmax(-1)
-            hits.append((places == cost).float())
-    want = torch.stack(hits).mean(0).tolist()
-    assert layer_agreements(translator, examples) == pytest.approx(want)
-    assert len(want) == (3 if settings["kind"] == "transformer" else 1)
+        for step, important in enumerate(_most_important_positions(translator, example)):
+            positions = weights[step, :, :, :-1].mean(1).argmax(-1)
+            agreements.append((positions == important).float())
+    expected = torch.stack(agreements).mean(0).tolist()
+    assert layer_agreements(translator, examples) == pytest.approx(expected)
+    assert len(expected) == (3 if settings["kind"] == "transformer" else 1)

@@ -1,6 +1,7 @@
-"""Explanations: worked examples, every score against its layer, and steps of trained models."""
+"""Explanations: worked examples, every score compared with its layer, and steps of a model."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,13 @@ import torch
 import regard
 from regard import model_folder
 from regard.cli.main import main
-from regard.config import Config, ModelConfig, TextConfig
 from regard.errors import ConfigError, ShapeError
 from regard.explanation import explain, variances
 from regard.explanation.from_model import explain_step
-from regard.models import build
 from regard.score_registry import SCORES
 from regard.scores import make_score
-from regard.text import Tokenizer
+
+MakeTranslator = Callable[..., regard.Translator]
 
 STATES = [[1, 0], [0, 1], [1, 1]]
 CALCULATION = """Given
@@ -52,16 +52,16 @@ Concatenation with the query
 """
 
 
-def test_worked_example() -> None:
-    found = regard.explain([1, 2], STATES)
-    assert str(found) == CALCULATION
-    np.testing.assert_allclose(found.scores, [1, 2, 3])
-    np.testing.assert_allclose(found.exponentials, np.exp([1, 2, 3]))
-    assert found.partition == pytest.approx(30.1929, abs=5e-5)
-    np.testing.assert_allclose(found.weights, [0.0900, 0.2447, 0.6652], atol=5e-5)
-    np.testing.assert_allclose(found.context, [0.7553, 0.9100], atol=5e-5)
-    np.testing.assert_allclose(found.concatenated, [1, 2, 0.7553, 0.9100], atol=5e-5)
-    np.testing.assert_allclose(found.weighted.sum(0), found.context)
+def test_worked_example_of_three_states() -> None:
+    explanation = regard.explain([1, 2], STATES)
+    assert str(explanation) == CALCULATION
+    np.testing.assert_allclose(explanation.scores, [1, 2, 3])
+    np.testing.assert_allclose(explanation.exponentials, np.exp([1, 2, 3]))
+    assert explanation.partition == pytest.approx(30.1929, abs=5e-5)
+    np.testing.assert_allclose(explanation.weights, [0.0900, 0.2447, 0.6652], atol=5e-5)
+    np.testing.assert_allclose(explanation.context, [0.7553, 0.9100], atol=5e-5)
+    np.testing.assert_allclose(explanation.concatenated, [1, 2, 0.7553, 0.9100], atol=5e-5)
+    np.testing.assert_allclose(explanation.weighted.sum(0), explanation.context)
 
 
 def _words(norm: float) -> list[list[float]]:
@@ -79,19 +79,21 @@ def _words(norm: float) -> list[list[float]]:
         (2, "cosine", [1, 0, 0, 0], [0.4754, 0.1749, 0.1749, 0.1749]),
     ],
 )
-def test_four_words(norm: float, score: str, scores: list[float], weights: list[float]) -> None:
+def test_worked_example_of_four_orthogonal_words(
+    norm: float, score: str, scores: list[float], weights: list[float]
+) -> None:
     words = _words(norm)
-    found = explain(words[0], words, score=score, labels=["Helga", "ate", "an", "apple"])
-    np.testing.assert_allclose(found.scores, scores, atol=1e-12)
-    np.testing.assert_allclose(found.weights, weights, atol=5e-5)
-    assert f"{weights[0]:.4f} Helga + {weights[1]:.4f} ate" in str(found)
+    explanation = explain(words[0], words, score=score, labels=["Helga", "ate", "an", "apple"])
+    np.testing.assert_allclose(explanation.scores, scores, atol=1e-12)
+    np.testing.assert_allclose(explanation.weights, weights, atol=5e-5)
+    assert f"{weights[0]:.4f} Helga + {weights[1]:.4f} ate" in str(explanation)
 
 
-def test_given_weights() -> None:
-    found = explain(None, np.eye(4), weights=[0.4, 0.3, 0.2, 0.1])
-    assert "c = 0.4000 h1 + 0.3000 h2 + 0.2000 h3 + 0.1000 h4" in str(found)
-    np.testing.assert_allclose(found.context, [0.4, 0.3, 0.2, 0.1])
-    assert found.scores is None
+def test_explicit_weights_replace_the_scores() -> None:
+    explanation = explain(None, np.eye(4), weights=[0.4, 0.3, 0.2, 0.1])
+    assert "c = 0.4000 h1 + 0.3000 h2 + 0.2000 h3 + 0.1000 h4" in str(explanation)
+    np.testing.assert_allclose(explanation.context, [0.4, 0.3, 0.2, 0.1])
+    assert explanation.scores is None
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -101,49 +103,51 @@ def test_every_score_equals_its_layer(name: str) -> None:
     score = make_score(name, query_dim=4, key_dim=width, hidden_dim=5).double()
     query, keys = torch.randn(1, 1, 4).double(), torch.randn(1, 6, width).double()
     values = torch.randn(1, 6, 2).double()
-    want = regard.Attention(score)(query, keys, values, need_weights=True)
-    letters = {letter: value.detach() for letter, value in score.formula_parameters().items()}
-    found = explain(query[0, 0], keys[0], values[0], name, parameters=letters)
-    np.testing.assert_allclose(found.scores, score(query, keys)[0, 0].detach(), atol=1e-12)
-    np.testing.assert_allclose(found.weights, want.weights[0, 0].detach(), atol=1e-12)
-    np.testing.assert_allclose(found.context, want.context[0, 0].detach(), atol=1e-12)
-    assert SCORES[name].text in str(found)
+    expected = regard.Attention(score)(query, keys, values, need_weights=True)
+    parameters = {letter: value.detach() for letter, value in score.formula_parameters().items()}
+    explanation = explain(query[0, 0], keys[0], values[0], name, parameters=parameters)
+    np.testing.assert_allclose(explanation.scores, score(query, keys)[0, 0].detach(), atol=1e-12)
+    np.testing.assert_allclose(explanation.weights, expected.weights[0, 0].detach(), atol=1e-12)
+    np.testing.assert_allclose(explanation.context, expected.context[0, 0].detach(), atol=1e-12)
+    assert SCORES[name].text in str(explanation)
 
 
 def test_missing_parameters_get_defaults_and_a_note() -> None:
-    found = explain([1, 2], STATES, score="mlp")
-    np.testing.assert_allclose(found.scores, [np.tanh(np.add([1, 2], h)).sum() for h in STATES])
-    assert "W = [[1, 0], [0, 1]] (default: the identity)" in str(found)
-    assert "v = [1, 1] (default: ones)" in str(found)
-    one = explain([1, 2], STATES, score="additive", parameters={"v": [2, 0]})
-    assert "v = [2, 0]\n" in str(one)
+    explanation = explain([1, 2], STATES, score="mlp")
+    np.testing.assert_allclose(
+        explanation.scores, [np.tanh(np.add([1, 2], h)).sum() for h in STATES]
+    )
+    assert "W = [[1, 0], [0, 1]] (default: the identity)" in str(explanation)
+    assert "v = [1, 1] (default: ones)" in str(explanation)
+    partial = explain([1, 2], STATES, score="additive", parameters={"v": [2, 0]})
+    assert "v = [2, 0]\n" in str(partial)
 
 
-def test_scores_that_would_overflow_are_shifted_with_a_note() -> None:
-    found = explain([1000.0, 0], [[1, 0], [0.999, 0]])
-    np.testing.assert_allclose(found.weights, [1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])
-    assert "the largest score was subtracted from all scores" in str(found)
+def test_large_scores_are_shifted_with_a_note() -> None:
+    explanation = explain([1000.0, 0], [[1, 0], [0.999, 0]])
+    np.testing.assert_allclose(explanation.weights, [1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])
+    assert "the largest score was subtracted from all scores" in str(explanation)
 
 
-def test_unnormalised_sum() -> None:
+def test_the_unnormalised_sum_is_printed_on_request() -> None:
     text = explain([1, 2], STATES).to_text(unnormalised=True)
     assert "sum_i e_i h_i = [4, 5]" in text
 
 
 def test_markdown_and_json() -> None:
-    found = explain([1, 2], STATES)
-    markdown = found.to_markdown(digits=2)
+    explanation = explain([1, 2], STATES)
+    markdown = explanation.to_markdown(digits=2)
     assert r"$$e_i = s \cdot h$$" in markdown
     assert "| alpha = exp(e) / Z | 0.09 | 0.24 | 0.67 |" in markdown
     assert "h_{1}" in markdown
-    document = json.loads(found.to_json())
+    document = json.loads(explanation.to_json())
     assert document["scores"] == [1, 2, 3]
-    assert document["context"] == found.context.tolist()
+    assert document["context"] == explanation.context.tolist()
     assert document["unnormalised_sum"] == [4, 5]
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "wrong"),
+    ("arguments", "error", "message"),
     [
         (([1, 2, 3], STATES), ShapeError, "cannot compare a query of width 3 with keys of width 2"),
         (([1, 2], [[1, 0], [1]]), ShapeError, "expected keys as numbers in rows of one length"),
@@ -154,43 +158,19 @@ def test_markdown_and_json() -> None:
         ((None, STATES), ConfigError, "scoring needs a query"),
     ],
 )
-def test_invalid_arguments_raise(given: Any, error: type[Exception], wrong: str) -> None:
-    with pytest.raises(error, match=wrong):
-        explain(*given)
+def test_invalid_arguments_raise(arguments: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        explain(*arguments)
     with pytest.raises(ConfigError, match="dot has no parameter 'W'; it has no parameters"):
         explain([1, 2], STATES, parameters={"W": [[1]]})
 
 
 def test_measured_variances_equal_the_derived_ones() -> None:
     for row in variances([1, 16, 300]):
-        # of 20,000 samples the variance is known to about one percent
+        # from 20,000 samples the variance is estimated with an error of about one percent
         assert row["dot"] == pytest.approx(row["dim"], rel=0.06)
         assert row["scaled_dot"] == pytest.approx(1, rel=0.06)
         assert row["over_dim"] == pytest.approx(1 / row["dim"], rel=0.06)
-
-
-def _translator(out: Path, **model: object) -> regard.Translator:
-    torch.manual_seed(1)
-    side = TextConfig(unit="whitespace")
-    widths = {
-        "embedding_dim": 8,
-        "encoder_dim": 8,
-        "decoder_dim": 8,
-        "attention_dim": 8,
-        "heads": 2,
-    }
-    config = Config(source=side, target=side, model=ModelConfig(**{**widths, **model}))
-    tokenizer = Tokenizer.train(["a b c"], side)
-    built = build(config.model, len(tokenizer), len(tokenizer)).eval()
-    for parameter in built.parameters():
-        parameter.data.mul_(2)
-    trained = model_folder.TrainedModel(
-        config, built, tokenizer, tokenizer, {"max_target_length": 4}
-    )
-    out.mkdir()
-    model_folder.save_description(out, trained)
-    model_folder.save_weights(out, built)
-    return regard.Translator(trained, torch.device("cpu"))
 
 
 MODELS = [
@@ -203,22 +183,24 @@ MODELS = [
 
 @pytest.mark.parametrize("settings", MODELS, ids=str)
 def test_a_step_of_a_model_equals_its_attention(
-    tmp_path: Path, settings: dict[str, object]
+    make_translator: MakeTranslator, settings: dict[str, object]
 ) -> None:
-    translator = _translator(tmp_path / "model", **settings)
+    translator = make_translator(**settings)
     for step in (1, 3):
-        found, output = explain_step(translator, "a c b a", step, target="c b a")
+        explanation, output = explain_step(translator, "a c b a", step, target="c b a")
         heads = output.attention_heads[step - 1]
         layer = translator.attention_layer
-        np.testing.assert_allclose(found.weights, heads[layer, 0], atol=1e-5)
-        assert found.labels == ["a(1)", "c(2)", "b(3)", "a(4)", "</s>(5)"]
+        np.testing.assert_allclose(explanation.weights, heads[layer, 0], atol=1e-5)
+        assert explanation.labels == ["a(1)", "c(2)", "b(3)", "a(4)", "</s>(5)"]
     if settings.get("kind") == "transformer":
-        found, output = explain_step(translator, "a c b a", 2, target="c b a", layer=2, head=1)
-        np.testing.assert_allclose(found.weights, output.attention_heads[1, 2, 1], atol=1e-5)
+        explanation, output = explain_step(
+            translator, "a c b a", 2, target="c b a", layer=2, head=1
+        )
+        np.testing.assert_allclose(explanation.weights, output.attention_heads[1, 2, 1], atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("settings", "more", "wrong"),
+    ("settings", "options", "message"),
     [
         ({"attention": "none"}, {}, "no attention to explain"),
         ({"normalizer": "sparsemax"}, {}, "only softmax attention over the whole source"),
@@ -228,18 +210,23 @@ def test_a_step_of_a_model_equals_its_attention(
     ],
 )
 def test_steps_that_do_not_exist_raise(
-    tmp_path: Path, settings: dict[str, object], more: dict[str, int], wrong: str
+    make_translator: MakeTranslator,
+    settings: dict[str, object],
+    options: dict[str, int],
+    message: str,
 ) -> None:
-    translator = _translator(tmp_path / "model", **settings)
-    with pytest.raises(ConfigError, match=wrong):
-        explain_step(translator, "a b", more.pop("step", 1), target="a b", **more)
+    translator = make_translator(**settings)
+    with pytest.raises(ConfigError, match=message):
+        explain_step(translator, "a b", options.pop("step", 1), target="a b", **options)
 
 
-def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_explanations_and_errors(
+    make_translator: MakeTranslator, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def run(*arguments: str, status: int = 0) -> str:
         assert main(["explain", *arguments]) == status
-        done = capsys.readouterr()
-        return done.err if status else done.out
+        captured = capsys.readouterr()
+        return captured.err if status else captured.out
 
     vectors = "--query", "1,2", "--keys", "1,0;0,1;1,1"
     assert run(*vectors) == CALCULATION
@@ -261,12 +248,15 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
     table = run("--dim", "1..8")
     assert [line.split()[1] for line in table.splitlines()[4:8]] == ["1", "2", "4", "8"]
-    translator = _translator(tmp_path / "model")
+    translator = make_translator()
+    (tmp_path / "model").mkdir()
+    model_folder.save_description(tmp_path / "model", translator.trained)
+    model_folder.save_weights(tmp_path / "model", translator.trained.model)
     output = translator.align(["a b"], ["c a"])[0]
     text = run("--model", str(tmp_path / "model"), "a b", "--target", "c a", "--step", "2")
     assert text.startswith("a b -> c a; step 2: a\n")
     assert f"{output.attention[1, 0]:.4f} a(1) + {output.attention[1, 1]:.4f} b(2)" in text
-    for arguments, wrong in (
+    for arguments, message in (
         ((), "give --query and --keys"),
         (("--query", "1,x", "--keys", "1"), "--query takes numbers separated by commas"),
         ((*vectors, "--format", "pdf"), "--format must be text, markdown or json"),
@@ -274,4 +264,4 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("--query", "gone.npy", "--keys", "1"), "cannot read gone.npy"),
         (("--model", str(tmp_path / "model")), "--model needs a text"),
     ):
-        assert wrong in run(*arguments, status=1)
+        assert message in run(*arguments, status=1)

@@ -1,17 +1,17 @@
 """Interventions: forced prefixes, pinned weights, ablated heads."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 import regard
-from regard import model_folder
 from regard.attention import Intervention
-from regard.config import Config, ModelConfig, TextConfig
 from regard.errors import ConfigError
-from regard.models import build
 from regard.request import prepare
-from regard.text import Tokenizer
+
+MakeTranslator = Callable[..., regard.Translator]
 
 MODELS = [
     {"attention": "additive"},
@@ -24,50 +24,31 @@ MODELS = [
 ]
 
 
-def _translator(**model: object) -> regard.Translator:
-    torch.manual_seed(6)
-    side = TextConfig(unit="whitespace")
-    widths = {
-        "embedding_dim": 8,
-        "encoder_dim": 8,
-        "decoder_dim": 8,
-        "attention_dim": 8,
-        "heads": 2,
-    }
-    config = Config(source=side, target=side, model=ModelConfig(**{**widths, **model}))
-    tokenizer = Tokenizer.train(["a b c d"], side)
-    built = build(config.model, len(tokenizer), len(tokenizer)).eval()
-    for parameter in built.parameters():
-        parameter.data.mul_(2)
-    trained = model_folder.TrainedModel(
-        config, built, tokenizer, tokenizer, {"max_target_length": 4}
-    )
-    return regard.Translator(trained, torch.device("cpu"))
-
-
 @pytest.mark.parametrize("beam_size", [1, 4])
 @pytest.mark.parametrize("model", [*MODELS, {"attention": "none"}], ids=str)
-def test_outputs_begin_with_their_prefix(model: dict[str, object], beam_size: int) -> None:
-    translator = _translator(**model)
+def test_outputs_begin_with_their_prefix(
+    make_translator: MakeTranslator, model: dict[str, object], beam_size: int
+) -> None:
+    translator = make_translator(**model)
     texts = ["a b c", "d", "b a", ""]
     outputs = translator.translate(texts, beam_size, prefix=["b c", "", "d d d", "a"])
     assert outputs[0].tokens[:2] == ["b", "c"]
     assert outputs[2].tokens[:3] == ["d", "d", "d"]
     assert outputs[3].tokens == []
-    alone = translator.translate(["d"], beam_size)[0]
+    single = translator.translate(["d"], beam_size)[0]
     assert (outputs[1].tokens, outputs[1].score) == (
-        alone.tokens,
-        pytest.approx(alone.score, abs=1e-5),
+        single.tokens,
+        pytest.approx(single.score, abs=1e-5),
     )
     same_prefix = translator.translate(texts[:2], beam_size, prefix="c")
     assert [output.tokens[0] for output in same_prefix] == ["c", "c"]
-    forced = translator.align([texts[0]], [outputs[0].text])[0]
+    aligned = translator.align([texts[0]], [outputs[0].text])[0]
     if outputs[0].complete:
-        assert forced.score == pytest.approx(outputs[0].score, abs=1e-4)
+        assert aligned.score == pytest.approx(outputs[0].score, abs=1e-4)
 
 
-def test_forcing_the_models_own_output_changes_nothing() -> None:
-    translator = _translator()
+def test_forcing_the_models_own_output_changes_nothing(make_translator: MakeTranslator) -> None:
+    translator = make_translator()
     free = translator.translate(["a b c"], 3)[0]
     forced = translator.translate(["a b c"], 3, prefix=" ".join(free.tokens))[0]
     assert forced.tokens[: len(free.tokens)] == free.tokens
@@ -75,11 +56,11 @@ def test_forcing_the_models_own_output_changes_nothing() -> None:
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 @pytest.mark.parametrize("model", MODELS, ids=str)
-def test_pinned_weights_are_exact_and_free_ones_share_the_rest(
-    model: dict[str, object], beam_size: int
+def test_pinned_weights_are_exact_and_the_others_are_rescaled(
+    make_translator: MakeTranslator, model: dict[str, object], beam_size: int
 ) -> None:
-    translator = _translator(**model)
-    free = translator.translate(["a b c", "d c"], beam_size, prefix="a b c")
+    translator = make_translator(**model)
+    unmodified = translator.translate(["a b c", "d c"], beam_size, prefix="a b c")
     pins = {0: {1: 0.7}, 2: {0: 0.0, 2: 0.5}}
     outputs = translator.translate(["a b c", "d c"], beam_size, prefix="a b c", pin=pins)
     for output in outputs:
@@ -88,43 +69,50 @@ def test_pinned_weights_are_exact_and_free_ones_share_the_rest(
         np.testing.assert_allclose(weights[0, ..., 1], 0.7, atol=1e-6)
         np.testing.assert_allclose(weights[2, ..., 0], 0, atol=1e-6)
         np.testing.assert_allclose(weights[2, ..., 2], 0.5, atol=1e-6)
-    # in the first layer of the first step nothing else has changed yet
-    before, after = free[0].attention_heads[0, 0], outputs[0].attention_heads[0, 0]
-    rest = [0, 2, 3]
-    shares = before[:, rest] / before[:, rest].sum(-1, keepdims=True)
-    np.testing.assert_allclose(after[:, rest], 0.3 * shares, atol=1e-5)
+    # the first layer of the first step has no other inputs than without the pins
+    original_weights, pinned_weights = (
+        unmodified[0].attention_heads[0, 0],
+        outputs[0].attention_heads[0, 0],
+    )
+    unpinned = [0, 2, 3]
+    normalized = original_weights[:, unpinned] / original_weights[:, unpinned].sum(
+        -1, keepdims=True
+    )
+    np.testing.assert_allclose(pinned_weights[:, unpinned], 0.3 * normalized, atol=1e-5)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=str)
-def test_pinning_the_models_own_weights_changes_nothing(model: dict[str, object]) -> None:
+def test_pinning_the_models_own_weights_changes_nothing(
+    make_translator: MakeTranslator, model: dict[str, object]
+) -> None:
     if model.get("kind") == "transformer":  # every head has different weights
         model = {**model, "decoder_layers": 1, "heads": 1}
-    translator = _translator(**model)
-    free = translator.translate(["a b c"], 2)[0]
+    translator = make_translator(**model)
+    unmodified = translator.translate(["a b c"], 2)[0]
     pins = {
         step: {position: float(weight) for position, weight in enumerate(row / row.sum())}
-        for step, row in enumerate(free.attention.astype(float))
+        for step, row in enumerate(unmodified.attention.astype(float))
     }
     output = translator.translate(["a b c"], 2, pin=pins)[0]
-    assert output.tokens == free.tokens
-    assert output.score == pytest.approx(free.score, abs=1e-4)
+    assert output.tokens == unmodified.tokens
+    assert output.score == pytest.approx(unmodified.score, abs=1e-4)
 
 
-def test_an_intervention_affects_only_its_own_text() -> None:
-    translator = _translator()
-    free = translator.translate(["a b", "c d"])
+def test_an_intervention_affects_only_its_own_text(make_translator: MakeTranslator) -> None:
+    translator = make_translator()
+    unmodified = translator.translate(["a b", "c d"])
     outputs = translator.translate(["a b", "c d"], prefix=["", "a"], pin=[{}, {0: {0: 1.0}}])
-    assert outputs[0].score == pytest.approx(free[0].score, abs=1e-5)
+    assert outputs[0].score == pytest.approx(unmodified[0].score, abs=1e-5)
     np.testing.assert_allclose(outputs[1].attention[0], [1, 0, 0], atol=1e-6)
-    alone = translator.translate(["c d"], prefix="a", pin={0: {0: 1.0}})[0]
-    assert (alone.tokens, alone.score) == (
+    single = translator.translate(["c d"], prefix="a", pin={0: {0: 1.0}})[0]
+    assert (single.tokens, single.score) == (
         outputs[1].tokens,
         pytest.approx(outputs[1].score, abs=1e-5),
     )
 
 
-def test_pinning_other_positions_changes_the_output() -> None:
-    translator = _translator()
+def test_the_score_depends_on_the_pinned_position(make_translator: MakeTranslator) -> None:
+    translator = make_translator()
     scores = {
         round(translator.translate(["a b c"], 1, pin={0: {position: 1.0}})[0].score, 5)
         for position in range(4)
@@ -132,19 +120,19 @@ def test_pinning_other_positions_changes_the_output() -> None:
     assert len(scores) > 1
 
 
-def test_ablated_heads_have_zero_weights() -> None:
-    translator = _translator(kind="transformer")
-    free = translator.translate(["a b c"], prefix="a")[0]
+def test_ablated_heads_have_zero_weights(make_translator: MakeTranslator) -> None:
+    translator = make_translator(kind="transformer")
+    unmodified = translator.translate(["a b c"], prefix="a")[0]
     output = translator.translate(["a b c"], prefix="a", ablate_heads=[(0, 1), (2, 0)])[0]
     weights = output.attention_heads
     assert (weights[:, 0, 1] == 0).all()
     assert (weights[:, 2, 0] == 0).all()
     np.testing.assert_allclose(weights[:, 0, 0].sum(-1), 1, atol=1e-5)
-    np.testing.assert_allclose(weights[0, 0, 0], free.attention_heads[0, 0, 0], atol=1e-6)
-    assert output.score != pytest.approx(free.score, abs=1e-6)
+    np.testing.assert_allclose(weights[0, 0, 0], unmodified.attention_heads[0, 0, 0], atol=1e-6)
+    assert output.score != pytest.approx(unmodified.score, abs=1e-6)
 
 
-def test_apply_redistributes_the_free_weights() -> None:
+def test_apply_rescales_the_weights_that_are_not_pinned() -> None:
     nan = float("nan")
     intervention = Intervention(torch.tensor([[nan, 0.5, nan], [nan, nan, nan]]))
     weights = torch.tensor([[[0.2, 0.2, 0.6]], [[0.1, 0.4, 0.5]]])
@@ -172,30 +160,32 @@ def test_apply_redistributes_the_free_weights() -> None:
         ),
     ],
 )
-def test_invalid_interventions_raise(interventions: dict[str, object], message: str) -> None:
+def test_invalid_interventions_raise(
+    make_translator: MakeTranslator, interventions: dict[str, object], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
-        _translator().translate(["a b c"], **interventions)
+        make_translator().translate(["a b c"], **interventions)
     with pytest.raises(ConfigError, match="no attention to pin or ablate"):
-        _translator(attention="none").translate(["a"], pin={0: {0: 1.0}})
+        make_translator(attention="none").translate(["a"], pin={0: {0: 1.0}})
 
 
-def test_a_prefix_of_tokens_is_not_tokenised() -> None:
-    translator = _translator(attention="additive")
+def test_a_prefix_of_tokens_is_not_tokenised(make_translator: MakeTranslator) -> None:
+    translator = make_translator(attention="additive")
     outputs = translator.translate(["a b", "c"], prefix=[["b", "zz"], "d d"])
     assert outputs[0].tokens[:2] == ["b", "<unk>"]
     assert outputs[1].tokens[:2] == ["d", "d"]
-    forced = translator.align(["a b"], [["b", "a"]])[0]
-    assert forced.tokens == ["b", "a"]
-    assert forced.score == pytest.approx(translator.align(["a b"], ["b a"])[0].score)
+    aligned = translator.align(["a b"], [["b", "a"]])[0]
+    assert aligned.tokens == ["b", "a"]
+    assert aligned.score == pytest.approx(translator.align(["a b"], ["b a"])[0].score)
 
 
-def test_a_prefix_can_copy_unknown_tokens() -> None:
-    translator = _translator(copy=True)
+def test_a_prefix_can_copy_unknown_tokens(make_translator: MakeTranslator) -> None:
+    translator = make_translator(copy=True)
     assert translator.translate(["a zz"], prefix=[["zz"]])[0].tokens[0] == "zz"
 
 
-def test_a_pin_beyond_the_length_limit_raises() -> None:
-    translator = _translator(attention="additive")
+def test_a_pin_beyond_the_length_limit_raises(make_translator: MakeTranslator) -> None:
+    translator = make_translator(attention="additive")
     limit = prepare(translator.trained, ["a b"]).sources[0].limit
     translator.translate(["a b"], pin={limit - 1: {0: 1.0}})
     with pytest.raises(ConfigError, match=f"steps from 0 to {limit - 1}"):
