@@ -15,8 +15,7 @@ from regard.attention.masks import Masks, resolve_masks, zero_rows
 from regard.errors import ConfigError, ShapeError
 from regard.kernels import additive
 from regard.kernels.normalizers import NORMALIZERS
-from regard.kernels.precision import to_compute_dtype
-from regard.kernels.weighted_sum import weighted_sum
+from regard.kernels.weighted_sum import to_compute_dtype, weighted_sum
 from regard.scores import InnerProductScore, PairwiseScore, Score, check_pair, shape
 
 

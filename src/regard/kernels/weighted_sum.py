@@ -1,4 +1,10 @@
-"""Context and weights from scores, on any device and in any dtype."""
+"""Context and weights from scores, on any device and in any dtype.
+
+The kernels compute half precisions in float32, without autocast.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -6,7 +12,19 @@ from torch import Tensor
 
 from regard.kernels.dropout import dropout_mask
 from regard.kernels.normalizers import normalize
-from regard.kernels.precision import to_compute_dtype, without_autocast
+
+
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context manager that disables autocast."""
+    # an exported program may run under an autocast that was not active at its export
+    if torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
+def to_compute_dtype(tensor: Tensor) -> Tensor:
+    """Return the tensor in the dtype of the computation: float32 for half precisions."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def weighted_sum(

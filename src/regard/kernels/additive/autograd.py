@@ -22,7 +22,7 @@ from regard.kernels.additive import blocks, dispatch
 from regard.kernels.additive.blocks import Arguments
 from regard.kernels.dropout import dropout_mask
 from regard.kernels.normalizers import normalize
-from regard.kernels.precision import without_autocast
+from regard.kernels.weighted_sum import without_autocast
 
 _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
@@ -83,16 +83,6 @@ def _has_data(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, Parameter) and _torch._has_storage(tensor)
 
 
-def _attend(*arguments: Any) -> tuple[Tensor, Tensor]:
-    return blocks.attend(Arguments(*arguments))
-
-
-def _attend_backward(
-    grad_context: Tensor, grad_log_sum_exp: Tensor | None, *arguments: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return blocks.gradients(grad_context, grad_log_sum_exp, Arguments(*arguments))
-
-
 def _fake_scores(a: Tensor, b: Tensor, *others: Any) -> Tensor:
     return a.new_empty(*a.shape[:2], b.shape[1])
 
@@ -124,11 +114,11 @@ _ARGUMENTS = (
 scores_forward = _Computation("additive_scores", dispatch.scores, _fake_scores)
 scores_backward = _Computation("additive_scores_backward", dispatch.gradients, _fake_gradients)
 attention_forward = _Computation(
-    "additive_attention", _attend, _fake_attend, f"({_ARGUMENTS}) -> (Tensor, Tensor)"
+    "additive_attention", blocks.attend, _fake_attend, f"({_ARGUMENTS}) -> (Tensor, Tensor)"
 )
 attention_backward = _Computation(
     "additive_attention_backward",
-    _attend_backward,
+    blocks.gradients,
     _fake_attend_backward,
     f"(Tensor grad_context, Tensor? grad_log_sum_exp, {_ARGUMENTS}) -> "
     "(Tensor, Tensor, Tensor, Tensor, Tensor)",

@@ -4,7 +4,7 @@ The backward pass recomputes the weights of every block.
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,13 +62,15 @@ class _Block(NamedTuple):
     """Index of their keys, (B, H)."""
     scores: Tensor
     """With the bias, -inf where masked."""
+    weights: Tensor
+    """Before dropout. Where the normaliser is `none`, this is the tensor of the scores."""
     masked: Tensor | None
     dropout_mask: Tensor | None
 
 
 def _blocks(arguments: Arguments) -> Iterator[_Block]:
     """Yield the blocks, equal in both passes, dropout included."""
-    a, b, v, _, masked, bias, prepared, seed, _, dropout, workspace = arguments
+    a, b, v, _, masked, bias, prepared, seed, normalizer, dropout, workspace = arguments
     if prepared is None:
         prepared = dispatch.prepare_keys(b)
     generator = None if seed is None else torch.Generator(a.device).manual_seed(int(seed))
@@ -83,8 +85,11 @@ def _blocks(arguments: Arguments) -> Iterator[_Block]:
             scores += _slice(bias, queries)
         if masked_block is not None:
             scores.masked_fill_(masked_block, -torch.inf)
+        weights = apply_normalizer(scores, normalizer)
+        if masked_block is not None:
+            weights.masked_fill_(masked_block, 0)
         mask = dropout_mask(scores, dropout, generator) if dropout > 0 else None
-        yield _Block(queries, keys, scores, masked_block, mask)
+        yield _Block(queries, keys, scores, weights, masked_block, mask)
 
 
 def _slice(tensor: Tensor, queries: tuple[slice, ...]) -> Tensor:
@@ -93,22 +98,17 @@ def _slice(tensor: Tensor, queries: tuple[slice, ...]) -> Tensor:
     return tensor[tuple(slice(None) if size == 1 else axis for axis, size in axes)]
 
 
-def _weights(block: _Block, normalizer: str) -> Tensor:
-    weights = apply_normalizer(block.scores, normalizer)
-    return weights if block.masked is None else weights.masked_fill_(block.masked, 0)
-
-
-def attend(arguments: Arguments) -> tuple[Tensor, Tensor]:
+def attend(*fields: Any) -> tuple[Tensor, Tensor]:
     """Return the context (B, H, L, Dv) and, for softmax, the log-sum-exp (B, H, L)."""
-    a, values, normalizer = arguments.a, arguments.values, arguments.normalizer
+    arguments = Arguments(*fields)
+    a, values = arguments.a, arguments.values
     context = values.new_empty(*a.shape[:-1], values.shape[-1])
     log_sum_exp = a.new_zeros(a.shape[:-1])
     for block in _blocks(arguments):
-        maximum = block.scores.amax(-1)
-        weights = _weights(block, normalizer)
-        if normalizer == "softmax":
+        weights = block.weights
+        if arguments.normalizer == "softmax":
             # the largest weight is e^(maximum - log_sum_exp); the maximum of no keys is -inf
-            log_weight = weights.amax(-1).log()
+            maximum, log_weight = block.scores.amax(-1), weights.amax(-1).log()
             log_sum_exp[block.queries] = maximum - log_weight.masked_fill_(maximum == -torch.inf, 0)
         weights = weights if block.dropout_mask is None else weights.mul_(block.dropout_mask)
         context[block.queries] = weights @ values[block.keys]
@@ -116,15 +116,15 @@ def attend(arguments: Arguments) -> tuple[Tensor, Tensor]:
 
 
 def gradients(
-    grad_context: Tensor, grad_log_sum_exp: Tensor | None, arguments: Arguments
+    grad_context: Tensor, grad_log_sum_exp: Tensor | None, *fields: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of a, b, v, values and bias; without a bias the last is empty."""
+    arguments = Arguments(*fields)
     a, b, v, values, _, bias, *_ = arguments
     grad_a, grad_b, grad_v, grad_values = (x.new_zeros(x.shape) for x in (a, b, v, values))
     grad_bias = a.new_zeros(0 if bias is None else bias.shape)
     for block in _blocks(arguments):
-        queries, keys = block.queries, block.keys
-        weights = _weights(block, arguments.normalizer)
+        queries, keys, weights = block.queries, block.keys, block.weights
         dropped = weights if block.dropout_mask is None else weights * block.dropout_mask
         grad_values[keys] += dropped.mT @ grad_context[queries]
         gradient = grad_context[queries] @ values[keys].mT

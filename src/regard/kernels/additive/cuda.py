@@ -1,4 +1,4 @@
-# pyright: basic, reportCallIssue=false, reportArgumentType=false
+# pyright: basic, reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 # (Triton reads the signatures of kernels itself; they carry no types)
 """CUDA backend: Triton kernels of the additive scores and their gradients.
 
@@ -87,11 +87,9 @@ class _Operand:
     def __init__(self, rows: Tensor) -> None:
         self.raw = rows.contiguous()
         self.exponentials = torch.exp(2 * self.raw.clamp(-MAX_EXPONENT, MAX_EXPONENT))
-        largest = (
-            self.raw.abs().amax(-1) if self.raw.shape[-1] else self.raw.new_zeros(rows.shape[:2])
-        )
+        size = self.raw.abs()
         # for every row 2: no clamp, 1: clamp, 0: out of range; NaN compares false
-        self.range = (largest <= MAX_EXPONENT).int() + (largest <= MAX_UNCLAMPED).int()
+        self.range = (size <= MAX_EXPONENT).all(-1).int() + (size <= MAX_UNCLAMPED).all(-1).int()
 
     @property
     def transposed(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -169,19 +167,14 @@ def score_kernel(  # noqa: D103
     )
     total = 0.0
     sums = tl.zeros((tile_rows, tile_keys), tl.float32)
-    if range_class == 2:
-        for d in range(0, width, 2):
-            sums, total = add_two_features(
-                sums, total, v + d, exp_a + a_offset + d * rows, exp_b + b_offset + d * keys,
-                rows, keys, a_mask, b_mask, False, compiled,
-            )  # fmt: skip
-    elif range_class == 1:
-        for d in range(0, width, 2):
-            sums, total = add_two_features(
-                sums, total, v + d, exp_a + a_offset + d * rows, exp_b + b_offset + d * keys,
-                rows, keys, a_mask, b_mask, True, compiled,
-            )  # fmt: skip
-    else:
+    for clamp in tl.static_range(2):
+        if range_class == 2 - clamp:
+            for d in range(0, width, 2):
+                sums, total = add_two_features(
+                    sums, total, v + d, exp_a + a_offset + d * rows, exp_b + b_offset + d * keys,
+                    rows, keys, a_mask, b_mask, clamp, compiled,
+                )  # fmt: skip
+    if range_class == 0:
         for d in range(0, width):
             v0 = tl.load(v + d)
             a0 = tl.load(raw_a + a_offset + d * rows, a_mask, 0.0)

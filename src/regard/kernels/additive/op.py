@@ -17,8 +17,7 @@ from torch import Tensor
 from regard.errors import ConfigError
 from regard.kernels.additive import autograd, blocks, dispatch
 from regard.kernels.additive.pytorch import WORKSPACE
-from regard.kernels.precision import to_compute_dtype, without_autocast
-from regard.kernels.weighted_sum import weighted_sum
+from regard.kernels.weighted_sum import to_compute_dtype, weighted_sum, without_autocast
 
 
 class AdditiveOutput(NamedTuple):
