@@ -12,7 +12,7 @@ from regard.attention import Memory
 from regard.config import ModelConfig
 from regard.decoders import Decoder, Step
 from regard.models import Seq2Seq, build
-from regard.search import beam_search, forced_decode, length_normalization
+from regard.search import SearchConstraints, beam_search, forced_decode, length_normalization
 from regard.text import BOS, EOS, PAD
 
 V = 7
@@ -124,6 +124,31 @@ def test_greedy_search_takes_the_most_probable_token_of_every_step() -> None:
                 break
             ids.append(int(token))
         assert hypothesis.ids == ids[:6]
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+@pytest.mark.parametrize("decoder", ["luong", "bahdanau"])
+def test_top_logprobs_are_the_decoders_own_distribution(decoder: str, beam_size: int) -> None:
+    model = _model(decoder=decoder, attention="additive")
+    memory = _memory(model)
+    prefixes = torch.tensor([[5, 4], [6, 0], [0, 0]])
+    pins = torch.full((3, 2, 4), torch.nan)
+    constraints = SearchConstraints(prefixes, pins)
+    outputs = beam_search(
+        model.decoder, memory, _limits(4, 6, 2), beam_size, 1, 1.0, constraints, top_logprobs=3
+    )
+    for item, (hypothesis,) in enumerate(outputs):
+        assert hypothesis.top is not None
+        assert len(hypothesis.top) == len(hypothesis.ids) + 1
+        state = model.decoder.start(memory.select(torch.tensor([item])))
+        for token, top in zip([BOS, *hypothesis.ids], hypothesis.top, strict=True):
+            with torch.inference_mode():
+                step = model.decoder.step(torch.tensor([token]), state)
+            state, expected = step.state, step.log_probs[0].topk(3)
+            assert [entry.id for entry in top] == expected.indices.tolist()
+            values = [entry.log_prob for entry in top]
+            np.testing.assert_allclose(values, expected.values, atol=1e-5)
+    assert beam_search(model.decoder, memory, _limits(2, 2, 2))[0][0].top is None
 
 
 def test_hypotheses_come_best_first_and_differ() -> None:

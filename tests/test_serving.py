@@ -238,6 +238,67 @@ def test_explain_returns_the_values_of_a_step(client: TestClient, folder: Path) 
     assert "--step must be from 1" in response.json()["error"]
 
 
+def test_top_logprobs_are_those_of_the_translator(client: TestClient, folder: Path) -> None:
+    translator = regard.Translator.load(folder, "cpu")
+    (expected,) = translator.translate(["a b c"], top_logprobs=4)
+    (output,) = _translate(client, text="a b c", top_logprobs=4)
+    assert expected.top_logprobs is not None
+    assert len(output["top_logprobs"]) == len(output["tokens"]) + 1
+    for step, entries in zip(output["top_logprobs"], expected.top_logprobs, strict=True):
+        assert [entry["token"] for entry in step] == [entry.token for entry in entries]
+        log_probs = [entry.log_prob for entry in entries]
+        assert [entry["log_prob"] for entry in step] == pytest.approx(log_probs, abs=1e-5)
+        assert log_probs == sorted(log_probs, reverse=True)
+    assert "top_logprobs" not in _translate(client, text="a b c")[0]
+    # what the model would have said: its distribution does not depend on the forced prefix
+    (forced,) = _translate(client, text="a b c", prefix_tokens=["d"], top_logprobs=4)
+    (free,) = _translate(client, text="a b c", top_logprobs=4)
+    assert [entry["token"] for entry in forced["top_logprobs"][0]] == [
+        entry["token"] for entry in free["top_logprobs"][0]
+    ]
+
+
+def test_self_attention_is_that_of_every_layer(client: TestClient, transformer: Path) -> None:
+    target = ["b", "a", "d"]
+    body = {"model": 1, "text": "a b c", "target": target}
+    result = client.post("/api/self-attention", json=body).json()
+    assert result["source_tokens"][-1] == "</s>"
+    assert result["decoder_inputs"] == ["<s>", *target]
+    translator = regard.Translator.load(transformer, "cpu")
+    (forced,) = translator.align(["a b c"], [target])
+    assert forced.attention_heads is not None
+    cross = np.array(result["cross"]).transpose(2, 0, 1, 3)
+    np.testing.assert_allclose(cross[: len(target)], forced.attention_heads, atol=2e-6)
+    encoder, decoder = np.array(result["encoder"]), np.array(result["decoder"])
+    width, length = len(result["source_tokens"]), len(target) + 1
+    assert encoder.shape[2:] == (width, width)
+    assert decoder.shape[2:] == (length, length)
+    for weights in (encoder, decoder):
+        np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
+    assert not np.triu(decoder, 1).any()
+    # what follows a token changes no weight before it
+    shorter = client.post("/api/self-attention", json={**body, "target": target[:2]}).json()
+    np.testing.assert_allclose(np.array(shorter["decoder"]), decoder[..., :3, :3], atol=2e-6)
+
+
+def test_an_ablated_head_changes_the_later_layers_only(client: TestClient) -> None:
+    body = {"model": 1, "text": "a b c", "target": ["b", "a"]}
+    before = client.post("/api/self-attention", json=body).json()
+    after = client.post("/api/self-attention", json={**body, "ablate_heads": [[0, 1]]}).json()
+    assert not np.array(after["cross"])[0, 1].any()
+    assert after["encoder"] == before["encoder"]
+    assert after["decoder"][0] == before["decoder"][0]
+    assert after["decoder"][1] != before["decoder"][1]
+    response = client.post("/api/self-attention", json={**body, "ablate_heads": [[9, 0]]})
+    assert response.status_code == 422
+
+
+def test_a_recurrent_model_has_no_self_attention(client: TestClient) -> None:
+    body = {"text": "a b c", "target": ["b"]}
+    result = client.post("/api/self-attention", json=body).json()
+    assert result["encoder"] is result["decoder"] is result["cross"] is None
+
+
 def test_explain_limits_the_tokens_of_a_text(client: TestClient) -> None:
     for body in (
         {"text": "a " * 600, "target": "a"},

@@ -43,10 +43,11 @@ class Corpus:
         return max(len(example.target) for example in self.train)
 
     @property
-    def example(self) -> str:
-        """A dev source of median length, with its features on one line."""
-        lines = sorted((format_source(source) for source in self.dev_sources), key=len)
-        return lines[len(lines) // 2]
+    def examples(self) -> list[str]:
+        """Up to four dev sources, with their features: of median length first, then shorter and longer."""
+        lines = sorted({format_source(source) for source in self.dev_sources}, key=_by_length)
+        chosen = [lines[len(lines) * eighth // 8] for eighth in (4, 2, 6, 7)]
+        return list(dict.fromkeys(chosen))
 
     def fingerprint(self) -> str:
         """Return a hash of the training examples, by which a resumed run recognises them."""
@@ -215,3 +216,7 @@ def _encode(
             example = example._replace(target=target_ids, copies=copies.ids)
         examples.append(example)
     return parsed, examples
+
+
+def _by_length(line: str) -> tuple[int, str]:
+    return len(line), line

@@ -145,6 +145,15 @@ class TransformerLayer(nn.Module):
         context = self.self_attention.attention.attend(queries, *key_values, masked).context
         return residual.add(states, self.self_attention.combine_heads(context)), key_values
 
+    def self_attention_weights(
+        self, states: Float[Tensor, "N L D"], masked: Tensor | None = None
+    ) -> Float[Tensor, "N H L L"]:
+        """Return the weights of self-attention over whole sequences."""
+        inputs, layer = self._residuals[0].sublayer_input(states), self.self_attention
+        query, (keys, values) = layer.project_query(inputs), layer.project_key_value(inputs, inputs)
+        output = layer.attention.attend(query, keys, values, masked, need_weights=True)
+        return cast("Tensor", output.weights)
+
     def feed(self, states: Float[Tensor, "N L D"]) -> Float[Tensor, "N L D"]:
         """Return the states after the feed-forward network."""
         residual = self._residuals[-1]
@@ -198,6 +207,17 @@ class TransformerEncoder(nn.Module):
         final = states.sum(1) / lengths.clamp(min=1)[:, None]
         states = self.projection(states).masked_fill(padding[..., None], 0)
         return EncoderOutput(states, final, padding)
+
+    def self_attention_weights(
+        self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]
+    ) -> Float[Tensor, "B layers H T T"]:
+        """Return the self-attention weights of every layer."""
+        masked = padding_from_lengths(lengths, source.shape[1])[:, None, None]
+        states, by_layer = self.embedding(source), list[Tensor]()
+        for layer in cast("list[EncoderLayer]", list(self.layers)):
+            by_layer.append(layer.self_attention_weights(states, masked))
+            states = layer(states, masked)
+        return torch.stack(by_layer, dim=1)
 
 
 def _projection(dim: int, output_dim: int) -> nn.Module:

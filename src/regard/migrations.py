@@ -50,7 +50,10 @@ def convert_config(document: dict[str, Any]) -> dict[str, Any]:
     sides = {
         name: _convert_unit(document[name]) for name in ("source", "target") if name in document
     }
-    return {**document, **sides, "metadata": _rename(document["metadata"], _METADATA)}
+    metadata = _rename(document["metadata"], _METADATA)
+    if "example" in metadata:
+        metadata["examples"] = [metadata.pop("example")]
+    return {**document, **sides, "metadata": metadata}
 
 
 def convert_tokenizer(document: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.attention import Memory
@@ -69,24 +70,32 @@ class PreparedRequest:
     @torch.inference_mode()
     def encode(self, model: Seq2Seq, device: torch.device) -> Memory:
         """Return the encoded sources."""
+        copies = [source.copies.ids for source in self.sources if source.copies is not None]
+        return model.encode(*self.padded(device), pad(copies).to(device) if copies else None)
+
+    def padded(self, device: torch.device) -> tuple[Int[Tensor, "B T"], Int[Tensor, " B"]]:
+        """Return the ids of the sources, padded at the end, and their lengths."""
         ids = pad([[*source.encoding.ids, EOS] for source in self.sources])
         lengths = torch.tensor([source.length for source in self.sources])
-        copies = [source.copies.ids for source in self.sources if source.copies is not None]
-        return model.encode(
-            ids.to(device), lengths.to(device), pad(copies).to(device) if copies else None
-        )
+        return ids.to(device), lengths.to(device)
 
     def constraints(self, decoder: Decoder, device: torch.device) -> SearchConstraints | None:
         """Return the prefixes and interventions; None if there are none."""
         prefixes = [source.prefix.ids for source in self.sources]
         if not (any(prefixes) or any(source.pins for source in self.sources) or self.ablate_heads):
             return None
-        ablated = None
-        if self.ablate_heads:
-            ablated = torch.zeros(decoder.attention_layers, decoder.attention_heads).bool()
-            ablated[tuple(torch.tensor(self.ablate_heads).T)] = True
-            ablated = ablated.to(device)
+        ablated = self.ablated_heads(decoder, device)
         return SearchConstraints(pad(prefixes).to(device), self._pins().to(device), ablated)
+
+    def ablated_heads(
+        self, decoder: Decoder, device: torch.device
+    ) -> Bool[Tensor, "layers heads"] | None:
+        """Return True for heads to ablate; None if there are none."""
+        if not self.ablate_heads:
+            return None
+        ablated = torch.zeros(decoder.attention_layers, decoder.attention_heads).bool()
+        ablated[tuple(torch.tensor(self.ablate_heads).T)] = True
+        return ablated.to(device)
 
     def _pins(self) -> Tensor:
         """(B, S, T): the pinned weights, NaN where there are none."""

@@ -29,6 +29,16 @@ class Hypothesis(NamedTuple):
     """False if EOS was forced at the length limit."""
     tree: "list[SearchNode] | None" = None
     """All hypotheses that the search kept, open or finished; None unless asked for."""
+    top: "list[list[TokenLogProb]] | None" = None
+    """The most probable tokens of each of the len(ids) + 1 steps, best first; None unless asked for."""
+
+
+class TokenLogProb(NamedTuple):
+    """A token that could come next."""
+
+    id: int
+    log_prob: float
+    """Its log-probability in nats, given the tokens before it."""
 
 
 class SearchNode(NamedTuple):
@@ -87,6 +97,7 @@ def beam_search(
     length_penalty: float = 1.0,
     constraints: SearchConstraints | None = None,
     return_tree: bool = False,
+    top_logprobs: int = 0,
 ) -> list[list[Hypothesis]]:
     """Return the best outputs of each of B sources, best first; a beam of 1 is greedy search.
 
@@ -102,6 +113,8 @@ def beam_search(
         length_penalty: exponent of the length penalty.
         constraints: prefixes and interventions.
         return_tree: return the search tree with every hypothesis.
+        top_logprobs: how many of the most probable tokens of every step to return, under the
+            decoder's own distribution, which no prefix restricts.
     """
     beams = max(beam_size, n_best)
     finished = _FinishedHypotheses(limits, n_best, length_penalty)
@@ -123,7 +136,8 @@ def beam_search(
         if trees is not None:
             trees.add(items, beam, ended)
         finished.add(items, ended, length)
-        history.append(_BeamStep(items, beam.parents, beam.tokens, step.weights))
+        top = step.log_probs.topk(min(top_logprobs, step.log_probs.shape[1]))
+        history.append(_BeamStep(items, beam.parents, beam.tokens, step.weights, *top))
         active = ~finished.done(items, beam.log_probs.amax(1)) & (limits[items] > length)
         first_rows = torch.arange(len(items), device=items.device)[:, None] * log_probs.shape[1]
         rows, remaining = first_rows + beam.parents, None
@@ -165,6 +179,8 @@ class _BeamStep(NamedTuple):
     parents: Tensor  # (A, K): the previous beam that each new beam continues
     tokens: Tensor  # (A, K): the token that it adds
     weights: Tensor | None  # (A x K', layers, heads, T): attention weights of the previous beams
+    top_log_probs: Tensor  # (A x K', N): log-probabilities of the next tokens of the previous beams
+    top_ids: Tensor  # (A x K', N)
 
 
 class _Candidates(NamedTuple):
@@ -254,40 +270,61 @@ class _FinishedHypotheses:
         return [
             [
                 Hypothesis(
-                    ids, score, weights, length < limit, None if trees is None else trees[item]
+                    ids, score, weights, length < limit, None if trees is None else trees[item], top
                 )
                 for score, length, beam in zip(*rows, strict=True)
                 if np.isfinite(score)
-                for ids, weights in [_trace(steps, item, length, beam)]
+                for ids, weights, top in [_trace(steps, item, length, beam)]
             ]
             for item, (limit, *rows) in enumerate(zip(*columns, strict=True))
         ]
 
 
-_Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
+class _Arrays(NamedTuple):
+    """A `_BeamStep` in numpy, with one axis for sources and one for beams."""
+
+    items: np.ndarray
+    parents: np.ndarray
+    tokens: np.ndarray
+    weights: np.ndarray | None
+    top_log_probs: np.ndarray
+    top_ids: np.ndarray
 
 
 def _to_numpy(step: _BeamStep) -> _Arrays:
     items, parents, tokens = (tensor.cpu().numpy() for tensor in step[:3])
-    if step.weights is None:
-        return items, parents, tokens, None
-    weights = step.weights.float().unflatten(0, (len(items), -1))
-    return items, parents, tokens, weights.cpu().numpy()
+    shape = len(items), -1
+    log_probs, ids = (top.unflatten(0, shape).cpu().numpy() for top in step[4:])
+    weights = None
+    if step.weights is not None:
+        weights = step.weights.float().unflatten(0, shape).cpu().numpy()
+    return _Arrays(items, parents, tokens, weights, log_probs, ids)
 
 
 def _trace(
     steps: list[_Arrays], item: int, length: int, beam: int
-) -> tuple[list[int], np.ndarray | None]:
-    """Return ids and weights of the hypothesis in one beam after `length` tokens."""
+) -> tuple[list[int], np.ndarray | None, list[list[TokenLogProb]] | None]:
+    """Return ids, weights and most probable tokens of the hypothesis in one beam after `length` tokens."""
     ids: list[int] = []
     weights: list[np.ndarray] = []
-    for items, parents, tokens, step_weights in reversed(steps[:length]):
-        row = np.searchsorted(items, item)
-        ids.append(int(tokens[row, beam]))
-        beam = parents[row, beam]
-        if step_weights is not None:
-            weights.append(step_weights[row, beam])
-    first = steps[0][3]
+    last = steps[length]
+    top = [_most_probable(last, int(np.searchsorted(last.items, item)), beam)]
+    for step in reversed(steps[:length]):
+        row = int(np.searchsorted(step.items, item))
+        ids.append(int(step.tokens[row, beam]))
+        beam = int(step.parents[row, beam])
+        top.append(_most_probable(step, row, beam))
+        if step.weights is not None:
+            weights.append(step.weights[row, beam])
+    requested = top[::-1] if steps[0].top_ids.shape[-1] else None
+    first = steps[0].weights
     if first is None:
-        return ids[::-1], None
-    return ids[::-1], np.array(weights[::-1], first.dtype).reshape(length, *first.shape[2:])
+        return ids[::-1], None, requested
+    by_step = np.array(weights[::-1], first.dtype).reshape(length, *first.shape[2:])
+    return ids[::-1], by_step, requested
+
+
+def _most_probable(step: _Arrays, row: int, beam: int) -> list[TokenLogProb]:
+    """Return the most probable next tokens of one beam; none that is impossible."""
+    pairs = zip(step.top_ids[row, beam], step.top_log_probs[row, beam], strict=True)
+    return [TokenLogProb(int(id), float(value)) for id, value in pairs if np.isfinite(value)]

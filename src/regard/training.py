@@ -64,7 +64,7 @@ def train(
         "parameters": count_parameters(model),
         "encoder_states": _describe_encoder_states(model),
         "training_fingerprint": corpus.fingerprint(),
-        "example": corpus.example,
+        "examples": corpus.examples,
     }
     trained = TrainedModel(config, model, corpus.source, corpus.target, metadata)
     trainer = Trainer(trained, corpus, out, command)

@@ -25,6 +25,15 @@ class Branch(NamedTuple):
     """Sum of the log-probabilities so far, nats."""
 
 
+class TokenLogProb(NamedTuple):
+    """A token that could come next."""
+
+    token: str | None
+    """The token; None for EOS."""
+    log_prob: float
+    """Its log-probability, nats."""
+
+
 @dataclass(frozen=True)
 class Translation:
     """One output and its attention."""
@@ -54,6 +63,8 @@ class Translation:
     """Index of the word of every token of the output."""
     tree: list[Branch] | None = field(default=None, repr=False)
     """The search tree, if `return_tree` was set."""
+    top_logprobs: list[list[TokenLogProb]] | None = field(default=None, repr=False)
+    """The most probable next tokens at each of the len(tokens) + 1 steps, best first, if requested."""
 
     def alignment(self) -> Alignment:
         """Return the pairs (source word, target word), 0-based; `str()` gives Pharaoh, `0-0 1-2`.

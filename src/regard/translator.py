@@ -14,7 +14,7 @@ from regard.errors import ConfigError, DataError
 from regard.request import Pins, PreparedRequest, Source, TextOrTokens, prepare
 from regard.search import Hypothesis, beam_search, forced_decode
 from regard.text import EOS, EOS_TOKEN, SourceLike, Tokenizer
-from regard.translation import Branch, Translation, empty_translation
+from regard.translation import Branch, TokenLogProb, Translation, empty_translation
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class Translator:
         pin: Pins | Sequence[Pins] | None = None,
         ablate_heads: Sequence[tuple[int, int]] = (),
         return_tree: bool = False,
+        top_logprobs: int = 0,
     ) -> list[Translation]: ...
 
     @overload
@@ -89,6 +90,7 @@ class Translator:
         pin: Pins | Sequence[Pins] | None = None,
         ablate_heads: Sequence[tuple[int, int]] = (),
         return_tree: bool = False,
+        top_logprobs: int = 0,
     ) -> list[Translation] | list[list[Translation]]: ...
 
     def translate(
@@ -104,6 +106,7 @@ class Translator:
         pin: Pins | Sequence[Pins] | None = None,
         ablate_heads: Sequence[tuple[int, int]] = (),
         return_tree: bool = False,
+        top_logprobs: int = 0,
     ) -> list[Translation] | list[list[Translation]]:
         """Translate texts; the outputs come in the order of the texts.
 
@@ -124,14 +127,17 @@ class Translator:
             ablate_heads: (layer, head) pairs, counted from 0, of the Transformer heads whose
                 weights are set to 0.
             return_tree: store the search tree in `tree` of each output.
+            top_logprobs: how many of the most probable next tokens of every step to store in
+                `top_logprobs` of each output (0: none).
 
         Returns:
             A list of translations; with `n_best` above 1 a list of lists.
         """
         request = prepare(self.trained, texts, prefix, pin, ablate_heads)
         outputs = self.search(
-            request, beam_size, n_best, length_penalty, batch_tokens, on_progress, return_tree
-        )
+            request, beam_size, n_best, length_penalty, batch_tokens, on_progress,
+            return_tree, top_logprobs,
+        )  # fmt: skip
         return outputs if n_best > 1 else [best[0] for best in outputs]
 
     def search(
@@ -143,6 +149,7 @@ class Translator:
         batch_tokens: int = 4096,
         on_progress: Callable[[int], None] | None = None,
         return_tree: bool = False,
+        top_logprobs: int = 0,
     ) -> list[list[Translation]]:
         """Return the `n_best` outputs of each text, best first; arguments as in `translate`.
 
@@ -156,8 +163,9 @@ class Translator:
             limits = torch.tensor([source.limit for source in batch.sources]).to(self.device)
             constraints = batch.constraints(decoder, self.device)
             return beam_search(
-                decoder, memory, limits, beam_size, n_best, length_penalty, constraints, return_tree
-            )
+                decoder, memory, limits, beam_size, n_best, length_penalty, constraints,
+                return_tree, top_logprobs,
+            )  # fmt: skip
 
         return self._decode(request, batch_tokens, decode, on_progress, n_best)
 
@@ -220,6 +228,19 @@ class Translator:
             for id in ids
         ]
 
+    def _most_probable(
+        self, hypothesis: Hypothesis, copies: Copies | None
+    ) -> list[list[TokenLogProb]] | None:
+        if hypothesis.top is None:
+            return None
+        return [
+            [
+                TokenLogProb(None if id == EOS else self._tokens([id], copies)[0], log_prob)
+                for id, log_prob in step
+            ]
+            for step in hypothesis.top
+        ]
+
     def _tree(self, hypothesis: Hypothesis, copies: Copies | None) -> list[Branch] | None:
         if hypothesis.tree is None:
             return None
@@ -250,6 +271,7 @@ class Translator:
             source_words=[*self.source.word_ids(encoding.tokens, encoding.num_features), None],
             target_words=self.target.word_ids(tokens),
             tree=tree,
+            top_logprobs=self._most_probable(hypothesis, source.copies),
         )
 
 

@@ -186,6 +186,22 @@ class TransformerDecoder(OutputDecoder):
         heads = [row.chunk(self.attention_heads, dim=-1)[head] for row in rows]
         return AttentionInputs(chosen.cross_attention.attention, *heads)
 
+    def weights_of_layers(
+        self,
+        memory: Memory,
+        tokens: Int[Tensor, "B L"],
+        intervention: Intervention | None = None,
+    ) -> tuple[Float[Tensor, "B layers H L L"], Float[Tensor, "B layers H L T"]]:
+        """Return the weights of self-attention and of attention to the source, reading `tokens`."""
+        masked = causal_mask(tokens.shape[1], tokens.device)[None, None]
+        states = self.embedding(known_tokens(tokens, self.vocabulary))
+        own, cross = list[Tensor](), list[Tensor]()
+        for layer in self._layers:
+            own.append(layer.self_attention_weights(states, masked))
+            states, _, weights = layer(states, None, memory, True, intervention)
+            cross.append(weights)
+        return torch.stack(own, dim=1), torch.stack(cross, dim=1)
+
     @property
     def _layers(self) -> list[DecoderLayer]:
         return cast("list[DecoderLayer]", list(self.layers))

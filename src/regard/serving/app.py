@@ -21,6 +21,7 @@ from starlette.middleware.trustedhost import TrustedHostMiddleware
 from regard import model_folder
 from regard.errors import ConfigError, RegardError, nearest
 from regard.explanation.from_model import explain_step
+from regard.explanation.self_attention import layer_weights
 from regard.request import PreparedRequest, prepare
 from regard.score_registry import SCORES
 from regard.serving.batching import Batcher, QueueFull
@@ -29,9 +30,11 @@ from regard.serving.metrics import Metrics, RequestMetrics
 from regard.serving.schemas import (
     ErrorResponse,
     ExplainRequest,
+    SelfAttentionRequest,
     TranslateRequest,
     TranslateResponse,
     count_weights,
+    layer_weights_response,
     translate_response,
 )
 from regard.translator import Translator
@@ -94,7 +97,7 @@ def create_app(settings: Settings) -> FastAPI:
         responses={status: {"model": ErrorResponse} for status in (400, 408, 413, 422, 503, 504)},
     )
     app.state.batcher, app.state.models, app.state.metrics = batcher, models, metrics
-    app.state.page = _render_page(models, _examples(translators, settings), settings.limits)
+    app.state.page = _render_page(models, translators, settings)
     app.include_router(router)
     app.mount("/page", StaticFiles(directory=PAGE))
     app.add_middleware(BodyLimit, limits=settings.limits)
@@ -176,12 +179,7 @@ async def translate(request: TranslateRequest, state: AppState) -> Response:
     batcher: Batcher = state.batcher
     prepared, work = _prepare(request, _translator(batcher, request.model), batcher.limits)
     outputs = await batcher.translate(request, prepared, work)
-    weights, limit = count_weights(request, outputs), batcher.limits.weights
-    if weights > limit:
-        raise ConfigError(
-            f"the response would hold {weights:,} weights (at most {limit:,}); request fewer "
-            "outputs, or omit heads or attention"
-        )
+    _check_weights(count_weights(request, outputs), batcher.limits)
     # not validated by pydantic: that takes longer than computing the response
     return await asyncio.to_thread(lambda: JSONResponse(translate_response(request, outputs)))
 
@@ -190,20 +188,27 @@ async def translate(request: TranslateRequest, state: AppState) -> Response:
 async def explain(request: ExplainRequest, state: AppState) -> Response:
     """Compute one attention step: scores, exponentials, partition, weights, context."""
     batcher: Batcher = state.batcher
-    translator, limits = _translator(batcher, request.model), batcher.limits
-    limits.check_text(request.strings)
-    source = request.text, request.features
-    (prepared,) = prepare(translator.trained, [source], [request.target]).sources
-    for tokens in (prepared.encoding.tokens, prepared.prefix.tokens):
-        limits.check_length(len(tokens) + 1)
+    translator = _check_target(request, batcher)
     options = request.model_dump(include={"step", "target", "layer", "head"})
-    explanation, _ = await batcher.call(lambda: explain_step(translator, source, **options))
+    explanation, _ = await batcher.call(lambda: explain_step(translator, request.source, **options))
     values = explanation.to_dict()
     names = ("score", "labels", "scores", "shift", "exponentials", "partition", "weights")
     context: list[float] = values["context"]
     content = {name: values[name] for name in names}
     content |= {"formula": SCORES[values["score"]].text, "context_dim": len(context)}
     return JSONResponse({**content, "context": context[:_CONTEXT_VALUES]})
+
+
+@router.post("/api/self-attention")
+async def self_attention(request: SelfAttentionRequest, state: AppState) -> Response:
+    """Compute the attention weights of all layers and heads of a Transformer for one output."""
+    batcher: Batcher = state.batcher
+    translator = _check_target(request, batcher)
+    arguments = translator, request.source, request.target, request.ablate_heads
+    weights = await batcher.call(lambda: layer_weights(*arguments))
+    arrays = weights.encoder, weights.decoder, weights.cross
+    _check_weights(sum(array.size for array in arrays if array is not None), batcher.limits)
+    return await asyncio.to_thread(lambda: JSONResponse(layer_weights_response(weights)))
 
 
 @router.get("/api/model")
@@ -230,6 +235,24 @@ def _translator(batcher: Batcher, model: int) -> Translator:
         last = len(batcher.translators) - 1
         raise ConfigError(f"there is no model {model}; expected 0 to {last}")
     return batcher.translators[model]
+
+
+def _check_target(request: ExplainRequest | SelfAttentionRequest, batcher: Batcher) -> Translator:
+    """Reject a request that breaks a limit; return the model that it names."""
+    translator, limits = _translator(batcher, request.model), batcher.limits
+    limits.check_text(request.strings)
+    (prepared,) = prepare(translator.trained, [request.source], [request.target]).sources
+    for tokens in (prepared.encoding.tokens, prepared.prefix.tokens):
+        limits.check_length(len(tokens) + 1)
+    return translator
+
+
+def _check_weights(weights: int, limits: Limits) -> None:
+    if weights > limits.weights:
+        raise ConfigError(
+            f"the response would hold {weights:,} weights (at most {limits.weights:,}); request "
+            "fewer outputs, a shorter text, or omit heads or attention"
+        )
 
 
 def _prepare(
@@ -283,16 +306,25 @@ def _model_info(name: str, translator: Translator) -> dict[str, Any]:
     }
 
 
-def _examples(translators: Sequence[Translator], settings: Settings) -> list[dict[str, Any]]:
-    """Return each model's translation of the example, for the first display of the page."""
-    line = settings.example or translators[0].trained.metadata.get("example") or ""
-    n_best = min(5, settings.limits.beam_size)
+_TOP_LOGPROBS = 8  # of the translations that the page contains
+
+
+def _suggestions(translators: Sequence[Translator], settings: Settings) -> list[str]:
+    """Return the text that the page shows first, and others to try."""
+    examples: list[str] = translators[0].trained.metadata.get("examples", [])
+    first = examples[:1] or [""] if settings.example is None else [settings.example]
+    return [*first, *(text for text in examples if text not in first)]
+
+
+def _translate_example(translators: Sequence[Translator], line: str, n_best: int) -> list[Any]:
+    """Return each model's translation of a line, for the first display of the page."""
     request = TranslateRequest(text=line, n_best=n_best, heads=True, tree=True)  # type: ignore[call-arg]
     outputs = [
         model.search(
             prepare(model.trained, [model.source.parse_source(line)]),
             n_best=n_best,
             return_tree=True,
+            top_logprobs=_TOP_LOGPROBS,
         )[0]
         for model in translators
     ]
@@ -300,9 +332,16 @@ def _examples(translators: Sequence[Translator], settings: Settings) -> list[dic
 
 
 def _render_page(
-    models: list[dict[str, Any]], examples: list[dict[str, Any]], limits: Limits
+    models: list[dict[str, Any]], translators: Sequence[Translator], settings: Settings
 ) -> str:
-    content = {"models": models, "examples": examples, "max_beam_size": limits.beam_size}
+    suggestions = _suggestions(translators, settings)
+    beams = settings.limits.beam_size
+    content = {
+        "models": models,
+        "examples": _translate_example(translators, suggestions[0], min(5, beams)),
+        "suggestions": suggestions[1:4],
+        "max_beam_size": beams,
+    }
     # no data can end the script element that contains it
     escaped = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
     template = (PAGE / "index.html").read_text(encoding="utf-8")

@@ -152,4 +152,5 @@ class Batcher:
             search.length_penalty,
             _BATCH_TOKENS // max(search.beam_size, search.n_best),
             return_tree=search.tree,
+            top_logprobs=search.top_logprobs,
         )

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from regard.explanation.self_attention import LayerWeights
 from regard.request import TextOrTokens
 from regard.search import length_normalization
 from regard.text import SourceLike
@@ -13,6 +14,10 @@ from regard.translation import Translation
 Weight = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Index = Annotated[int, Field(ge=0)]
 Pins = dict[Index, dict[Index, Weight]]
+AblatedHeads = Annotated[
+    list[tuple[Index, Index]],
+    Field(max_length=256, description="(layer, head) of a Transformer to ablate, 0-based"),
+]
 
 MAX_ITEMS = 1000
 """Entries of a list. The server's own limits are lower; this one costs nothing to check."""
@@ -56,6 +61,9 @@ class TranslateRequest(_Request):
     attention: bool = Field(True, description="return the attention weights")
     heads: bool = Field(False, description="return them for every head of every layer")
     tree: bool = Field(False, description="return the search tree")
+    top_logprobs: int = Field(
+        0, ge=0, le=20, description="return this many of the most probable tokens at every step"
+    )
     prefix: str | Annotated[list[str], Field(max_length=MAX_ITEMS)] | None = Field(
         None, description="prefix to force: one for all texts, or one per text"
     )
@@ -67,9 +75,7 @@ class TranslateRequest(_Request):
         description="attention weights to impose, {step: {source token: weight}}, 0-based: for all "
         "texts, or one per text",
     )
-    ablate_heads: list[tuple[Index, Index]] = Field(
-        [], max_length=256, description="(layer, head) of a Transformer to ablate, 0-based"
-    )
+    ablate_heads: AblatedHeads = []
 
     @model_validator(mode="after")
     def _check(self) -> "TranslateRequest":
@@ -92,7 +98,8 @@ class TranslateRequest(_Request):
     def search(self) -> tuple[object, ...]:
         """The settings that must be equal for texts of one batch."""
         heads = tuple(self.ablate_heads)
-        return self.model, self.beam_size, self.n_best, self.length_penalty, heads, self.tree
+        options = self.tree, self.top_logprobs
+        return self.model, self.beam_size, self.n_best, self.length_penalty, heads, *options
 
     @property
     def sources(self) -> list[SourceLike]:
@@ -107,17 +114,31 @@ class TranslateRequest(_Request):
         return [self.prefix_tokens] * len(self.all_texts) if self.prefix_tokens else self.prefix
 
 
-class ExplainRequest(_Request):
-    """One attention step of one output."""
-
+class _TargetRequest(_Request):
     text: str
     features: str | None = Field(None, description="features of the source")
     target: str | Annotated[list[str], Field(max_length=MAX_ITEMS)] = Field(
         description="output to force, as text or as tokens"
     )
+
+    @property
+    def source(self) -> SourceLike:
+        """The text with its features."""
+        return self.text, self.features
+
+
+class ExplainRequest(_TargetRequest):
+    """One attention step of one output."""
+
     step: int = Field(ge=1, description="number of the output token, from 1")
     layer: int | None = Field(None, ge=0, description="layer of a Transformer, from 0")
     head: int = Field(0, ge=0, description="head of that layer, from 0")
+
+
+class SelfAttentionRequest(_TargetRequest):
+    """All layers of a Transformer, for one output."""
+
+    ablate_heads: AblatedHeads = []
 
 
 class Branch(BaseModel):
@@ -126,6 +147,13 @@ class Branch(BaseModel):
     parent: int = Field(description="index of the node before it; -1 at the start")
     token: str | None = Field(description="token that it adds; null for the end")
     log_prob: float = Field(description="log-probability up to here, in nats")
+
+
+class TokenLogProb(BaseModel):
+    """A token that could come next."""
+
+    token: str | None = Field(description="the token; null for the end")
+    log_prob: float = Field(description="its log-probability, in nats")
 
 
 class Output(BaseModel):
@@ -141,6 +169,10 @@ class Output(BaseModel):
     )
     attention_heads: list[list[list[list[float]]]] | None = Field(
         None, description="weights by token, layer, head and source token"
+    )
+    top_logprobs: list[list[TokenLogProb]] | None = Field(
+        None,
+        description="the most probable tokens at every step, best first; the last step is the end",
     )
 
 
@@ -212,7 +244,17 @@ def _output(request: TranslateRequest, output: Translation) -> dict[str, Any]:
         result["attention"] = _rounded(output.attention)
     if request.heads:
         result["attention_heads"] = _rounded(output.attention_heads)
+    if output.top_logprobs is not None:
+        result["top_logprobs"] = [
+            [token._asdict() for token in step] for step in output.top_logprobs
+        ]
     return result
+
+
+def layer_weights_response(weights: LayerWeights) -> dict[str, Any]:
+    """Return the JSON object of all weights of a Transformer."""
+    arrays = ("encoder", "decoder", "cross")
+    return {**weights._asdict(), **{name: _rounded(getattr(weights, name)) for name in arrays}}
 
 
 def _rounded(weights: Any) -> Any:

@@ -1,12 +1,13 @@
 """Tokenizers: text to tokens and vocabulary ids, and back."""
 
 from regard.text.features import SourceLike, format_source, split_source
-from regard.text.special_tokens import BOS, EOS, EOS_TOKEN, PAD, SPECIAL_TOKENS, UNK
+from regard.text.special_tokens import BOS, BOS_TOKEN, EOS, EOS_TOKEN, PAD, SPECIAL_TOKENS, UNK
 from regard.text.tokenizer import Encoding, Tokenizer, unknown_tokens_message
 from regard.text.units import UNITS, choose_unit
 
 __all__ = [
     "BOS",
+    "BOS_TOKEN",
     "EOS",
     "EOS_TOKEN",
     "PAD",

@@ -2,4 +2,5 @@
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
+BOS_TOKEN = SPECIAL_TOKENS[BOS]
 EOS_TOKEN = SPECIAL_TOKENS[EOS]

@@ -1,0 +1,69 @@
+"""The attention weights of all layers of a Transformer, self-attention included, for one output."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from regard.attention import Intervention
+from regard.decoders import TransformerDecoder
+from regard.encoders import TransformerEncoder
+from regard.request import TextOrTokens, prepare
+from regard.text import BOS, BOS_TOKEN, EOS_TOKEN, SourceLike
+from regard.translator import Translator
+
+
+class LayerWeights(NamedTuple):
+    """Attention weights for a source of T tokens, EOS included, and L tokens that the decoder read."""
+
+    source_tokens: list[str]
+    """Tokens that the encoder read, EOS included (T)."""
+    decoder_inputs: list[str]
+    """Tokens that the decoder read: BOS, then the output (L)."""
+    encoder: np.ndarray | None
+    """(layers, heads, T, T): self-attention of a Transformer encoder; None for a recurrent one."""
+    decoder: np.ndarray | None
+    """(layers, heads, L, L): self-attention of a Transformer decoder; None for a recurrent one."""
+    cross: np.ndarray | None
+    """(layers, heads, L, T): attention of a Transformer decoder to the source."""
+
+
+@torch.inference_mode()
+def layer_weights(
+    translator: Translator,
+    text: SourceLike,
+    target: TextOrTokens,
+    ablate_heads: Sequence[tuple[int, int]] = (),
+) -> LayerWeights:
+    """Return the weights of all layers and heads of a Transformer that reads a given target.
+
+    Args:
+        translator: a model with a Transformer on one side or both.
+        text: the source text, or pair (text, features).
+        target: the target, as text or as tokens.
+        ablate_heads: (layer, head) pairs of attention to the source whose weights are set to 0.
+
+    Raises:
+        ConfigError: there is no such layer or head.
+    """
+    request = prepare(translator.trained, [text], [target], ablate_heads=ablate_heads)
+    model, device, (source,) = translator.trained.model, translator.device, request.sources
+    encoder = decoder = cross = None
+    if isinstance(model.encoder, TransformerEncoder):
+        encoder = model.encoder.self_attention_weights(*request.padded(device))
+    if isinstance(model.decoder, TransformerDecoder):
+        memory = request.encode(model, device)
+        tokens = torch.tensor([[BOS, *source.prefix.ids]], device=device)
+        ablated = request.ablated_heads(model.decoder, device)
+        free = torch.full((1, source.length), torch.nan, device=device)
+        intervention = None if ablated is None else Intervention(free, ablated)
+        decoder, cross = model.decoder.weights_of_layers(memory, tokens, intervention)
+    return LayerWeights(
+        [*source.encoding.tokens, EOS_TOKEN],
+        [BOS_TOKEN, *source.prefix.tokens],
+        *(
+            None if weights is None else weights[0].float().cpu().numpy()
+            for weights in (encoder, decoder, cross)
+        ),
+    )
