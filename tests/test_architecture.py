@@ -1,4 +1,4 @@
-"""The house: who may import whom, what is public, and what importing costs."""
+"""Import ranks of the modules, public names, and what importing the package loads."""
 
 import ast
 import importlib
@@ -39,13 +39,13 @@ def _modules() -> list[Path]:
     return sorted(path for path in SRC.rglob("*.py") if path != SRC / "__init__.py")
 
 
-def _room(path: Path) -> str:
+def _component(path: Path) -> str:
     return path.relative_to(SRC).parts[0].removesuffix(".py")
 
 
 def _imports(path: Path) -> set[str]:
-    """The rooms that a file imports from, inside functions too."""
-    found: set[str] = set()
+    """Return the modules and packages of `regard` that a file imports, inside functions included."""
+    imported: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level:
             pytest.fail(f"{path.name} imports relatively; write regard.…")
@@ -57,26 +57,26 @@ def _imports(path: Path) -> set[str]:
             names = [node.module or ""]
         else:
             continue
-        found |= {name.split(".")[1] for name in names if name.startswith("regard.")}
-    return found
+        imported |= {name.split(".")[1] for name in names if name.startswith("regard.")}
+    return imported
 
 
 @pytest.mark.parametrize("path", _modules(), ids=lambda path: str(path.relative_to(SRC)))
-def test_imports_go_downwards(path: Path) -> None:
-    room = _room(path)
-    for other in _imports(path) - {room}:
-        assert RANKS[other] < RANKS[room], (
-            f"{room} ({RANKS[room]}) imports {other} ({RANKS[other]})"
+def test_modules_import_only_lower_ranks(path: Path) -> None:
+    component = _component(path)
+    for imported in _imports(path) - {component}:
+        assert RANKS[imported] < RANKS[component], (
+            f"{component} ({RANKS[component]}) imports {imported} ({RANKS[imported]})"
         )
 
 
-def test_the_import_check_sees_imports() -> None:
+def test_imports_are_detected() -> None:
     assert _imports(SRC / "trainer.py") >= {"model_folder", "translator", "text"}
     assert "charts" in _imports(SRC / "translation.py")  # inside a function
 
 
-def test_every_room_has_a_rank_and_every_rank_a_room() -> None:
-    assert {_room(path) for path in _modules()} == set(RANKS)
+def test_ranks_cover_exactly_the_modules_and_packages() -> None:
+    assert {_component(path) for path in _modules()} == set(RANKS)
 
 
 def test_public_names_are_listed_in_order_and_exist() -> None:
@@ -87,11 +87,11 @@ def test_public_names_are_listed_in_order_and_exist() -> None:
         _ = regard.atention  # type: ignore[attr-defined]
 
 
-def test_public_names_are_documented_where_they_live() -> None:
+def test_public_names_are_defined_in_the_module_they_report() -> None:
     for name in regard.__all__:
-        thing = getattr(regard, name)
-        module = importlib.import_module(thing.__module__)
-        assert getattr(module, name) is thing
+        value = getattr(regard, name)
+        module = importlib.import_module(value.__module__)
+        assert getattr(module, name) is value
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,9 @@ def test_public_names_are_documented_where_they_live() -> None:
         ("import regard.cli.train", "torch numpy"),
     ],
 )
-def test_importing_stays_cheap(statement: str, absent: str) -> None:
+def test_imports_do_not_load_heavy_packages(statement: str, absent: str) -> None:
     code = f"import sys; {statement}; print([n for n in {absent.split()} if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip().splitlines()[-1] == "[]"
+    completed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout.strip().splitlines()[-1] == "[]"

@@ -1,4 +1,4 @@
-"""Diagrams: states, lines, weights and labels are drawn where they belong, for any tokens."""
+"""Diagrams: positions of states, lines, weights and labels, for any tokens."""
 
 import json
 import math
@@ -67,28 +67,36 @@ def ends(chart):
 
 
 def arrows(chart):
-    """Start and end of each arrow."""
-    found = []
+    """Return the start and the end of each arrow."""
+    endpoints = []
     for group in elements(chart, "g"):
         if group.get("class") == "arrow":
             x, y, angle = map(float, re.findall(r"-?[\d.]+", group.get("transform")))
             tip = group[1].get("d")
-            length, turn = float(tip[1 : tip.index(",")]), math.radians(angle)
-            found.append(((x, y), (x + length * math.cos(turn), y + length * math.sin(turn))))
-    return found
+            length, angle_in_radians = float(tip[1 : tip.index(",")]), math.radians(angle)
+            endpoints.append(
+                (
+                    (x, y),
+                    (
+                        x + length * math.cos(angle_in_radians),
+                        y + length * math.sin(angle_in_radians),
+                    ),
+                )
+            )
+    return endpoints
 
 
 def encoder_states(chart):
-    """Left edge and width of the encoder states."""
+    """Return the left edge and the width of each encoder state."""
     states = [numbers(r, "x", "y", "width") for r in elements(chart, "rect") if r.get("class")]
     return sorted((x, width) for x, y, width in states if y == max(y for _, y, _ in states))
 
 
-def even(rows, columns):
+def uniform_weights(rows, columns):
     return np.full((rows, columns), 1 / columns)
 
 
-def test_every_state_has_a_line_as_thick_as_its_weight():
+def test_every_state_has_a_line_whose_width_is_its_weight():
     diagram = encoder_decoder(WEIGHTS, SOURCE, TARGET, 0)
     lines = sorted(attention_lines(diagram), key=lambda line: numbers(line, "x1"))
     assert len(starts(diagram)) == len(lines) == 4
@@ -98,18 +106,18 @@ def test_every_state_has_a_line_as_thick_as_its_weight():
     assert len(ends(diagram)) == 1
 
 
-def test_darker_for_more():
-    def light(share):
-        return sum(int(weight_colour(share)[i : i + 2], 16) for i in (1, 3, 5))
+def test_larger_weights_are_darker():
+    def brightness(weight):
+        return sum(int(weight_colour(weight)[i : i + 2], 16) for i in (1, 3, 5))
 
-    shades = [light(share) for share in np.linspace(0, 1, 20)]
+    shades = [brightness(weight) for weight in np.linspace(0, 1, 20)]
     assert shades == sorted(shades, reverse=True)
     assert shades[0] < 3 * 245
     assert weight_colour(-1.0) == weight_colour(0.0)
     assert weight_colour(2.0) == weight_colour(1.0)
 
 
-def test_weights_are_printed_from_five_hundredths():
+def test_only_weights_of_at_least_0_05_are_printed():
     written = texts(encoder_decoder(WEIGHTS, SOURCE, TARGET, 0))
     assert [text for text in written if text.startswith("0.")] == ["0.10", "0.70", "0.16"]
 
@@ -147,7 +155,7 @@ def test_without_attention_the_only_line_is_from_the_last_state():
     assert any("bottleneck" in text for text in texts(diagram))
 
 
-def test_json_holds_the_data():
+def test_json_contains_the_data():
     assert json.loads(encoder_decoder(WEIGHTS, SOURCE, TARGET, 2).to_json()) == {
         "source_tokens": SOURCE,
         "target_tokens": TARGET,
@@ -187,10 +195,15 @@ def test_any_tokens_make_complete_diagrams(source, target, data):
     position = data.draw(st.none() | st.integers(0, len(source) - 1))
     for diagram, count in (
         (
-            encoder_decoder(even(len(target), len(source)), source, target, step, title=source[0]),
+            encoder_decoder(
+                uniform_weights(len(target), len(source)), source, target, step, title=source[0]
+            ),
             len(source),
         ),
-        (self_attention(even(len(source), len(source)), source, position), len(source) ** 2),
+        (
+            self_attention(uniform_weights(len(source), len(source)), source, position),
+            len(source) ** 2,
+        ),
     ):
         assert len(attention_lines(diagram)) == count
         assert diagram.to_html().count("</script>") == 0
@@ -205,10 +218,10 @@ def test_any_tokens_make_complete_diagrams(source, target, data):
         assert all(top <= numbers(e, "y")[0] <= top + height for e in elements(diagram, "text"))
 
 
-@pytest.mark.parametrize("evil", ["</script>", "</svg>", '"><b>&amp;', "سلام", "学习", "a\x07"])
-def test_tokens_stay_text(evil):
-    diagram = encoder_decoder(np.ones((1, 1)), [evil], [evil], title=f"</title>{evil}")
-    escaped = evil.replace("\x07", "\\x07")
+@pytest.mark.parametrize("token", ["</script>", "</svg>", '"><b>&amp;', "سلام", "学习", "a\x07"])
+def test_tokens_and_title_are_escaped(token):
+    diagram = encoder_decoder(np.ones((1, 1)), [token], [token], title=f"</title>{token}")
+    escaped = token.replace("\x07", "\\x07")
     assert texts(diagram).count(escaped) == 2
     assert f"</title>{escaped}" in texts(diagram)
     assert tooltip(attention_lines(diagram)[0]) == f"{escaped} attends to {escaped}: 1.000"
@@ -218,7 +231,7 @@ def test_tokens_stay_text(evil):
 
 @pytest.mark.parametrize("count", [3, 12, 40])
 def test_neighbours_do_not_overlap(count):
-    row = encoder_states(encoder_decoder(even(1, count), ["quiero"] * count, ["x"]))
+    row = encoder_states(encoder_decoder(uniform_weights(1, count), ["quiero"] * count, ["x"]))
     assert len(row) == count
     assert all(right - left > width for (left, width), (right, _) in pairwise(row))
 
@@ -280,7 +293,7 @@ def test_the_three_steps_are_scores_weights_and_context():
     assert json.loads(chart.to_json())["context"] == pytest.approx([0.7553, 0.9100], abs=1e-4)
 
 
-def test_given_weights_have_no_scores():
+def test_explicit_weights_have_no_panel_of_scores():
     chart = attention_steps(
         explain(None, np.eye(4), weights=[0.4, 0.3, 0.2, 0.2], labels=["a"] * 4)
     )
@@ -322,11 +335,11 @@ def test_the_hull_is_convex_and_contains_every_weighted_average(points, seed):
     if len(corners) < 3:
         return
     context = np.random.default_rng(seed).dirichlet(np.ones(len(points))) @ states
-    for here, there in zip(corners, [*corners[1:], corners[0]], strict=True):
-        edge = np.subtract(there, here)
+    for start, end in zip(corners, [*corners[1:], corners[0]], strict=True):
+        edge = np.subtract(end, start)
         for point in (*points, context):
-            across = np.subtract(point, here)
-            assert edge[0] * across[1] - edge[1] * across[0] > -1e-9
+            offset = np.subtract(point, start)
+            assert edge[0] * offset[1] - edge[1] * offset[0] > -1e-9
 
 
 def test_a_single_state_is_a_point():
