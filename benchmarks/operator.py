@@ -1,16 +1,16 @@
-"""Additive attention, whole (projections, scores, softmax, average), side by side with other ways.
+"""Time and peak memory of additive attention (projections, scores, softmax, average), compared.
 
     python benchmarks/operator.py [--threads 2] [--rounds 15] [--chart operator.svg]
 
-One process times all ways round after round, in an order that changes, and prints medians, and those
-of the ratios to regard in the same round; a fresh process each measures peak memory. Nothing is
-printed unless the tests of the kernels pass. Keras, JAX and KeOps take part where they are installed.
-THP_MEM_ALLOC_ENABLE=1 turns huge pages on.
+One process times all implementations in several rounds, in random order, and prints the median times
+and the medians of the ratios to regard in the same round. Peak memory is measured in a new process per
+implementation. Nothing is printed unless the tests of the kernels pass. Keras, JAX and KeOps are
+included if they are installed. THP_MEM_ALLOC_ENABLE=1 turns huge pages on.
 """
 
 import sys
 
-# this file's name is that of a standard module, which must not be looked for beside it
+# this file would shadow the standard module `operator`
 sys.path = [path for path in sys.path if not path.endswith("benchmarks")]
 
 import argparse
@@ -39,13 +39,13 @@ SIZES = [
     (64, 1, 40, 512), (32, 32, 32, 256), (8, 128, 128, 256), (1, 1024, 1024, 256),
     (1, 8192, 8192, 256),
 ]  # fmt: skip
-ROOM = 12e9
-"""Bytes that a way may take; where it needs more, the table says how much."""
-TESTS = [f"tests/test_{name}.py" for name in ("simd", "kernels", "cpu_kernels", "attention")]
+MEMORY_LIMIT = 12e9
+"""Bytes of memory; implementations that need more are skipped, and the table states how much."""
+TEST_FILES = [f"tests/test_{name}.py" for name in ("simd", "kernels", "cpu_kernels", "attention")]
 
 
 class Concat(nn.Module):
-    """The textbook form: v . tanh(W [s; h]) over every pair, repeated and concatenated."""
+    """v . tanh(W [s; h]) on repeated and concatenated queries and keys."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Broadcast(nn.Module):
 
 
 class DotProduct(nn.Module):
-    """The floor: PyTorch's own dot-product operator with the same projections and values."""
+    """Lower bound: PyTorch's dot-product operator with the same projections and values."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -83,10 +83,10 @@ class DotProduct(nn.Module):
         return functional.scaled_dot_product_attention(*rows)[:, 0]
 
 
-class Streamed(nn.Module):
-    """KeOps: the pairs are made and summed up in one loop, compiled for the formula.
+class KeOps(nn.Module):
+    """KeOps: pairs are computed and reduced in one compiled loop.
 
-    It knows no tanh: 1 - 2 / (1 + e^2x) stands for it.
+    KeOps has no tanh; it is written as 1 - 2 / (1 + e^2x).
     """
 
     def __init__(self, width: int) -> None:
@@ -104,7 +104,7 @@ class Streamed(nn.Module):
         return scores.sumsoftmaxweight(LazyTensor(key[:, None].contiguous()), axis=2)
 
 
-class Ours(nn.Module):
+class Regard(nn.Module):
     """regard.Attention with the additive score."""
 
     def __init__(self, width: int) -> None:
@@ -115,28 +115,28 @@ class Ours(nn.Module):
         return self.attention(query, key).context
 
 
-WAYS: dict[str, Callable[[int], Any]] = {
-    "regard": Ours,
+IMPLEMENTATIONS: dict[str, Callable[[int], Any]] = {
+    "regard": Regard,
     "dot product (SDPA)": DotProduct,
     "torch.compile of the broadcast": lambda width: torch.compile(Broadcast(width), dynamic=False),
     "eager broadcast": Broadcast,
     "eager concat": Concat,
 }
-LONGEST = {"KeOps": 3e8}
-"""Pairs times features from which on a way takes minutes for a call."""
-PAIRWISE = {  # live B x L x T x D tensors, forward and backward
+MAX_ELEMENTS = {"KeOps": 3e8}
+"""B x L x T x D above which a call takes minutes."""
+LIVE_TENSORS = {  # live B x L x T x D tensors, forward and backward
     "torch.compile of the broadcast": 2, "eager broadcast": 3, "eager concat": 5,
 }  # fmt: skip
 
 
-def step(way: str, sizes: tuple[int, ...], backward: bool) -> Callable[[], None]:
-    """One call of a way, forward or forward and backward."""
+def make_call(name: str, sizes: tuple[int, ...], backward: bool) -> Callable[[], None]:
+    """Return a function that calls an implementation, forward or forward and backward."""
     batch, length, keys, width = sizes
     torch.manual_seed(0)
     query, key = torch.randn(batch, length, width), torch.randn(batch, keys, width)
-    if way.startswith("Keras") or way == "jax.jit":
-        return foreign_step(way, query, key, backward)
-    module = WAYS[way](width)
+    if name.startswith("Keras") or name == "jax.jit":
+        return make_jax_call(name, query, key, backward)
+    module = IMPLEMENTATIONS[name](width)
 
     def call() -> None:
         if not backward:
@@ -150,19 +150,19 @@ def step(way: str, sizes: tuple[int, ...], backward: bool) -> Callable[[], None]
     return call
 
 
-def foreign_step(way: str, query: Tensor, key: Tensor, backward: bool) -> Callable[[], None]:
-    """Keras' layer (it has no projections: they are added) or the broadcast in jax.jit."""
+def make_jax_call(name: str, query: Tensor, key: Tensor, backward: bool) -> Callable[[], None]:
+    """Return a call of Keras' layer, with projections added, or of the broadcast in jax.jit."""
     import jax
 
-    numpy = jax.numpy
+    jnp = jax.numpy
     width = query.shape[-1]
-    rows = numpy.asarray(query.numpy()), numpy.asarray(key.numpy())
-    weights = [numpy.asarray(torch.randn(width, width).numpy()) / width**0.5 for _ in range(2)]
-    if way == "jax.jit":
-        weights.append(numpy.asarray(torch.randn(width).numpy()) / width**0.5)
+    rows = jnp.asarray(query.numpy()), jnp.asarray(key.numpy())
+    weights = [jnp.asarray(torch.randn(width, width).numpy()) / width**0.5 for _ in range(2)]
+    if name == "jax.jit":
+        weights.append(jnp.asarray(torch.randn(width).numpy()) / width**0.5)
 
         def forward(weights: Any, query: Any, key: Any) -> Any:
-            pairs = numpy.tanh((query @ weights[0])[:, :, None] + (key @ weights[1])[:, None])
+            pairs = jnp.tanh((query @ weights[0])[:, :, None] + (key @ weights[1])[:, None])
             return jax.nn.softmax(pairs @ weights[2], -1) @ key
     else:
         os.environ["KERAS_BACKEND"] = "jax"
@@ -177,7 +177,7 @@ def foreign_step(way: str, query: Tensor, key: Tensor, backward: bool) -> Callab
             return layer.stateless_call([weights[2]], [], inputs)[0]
 
     if backward:
-        total = jax.value_and_grad(lambda *given: forward(*given).sum(), argnums=(0, 1, 2))
+        total = jax.value_and_grad(lambda *arguments: forward(*arguments).sum(), argnums=(0, 1, 2))
         compiled = jax.jit(total)
     else:
         compiled = jax.jit(forward)
@@ -188,65 +188,66 @@ def foreign_step(way: str, query: Tensor, key: Tensor, backward: bool) -> Callab
     return call
 
 
-def fits(way: str, sizes: tuple[int, ...]) -> float:
-    """Bytes of pairs that a way would take."""
-    return 4.0 * math.prod(sizes) * PAIRWISE.get(way, 4 if way not in WAYS else 0)
+def required_bytes(name: str, sizes: tuple[int, ...]) -> float:
+    """Return the bytes of the live B x L x T x D tensors of an implementation."""
+    return 4.0 * math.prod(sizes) * LIVE_TENSORS.get(name, 4 if name not in IMPLEMENTATIONS else 0)
 
 
-def left_out(way: str, sizes: tuple[int, ...]) -> str:
-    """Why a way is not run at a size; nothing where it is."""
-    if fits(way, sizes) > ROOM:
-        return f"needs {fits(way, sizes) / 1e9:.0f} GB"
-    return "takes minutes" if math.prod(sizes) > LONGEST.get(way, math.inf) else ""
+def reason_to_skip(name: str, sizes: tuple[int, ...]) -> str:
+    """Return why an implementation is not run at a size, or an empty string."""
+    if required_bytes(name, sizes) > MEMORY_LIMIT:
+        return f"needs {required_bytes(name, sizes) / 1e9:.0f} GB"
+    return "takes minutes" if math.prod(sizes) > MAX_ELEMENTS.get(name, math.inf) else ""
 
 
-def timed(call: Callable[[], None]) -> float:
-    begin = time.perf_counter()
+def milliseconds(call: Callable[[], None]) -> float:
+    start = time.perf_counter()
     call()
-    return 1000 * (time.perf_counter() - begin)
+    return 1000 * (time.perf_counter() - start)
 
 
-def repeated(call: Callable[[], None], seconds: float) -> list[float]:
-    """Times of calls, as many as begin within so many seconds."""
+def repeated_milliseconds(call: Callable[[], None], seconds: float) -> list[float]:
+    """Return the times of calls, started until `seconds` have passed."""
     end = time.perf_counter() + seconds
-    times = [timed(call)]
+    times = [milliseconds(call)]
     while time.perf_counter() < end:
-        times.append(timed(call))
+        times.append(milliseconds(call))
     return times
 
 
-def rounds(
-    sizes: tuple[int, ...], ways: list[str], backward: bool, count: int
+def measure_rounds(
+    sizes: tuple[int, ...], names: list[str], backward: bool, count: int
 ) -> dict[str, list[float]]:
-    """Milliseconds of every way in every round: all of them one after the other, in another order."""
-    calls = {way: step(way, sizes, backward) for way in ways if not left_out(way, sizes)}
+    """Return the milliseconds of every implementation in every round, in random order per round."""
+    calls = {
+        name: make_call(name, sizes, backward) for name in names if not reason_to_skip(name, sizes)
+    }
     for call in calls.values():
         call()
-    seen: dict[str, list[float]] = {way: [] for way in calls}
-    begin = time.perf_counter()
-    for done in range(count):
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    start = time.perf_counter()
+    for round_index in range(count):
         order = list(calls.items())
-        random.Random(done).shuffle(order)
-        for way, call in order:
-            # untimed at first: the one before may have left caches, allocator and the other threads,
-            # asleep after some seconds, to its own liking
-            repeated(call, 0.4)
-            seen[way].append(statistics.median(repeated(call, 0.2)))
-        if done >= 4 and time.perf_counter() - begin > 30:
+        random.Random(round_index).shuffle(order)
+        for name, call in order:
+            # warm-up: caches, the allocator and sleeping threads depend on the previous implementation
+            repeated_milliseconds(call, 0.4)
+            times[name].append(statistics.median(repeated_milliseconds(call, 0.2)))
+        if round_index >= 4 and time.perf_counter() - start > 30:
             break
-    return seen
+    return times
 
 
 def memory(field: str) -> float:
-    """Megabytes of this process: VmRSS now, VmHWM at most."""
+    """Return the memory of this process in MB: VmRSS now, VmHWM at its peak."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(rf"{field}:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]
 
 
-def peak(way: str, sizes: tuple[int, ...]) -> float:
-    """Megabytes that forward and backward took over the resident size just before, at most."""
-    step(way, (1, 9, 40, 8), True)()
-    call = step(way, sizes, True)
+def peak(name: str, sizes: tuple[int, ...]) -> float:
+    """Return the peak of forward and backward in MB, above the resident size before the call."""
+    make_call(name, (1, 9, 40, 8), True)()
+    call = make_call(name, sizes, True)
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")
     before = memory("VmRSS")
@@ -254,14 +255,14 @@ def peak(way: str, sizes: tuple[int, ...]) -> float:
     return memory("VmHWM") - before
 
 
-def peak_elsewhere(way: str, sizes: tuple[int, ...], threads: int) -> float:
-    arguments = ["--threads", str(threads), "--peak", json.dumps([way, sizes])]
+def peak_in_new_process(name: str, sizes: tuple[int, ...], threads: int) -> float:
+    arguments = ["--threads", str(threads), "--peak", json.dumps([name, sizes])]
     command = [sys.executable, __file__, *arguments]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def rooflines() -> list[Callable[[int], Any]]:
-    """Return the inner loops of the kernels on registers only, for a number of (pair, feature)s."""
+def roofline_loops() -> list[Callable[[int], Any]]:
+    """Return the inner loops of the kernels on registers only, as functions of B x L x T x D."""
     import numba
     import numpy as np
 
@@ -304,11 +305,11 @@ def rooflines() -> list[Callable[[int], Any]]:
             f += step
         return simd.reduce_sum(s + t + p + q + u + v + d + e)
 
-    return [on_threads(loop, torch.linspace(0.1, 1, 4 * count)) for loop in (scores, gradients)]
+    return [run_on_threads(loop, torch.linspace(0.1, 1, 4 * count)) for loop in (scores, gradients)]
 
 
-def on_threads(loop: Any, numbers: Tensor, tasks: int = 64) -> Callable[[int], Any]:
-    """Return the loop over a number of (pair, feature)s, on the threads of the kernels."""
+def run_on_threads(loop: Any, numbers: Tensor, tasks: int = 64) -> Callable[[int], Any]:
+    """Return a loop that runs on the threads of the kernels, as a function of B x L x T x D."""
     from regard.kernels.additive.cpu import job, threads
 
     count, sums = numbers.numel(), torch.empty(tasks)
@@ -328,8 +329,8 @@ def on_threads(loop: Any, numbers: Tensor, tasks: int = 64) -> Callable[[int], A
     return lambda n: threads.run_kernel(make, tasks, job.Sizes(1, 1, n, 1), [numbers, sums], n)
 
 
-def shares_of_rooflines(sizes: tuple[int, ...]) -> list[float]:
-    """Return the percentage of the rooflines that scores and gradients reach, timed in turn."""
+def roofline_percentages(sizes: tuple[int, ...]) -> list[float]:
+    """Return the percentages of the rooflines that scores and gradients reach, timed alternately."""
     from regard.kernels.additive.cpu import launch
 
     batch, length, keys, width = sizes
@@ -338,116 +339,123 @@ def shares_of_rooflines(sizes: tuple[int, ...]) -> list[float]:
     kernels: list[Callable[[], Any]] = [
         lambda: launch.scores(a, b, v), lambda: launch.gradients(g, a, b, v),
     ]  # fmt: skip
-    shares = []
-    for kernel, loop in zip(kernels, rooflines(), strict=True):
+    percentages = []
+    for kernel, loop in zip(kernels, roofline_loops(), strict=True):
         calls = [kernel, lambda: loop(math.prod(sizes))]  # noqa: B023
         for call in calls:
             call()
-        rounds = [[timed(call) for call in calls] for _ in range(31)]
-        shares.append(100 * statistics.median(roof / time for time, roof in rounds))
-    return shares
+        times = [[milliseconds(call) for call in calls] for _ in range(31)]
+        percentages.append(
+            100 * statistics.median(roofline_time / time for time, roofline_time in times)
+        )
+    return percentages
 
 
-def table(title: str, rows: dict[str, list[str]]) -> None:
+def print_table(title: str, rows: dict[str, list[str]]) -> None:
     print(f"\n{title}\n")
-    print("| way | " + " | ".join(str(size) for size in SIZES) + " |")
+    print("| implementation | " + " | ".join(str(size) for size in SIZES) + " |")
     print("|---|" + "---|" * len(SIZES))
-    for way, cells in rows.items():
-        print(f"| {way} | " + " | ".join(cells) + " |")
+    for name, cells in rows.items():
+        print(f"| {name} | " + " | ".join(cells) + " |")
 
 
-def speed(ways: list[str], count: int) -> list[tuple[str, str, str, float]]:
-    """Print the tables of times; give (pass, size, way, ratio) for the chart."""
+def print_times(names: list[str], count: int) -> list[tuple[str, str, str, float]]:
+    """Print the tables of times and return (pass, size, implementation, ratio) for the chart."""
     ratios = []
     for backward, title in ((False, "Forward"), (True, "Forward and backward")):
-        cells: dict[str, list[str]] = {way: [] for way in ways}
+        cells: dict[str, list[str]] = {name: [] for name in names}
         for sizes in SIZES:
-            found = rounds(sizes, ways, backward, count)
-            for way in ways:
-                if way not in found:
-                    cells[way].append(left_out(way, sizes))
+            times = measure_rounds(sizes, names, backward, count)
+            for name in names:
+                if name not in times:
+                    cells[name].append(reason_to_skip(name, sizes))
                     continue
-                pairs = zip(found[way], found["regard"], strict=True)
-                ratio = statistics.median(time / ours for time, ours in pairs)
-                cells[way].append(f"{statistics.median(found[way]):.4g} ({ratio:.3g}x)")
-                ratios.append((title, str(sizes), way, ratio))
-        table(f"{title}, median ms (times the time of regard in a round)", cells)
+                pairs = zip(times[name], times["regard"], strict=True)
+                ratio = statistics.median(time / baseline for time, baseline in pairs)
+                cells[name].append(f"{statistics.median(times[name]):.4g} ({ratio:.3g}x)")
+                ratios.append((title, str(sizes), name, ratio))
+        print_table(f"{title}, median ms (multiple of regard's time within a round)", cells)
     return ratios
 
 
-def peaks(ways: list[str], threads: int) -> None:
+def print_peaks(names: list[str], threads: int) -> None:
     """Print the table of peak memory."""
-    cells: dict[str, list[str]] = {way: [] for way in ways}
+    cells: dict[str, list[str]] = {name: [] for name in names}
     for sizes in SIZES:
-        for way in ways:
-            reason = left_out(way, sizes)
-            cells[way].append(reason or f"{peak_elsewhere(way, sizes, threads):.0f}")
-    table("Peak of forward and backward, MB over the resident size just before", cells)
+        for name in names:
+            reason = reason_to_skip(name, sizes)
+            cells[name].append(reason or f"{peak_in_new_process(name, sizes, threads):.0f}")
+    print_table(
+        "Peak memory of forward and backward, MB above the resident size just before", cells
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--chart", help="write a chart of the ratios here")
+    parser.add_argument("--chart", help="file for a chart of the ratios")
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if importlib.util.find_spec("pykeops"):
-        WAYS["KeOps"] = Streamed
+        IMPLEMENTATIONS["KeOps"] = KeOps
     if arguments.peak:
-        way, sizes = json.loads(arguments.peak)
-        print(peak(way, tuple(sizes)))
+        name, sizes = json.loads(arguments.peak)
+        print(peak(name, tuple(sizes)))
         return
-    gate = subprocess.run([sys.executable, "-m", "pytest", "-q", *TESTS], capture_output=True)
-    if gate.returncode:
-        sys.exit(f"the tests of the kernels fail, no figure is printed:\n{gate.stdout.decode()}")
-    ways = list(WAYS)
+    tests = subprocess.run([sys.executable, "-m", "pytest", "-q", *TEST_FILES], capture_output=True)
+    if tests.returncode:
+        sys.exit(f"the tests of the kernels fail, nothing is measured:\n{tests.stdout.decode()}")
+    names = list(IMPLEMENTATIONS)
     if importlib.util.find_spec("jax"):
-        ways.append("jax.jit")
+        names.append("jax.jit")
         if importlib.util.find_spec("keras"):
-            ways.append("Keras AdditiveAttention (jax)")
+            names.append("Keras AdditiveAttention (jax)")
     huge = "on" if os.environ.get("THP_MEM_ALLOC_ENABLE") == "1" else "off"
     print(
         f"torch {torch.__version__}, Python {platform.python_version()}, {platform.machine()}, "
         f"{arguments.threads} threads, float32, huge pages {huge}; sizes are (B, L, T, D)"
     )
-    ratios = speed(ways, arguments.rounds)
-    peaks(ways, arguments.threads)
+    ratios = print_times(names, arguments.rounds)
+    print_peaks(names, arguments.threads)
     for sizes in SIZES[1:4]:
-        scores, gradients = shares_of_rooflines(sizes)
+        scores, gradients = roofline_percentages(sizes)
         print(
             f"\n{sizes}: {scores:.0f} % of the roofline in scores, {gradients:.0f} % in gradients"
         )
     if arguments.chart:
-        draw(ratios, arguments.chart)
+        save_chart(ratios, arguments.chart)
 
 
-def draw(rows: list[tuple[str, str, str, float]], path: str) -> None:
-    """Bars from 1, the time of regard, to the times that the others take."""
+def save_chart(rows: list[tuple[str, str, str, float]], path: str) -> None:
+    """Save a chart of the ratios: bars from 1, the time of regard, on a logarithmic scale."""
     import altair
 
-    ways = list(dict.fromkeys(row[2] for row in rows if row[2] != "regard"))
-    names = ("pass", "size", "way", "ratio", "label")
-    values = [(*row, f"{row[3]:.3g}x") for row in rows if row[2] in ways]
+    implementations = list(dict.fromkeys(row[2] for row in rows if row[2] != "regard"))
+    names = ("pass", "size", "implementation", "ratio", "label")
+    values = [(*row, f"{row[3]:.3g}x") for row in rows if row[2] in implementations]
     data = altair.Data(values=[dict(zip(names, row, strict=True)) for row in values])
     scale = altair.Scale(type="log", domain=[0.2, 1000])
-    ratio = altair.X("ratio:Q", scale=scale, title="times the time of regard")
-    way = altair.Y("way:N", sort=ways, title=None)
+    ratio = altair.X("ratio:Q", scale=scale, title="multiple of the time of regard")
+    implementation = altair.Y("implementation:N", sort=implementations, title=None)
     bars = (
         altair.Chart()
         .mark_bar()
         .encode(
-            x=ratio, x2=altair.datum(1), y=way, color=altair.Color("way:N", sort=ways, legend=None)
+            x=ratio,
+            x2=altair.datum(1),
+            y=implementation,
+            color=altair.Color("implementation:N", sort=implementations, legend=None),
         )
     )
-    # a bar that runs to the left of 1 has its label on the other side
+    # the label of a bar to the left of 1 is at the right of 1
     labels = (
         altair.Chart()
         .mark_text(align="left", dx=4)
         .encode(
-            x=altair.X("end:Q", scale=scale, title="times the time of regard"),
-            y=way,
+            x=altair.X("end:Q", scale=scale, title="multiple of the time of regard"),
+            y=implementation,
             text="label:N",
         )
     )

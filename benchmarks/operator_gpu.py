@@ -1,11 +1,11 @@
-"""Additive attention on a CUDA device: against torch.compile of the broadcast, and a modelled limit.
+"""Additive attention on a CUDA device compared with torch.compile and with a modelled lower bound.
 
     python -P benchmarks/operator_gpu.py [--sizes 16,1024,1024,256]
 
 Forward and backward of the scores, softmax and average (no projections), float32 and bfloat16. The
-limit counts the clocks that a multiprocessor needs for a pair and feature when nothing but the
-reciprocals (16 a clock) and the other arithmetic (128 a clock) takes time: 0.031 for the scores,
-2 x 0.0625 for the gradients. Checked against float64 on a slice before anything is timed.
+lower bound is the number of clocks of a multiprocessor per pair and feature if only the reciprocals
+(16 per clock) and the other arithmetic (128 per clock) take time: 0.031 for the scores, 2 x 0.0625 for
+the gradients. Before the measurement, the scores of a slice are compared with float64.
 """
 
 import argparse
@@ -20,13 +20,14 @@ from torch import Tensor
 from regard.kernels import additive, reference
 
 FORWARD, BACKWARD = 0.031, 0.031 + 2 * 0.0625
+"""Clocks of a multiprocessor per pair and feature."""
 
 
 def broadcast(a: Tensor, b: Tensor, v: Tensor, values: Tensor) -> Tensor:
     return torch.softmax(torch.tanh(a[:, :, None] + b[:, None]) @ v, -1) @ values
 
 
-def ours(a: Tensor, b: Tensor, v: Tensor, values: Tensor) -> Tensor:
+def regard_attention(a: Tensor, b: Tensor, v: Tensor, values: Tensor) -> Tensor:
     return additive.attend(a, b, v, values).context
 
 
@@ -44,19 +45,21 @@ def milliseconds(call: Callable[[], object], count: int = 20) -> float:
     return statistics.median(times)
 
 
-def both(way: Callable[..., Tensor], inputs: list[Tensor]) -> Callable[[], object]:
+def forward_and_backward(
+    attention: Callable[..., Tensor], inputs: list[Tensor]
+) -> Callable[[], object]:
     def call() -> None:
-        torch.autograd.grad(way(*inputs).sum(), inputs)
+        torch.autograd.grad(attention(*inputs).sum(), inputs)
 
     return call
 
 
-def check(inputs: list[Tensor]) -> float:
-    """The largest error of the scores of the first queries of the first item, against float64."""
+def max_error(inputs: list[Tensor]) -> float:
+    """Return the largest error of the scores of the first queries of the first item."""
     a, b, v = (tensor.detach() for tensor in inputs[:3])
-    found = additive.scores(a[:1, :64], b[:1], v)
+    actual = additive.scores(a[:1, :64], b[:1], v)
     expected = reference.additive_scores(a[:1, :64].double(), b[:1].double(), v.double())
-    return float((found - expected).abs().max())
+    return float((actual - expected).abs().max())
 
 
 def main() -> None:
@@ -70,26 +73,31 @@ def main() -> None:
     print(
         f"{device.name}, {clock:.2f} GHz, torch {torch.__version__}, {(batch, length, keys, width)}"
     )
-    print("\n| dtype | pass | regard ms | torch.compile ms | ratio | modelled limit ms | share |")
+    print(
+        "\n| dtype | pass | regard ms | torch.compile ms | ratio | lower bound ms | share of the bound |"
+    )
     print("|---|---|---|---|---|---|---|")
     for dtype in (torch.float32, torch.bfloat16):
         shapes = [(batch, length, width), (batch, keys, width), (width,), (batch, keys, width)]
         inputs = [torch.randn(shape, device="cuda", dtype=dtype) for shape in shapes]
         inputs[2] /= math.sqrt(width)
         inputs = [tensor.requires_grad_() for tensor in inputs]
-        error = check([tensor.float() for tensor in inputs])
+        error = max_error([tensor.float() for tensor in inputs])
         assert error < 1e-4, error
         compiled = torch.compile(broadcast, dynamic=False)
+        implementations = regard_attention, compiled
+        forward = [functools.partial(attention, *inputs) for attention in implementations]
+        both = [forward_and_backward(attention, inputs) for attention in implementations]
         for title, clocks, calls in (
-            ("forward", FORWARD, [functools.partial(w, *inputs) for w in (ours, compiled)]),
-            ("both", FORWARD + BACKWARD, [both(w, inputs) for w in (ours, compiled)]),
+            ("forward", FORWARD, forward),
+            ("both", FORWARD + BACKWARD, both),
         ):
             with torch.set_grad_enabled(title == "both"):
-                mine, other = (milliseconds(call) for call in calls)
-            limit = per_clock * clocks
+                regard_ms, compiled_ms = (milliseconds(call) for call in calls)
+            bound_ms = per_clock * clocks
             print(
-                f"| {str(dtype)[6:]} | {title} | {mine:.3f} | {other:.3f} | {other / mine:.1f}x "
-                f"| {limit:.3f} | {100 * limit / mine:.0f} % |"
+                f"| {str(dtype)[6:]} | {title} | {regard_ms:.3f} | {compiled_ms:.3f} "
+                f"| {compiled_ms / regard_ms:.1f}x | {bound_ms:.3f} | {100 * bound_ms / regard_ms:.0f} % |"
             )
 
 

@@ -1,10 +1,10 @@
-"""What a score costs in training: updates of models that differ in their score alone, in turn.
+"""Cost of a score in training: time per update of models that differ only in their score.
 
     python -P benchmarks/scores_in_training.py cmudict/train.tsv.gz [--recipe g2p] [--updates 60]
 
-Every batch goes through all of them, in an order that changes, and the time of each is compared with
-that of `scaled_dot` on the same batch: a machine that is slow for a while is slow for all. Printed
-are medians, quartiles and the ratio of all times together.
+Every batch is processed by all models in random order, and each time is divided by that of
+`scaled_dot` on the same batch, so that a change in the speed of the machine affects all models alike.
+Printed are medians and quartiles of these ratios, and the ratio of the total times.
 """
 
 import argparse
@@ -29,13 +29,13 @@ from regard.models import build
 from regard.score_registry import SCORES
 
 BASELINE = "scaled_dot"
-"""The score with which the others are compared."""
+"""The score to which the others are compared."""
 WARM_UP = 5
-"""Updates of each that are not timed."""
+"""Number of untimed updates per model."""
 
 
-def updates(config: regard.Config, sizes: tuple[int, int]) -> Callable[[Batch], float]:
-    """A model of its own; the function returned updates it and gives the seconds that took."""
+def make_update(config: regard.Config, sizes: tuple[int, int]) -> Callable[[Batch], float]:
+    """Build a model; return a function that updates it and returns the time in seconds."""
     settings = config.training
     torch.manual_seed(settings.seed)
     model = build(config.model, *sizes).train()
@@ -43,14 +43,14 @@ def updates(config: regard.Config, sizes: tuple[int, int]) -> Callable[[Batch], 
     bfloat16 = settings.precision == "bfloat16"
 
     def update(batch: Batch) -> float:
-        begin = time.perf_counter()
+        start = time.perf_counter()
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
             loss = model(batch, label_smoothing=settings.label_smoothing)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
-        return time.perf_counter() - begin
+        return time.perf_counter() - start
 
     return update
 
@@ -62,46 +62,46 @@ def main() -> None:
     parser.add_argument("--scores", default=",".join(SCORES))
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
 
-    recipe = resources.files("regard") / "recipes" / f"{given.recipe}.yaml"
+    recipe = resources.files("regard") / "recipes" / f"{arguments.recipe}.yaml"
     values = yaml.safe_load(recipe.read_text())
-    values["data"] = {**values.get("data", {}), "train": given.train}
+    values["data"] = {**values.get("data", {}), "train": arguments.train}
     config = from_dict(values)
     corpus = make_corpus(config, None, None)
     sizes = len(corpus.source), len(corpus.target)
-    ways = {}
-    for name in dict.fromkeys([BASELINE, *given.scores.split(",")]):
+    update_functions = {}
+    for name in dict.fromkeys([BASELINE, *arguments.scores.split(",")]):
         values["model"]["attention"] = name
-        ways[name] = updates(resolve_config(from_dict(values), corpus), sizes)
+        update_functions[name] = make_update(resolve_config(from_dict(values), corpus), sizes)
 
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    times: dict[str, list[float]] = {name: [] for name in update_functions}
     batches = epoch(corpus.train, config.training.batch_tokens, config.training.seed, 0)
     pairs = 0
-    for number, batch in enumerate(itertools.islice(batches, given.updates + WARM_UP)):
-        order = random.Random(number).sample(list(ways.items()), len(ways))
+    for index, batch in enumerate(itertools.islice(batches, arguments.updates + WARM_UP)):
+        order = random.Random(index).sample(list(update_functions.items()), len(update_functions))
         seconds = {name: update(batch) for name, update in order}
-        if number < WARM_UP:
+        if index < WARM_UP:
             continue
         pairs += len(batch.source)
-        for name, second in seconds.items():
-            times[name].append(second)
+        for name, elapsed in seconds.items():
+            times[name].append(elapsed)
 
     print(
-        f"torch {torch.__version__}, {given.threads} threads, recipe {given.recipe}, "
+        f"torch {torch.__version__}, {arguments.threads} threads, recipe {arguments.recipe}, "
         f"{config.training.precision}, {len(times[BASELINE])} batches of {pairs / len(times[BASELINE]):.0f} pairs"
     )
     print(
-        f"| score | ms an update | pairs/s | times that of {BASELINE}, median (quartiles) | altogether |"
+        f"| score | ms per update | pairs/s | multiple of {BASELINE}, median (quartiles) | total |"
     )
     print("|---|---|---|---|---|")
-    for name, seen in times.items():
-        ratios = [one / other for one, other in zip(seen, times[BASELINE], strict=True)]
+    for name, score_times in times.items():
+        ratios = [time / base for time, base in zip(score_times, times[BASELINE], strict=True)]
         low, middle, high = statistics.quantiles(ratios)
         print(
-            f"| {name} | {1000 * statistics.median(seen):.0f} | {pairs / sum(seen):,.0f} "
-            f"| {middle:.2f} ({low:.2f} – {high:.2f}) | {sum(seen) / sum(times[BASELINE]):.2f} |"
+            f"| {name} | {1000 * statistics.median(score_times):.0f} | {pairs / sum(score_times):,.0f} "
+            f"| {middle:.2f} ({low:.2f} – {high:.2f}) | {sum(score_times) / sum(times[BASELINE]):.2f} |"
         )
 
 

@@ -71,18 +71,21 @@ async def measure(
         f"torch {torch.__version__}, {torch.get_num_threads()} threads; beam 5, with attention"
     )
     await load(host, port, expected, 1, 3)
-    single = await load(host, port, expected, 1, ONE_CLIENT_SECONDS)
-    many = await load(host, port, expected, clients, seconds)
+    single_client = await load(host, port, expected, 1, ONE_CLIENT_SECONDS)
+    all_clients = await load(host, port, expected, clients, seconds)
     print("| clients | seconds | responses | wrong | errors | responses/s | p50, ms | p99, ms |")
     print("|---|---|---|---|---|---|---|---|")
-    for count, length, row in ((1, ONE_CLIENT_SECONDS, single), (clients, seconds, many)):
+    for count, length, row in (
+        (1, ONE_CLIENT_SECONDS, single_client),
+        (clients, seconds, all_clients),
+    ):
         print(f"| {count} | {length:g} | {row}")
-    print(f"throughput of {clients} clients over one: {many.rate / single.rate:.1f}x")
+    print(f"throughput of {clients} clients over one: {all_clients.rate / single_client.rate:.1f}x")
     await invalid_requests(host, port)
 
 
 class Load:
-    """Latencies and errors of some clients."""
+    """Latencies and errors of concurrent clients."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -146,7 +149,7 @@ async def read_response(reader: asyncio.StreamReader) -> tuple[int, bytes]:
 
 
 async def invalid_requests(host: str, port: int) -> None:
-    """Print the responses to invalid requests and check that the server survives them."""
+    """Print the responses to invalid requests, and to a valid request afterwards."""
     bodies = {
         "10 MB": b"x" * 10_000_000,
         "bad JSON": b'{"text": ',
@@ -165,10 +168,10 @@ async def invalid_requests(host: str, port: int) -> None:
         b"Content-Length: 100\r\n\r\n"
     )
     response = asyncio.create_task(read_response(reader))
-    while not response.done():  # a byte a second
+    while not response.done():  # one byte per second
         writer.write(b" ")
         await asyncio.sleep(1)
-    print(f"a body of a byte a second: {response.result()}")
+    print(f"a body of one byte per second: {response.result()}")
     writer.close()
     for _ in range(50):  # clients that disconnect
         _, writer = await asyncio.open_connection(host, port)

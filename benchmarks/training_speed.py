@@ -1,10 +1,10 @@
-"""Training speed at one size on words and phones, everything included.
+"""Throughput of training recurrent models on words and phones.
 
     python -P benchmarks/training_speed.py cmudict/train.tsv.gz [--updates 150] [--threads 2]
 
-Bi-LSTM of 256 per direction, LSTM decoder of 256, embeddings of 128, about 256 words a batch. The rate is
-words (pairs) and target tokens per second of the whole loop after a warm-up: reading batches, forward,
-backward, clipping, optimiser.
+Bi-LSTM of 256 per direction, LSTM decoder of 256, embeddings of 128, about 256 words per batch. Printed
+are words (pairs) and target tokens per second of the complete loop after a warm-up: reading batches,
+forward, backward, gradient clipping, optimizer.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import torch
 
 import regard
 
-ROWS = [
+MODELS = [
     {"decoder": "bahdanau"},
     {"decoder": "luong"},
     {"decoder": "luong", "input_feeding": True},
@@ -27,8 +27,8 @@ ROWS = [
 ]
 
 
-def rate(train: str, model: dict[str, object], precision: str, updates: int) -> dict[str, float]:
-    """The last entry of metrics.jsonl: what happened after the warm-up."""
+def measure(train: str, model: dict[str, object], precision: str, updates: int) -> dict[str, float]:
+    """Train a model and return the last entry of metrics.jsonl, which covers the updates after the warm-up."""
     with tempfile.TemporaryDirectory() as folder:
         config = regard.Config(
             out=f"{folder}/model",
@@ -55,13 +55,13 @@ def main() -> None:
     parser.add_argument("train")
     parser.add_argument("--updates", type=int, default=150)
     parser.add_argument("--threads", type=int, default=2)
-    given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    print(f"torch {torch.__version__}, {given.threads} threads, batches of about 256 words")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    print(f"torch {torch.__version__}, {arguments.threads} threads, batches of about 256 words")
     print("| model | precision | words/s | target tokens/s |\n|---|---|---|---|")
-    for model in ROWS:
+    for model in MODELS:
         for precision in ("float32", "bfloat16"):
-            entry = rate(given.train, model, precision, given.updates)
+            entry = measure(arguments.train, model, precision, arguments.updates)
             name = " ".join(f"{key} {value}" for key, value in model.items())
             words, tokens = entry["pairs_per_second"], entry["target_tokens_per_second"]
             print(f"| {name} | {precision} | {words:,.0f} | {tokens:,.0f} |", flush=True)
