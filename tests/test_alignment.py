@@ -52,7 +52,7 @@ def test_ties_go_to_the_leftmost_source_word():
 
 
 def test_the_tokens_of_a_source_word_are_summed():
-    # no token of word 1 holds as much as word 0, the three together hold more
+    # every token of word 1 has less weight than word 0, but their sum has more
     weights = np.array([[0.375, 0.25, 0.25, 0.125]])
     assert from_weights(weights, [0, 1, 1, 1], [0]) == [(1, 0)]
     assert from_weights(weights, [0, 1, 2, 3], [0]) == [(0, 0)]
@@ -67,11 +67,11 @@ def test_the_tokens_of_a_target_word_are_averaged():
 def test_a_word_that_attends_to_the_end_symbol_stays_unlinked():
     weights = np.array([[0.3, 0.2, 0.5], [0.5, 0.1, 0.4]])
     assert from_weights(weights, [0, 1, None], [0, 1]) == [(0, 1)]
-    # two tokens without a word count together
+    # the weights of two tokens without a word are summed
     assert from_weights(np.array([[0.4, 0.3, 0.3]]), [0, None, None], [0]) == []
 
 
-def test_target_tokens_without_a_word_are_left_out():
+def test_target_tokens_without_a_word_are_ignored():
     weights = np.array([[0.9, 0.1], [0.1, 0.9], [1.0, 0.0]])
     assert from_weights(weights, [0, 1], [None, 0, None]) == [(1, 0)]
 
@@ -139,7 +139,7 @@ def test_a_malformed_gold_file_names_file_and_line(tmp_path):
         read_gold(path)
 
 
-def test_scores_worked_by_hand():
+def test_metrics_computed_by_hand():
     # A has 4 links, 3 of them possible and 2 sure; S has 3: 1 - (2 + 3) / (4 + 3)
     predicted = [Alignment([(0, 0), (1, 1)]), Alignment([(0, 1), (2, 2)])]
     gold = [parse_links("0-0 1?1 2-2", "1"), parse_links("0-1", "2")]
@@ -149,8 +149,8 @@ def test_scores_worked_by_hand():
     assert computed.aer == pytest.approx(2 / 7)
 
 
-def test_links_are_counted_over_the_corpus_pair_by_pair():
-    # the same link in another pair is no hit, and pairs weigh by their links
+def test_links_are_counted_per_pair_and_summed_over_the_corpus():
+    # a link counts only in its own pair, and pairs are weighted by their number of links
     gold = [parse_links("0-0", "1"), parse_links("0-0 1-1 2-2", "2")]
     computed = alignment_metrics([Alignment(), Alignment([(0, 0), (1, 1), (2, 2)])], gold)
     assert (computed.precision, computed.recall) == (1, pytest.approx(3 / 4))
@@ -159,20 +159,20 @@ def test_links_are_counted_over_the_corpus_pair_by_pair():
 
 @settings(deadline=None)
 @given(st.lists(golds, max_size=5))
-def test_predicting_the_sure_links_is_perfect(gold):
-    computed = alignment_metrics([Alignment(each.sure) for each in gold], gold)
+def test_predicting_the_sure_links_has_error_rate_0(gold):
+    computed = alignment_metrics([Alignment(links.sure) for links in gold], gold)
     assert (computed.precision, computed.recall, computed.aer) == (1, 1, 0)
 
 
 @settings(deadline=None)
 @given(st.lists(golds, max_size=5))
-def test_predicting_all_possible_links_makes_no_error_either(gold):
-    assert alignment_metrics([Alignment(each.possible) for each in gold], gold).aer == 0
+def test_predicting_all_possible_links_has_error_rate_0(gold):
+    assert alignment_metrics([Alignment(links.possible) for links in gold], gold).aer == 0
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(links, golds), min_size=1, max_size=5), st.randoms())
-def test_scores_lie_between_0_and_1_in_any_order_of_pairs(pairs, random):
+def test_metrics_lie_between_0_and_1_in_any_order_of_pairs(pairs, random):
     def scored(pairs):
         return alignment_metrics(
             [Alignment(made) for made, _ in pairs], [gold for _, gold in pairs]
@@ -188,13 +188,13 @@ def test_scores_lie_between_0_and_1_in_any_order_of_pairs(pairs, random):
 def test_with_all_links_sure_aer_is_one_minus_f1(gold_links):
     predicted = Alignment([(0, 0), (1, 1), (2, 3)])
     computed = alignment_metrics([predicted], [GoldAlignment(gold_links)])
-    both = computed.precision + computed.recall
-    f1 = 2 * computed.precision * computed.recall / both if both else 0
+    total = computed.precision + computed.recall
+    f1 = 2 * computed.precision * computed.recall / total if total else 0
     if gold_links:
         assert computed.aer == pytest.approx(1 - f1)
 
 
-def test_nothing_out_of_nothing():
+def test_metrics_without_links():
     nothing = alignment_metrics([Alignment()], [GoldAlignment(frozenset())])
     assert (nothing.precision, nothing.recall, nothing.aer) == (1, 1, 0)
     missed = alignment_metrics([Alignment()], [parse_links("0-0", "here")])

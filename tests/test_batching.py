@@ -17,7 +17,7 @@ examples = st.lists(
 
 
 def numbered(count: int) -> list[Example]:
-    """Examples of several lengths that can be told apart."""
+    """Return distinct examples of several lengths."""
     return [Example([*[4 + n] * (1 + n % 5), EOS], [4 + n] * (n % 7)) for n in range(count)]
 
 
@@ -76,12 +76,12 @@ def test_an_epoch_holds_every_example_once(count: int, bound: int, number: int) 
 
 @given(seed=st.integers(0, 99), number=st.integers(0, 9), skip=st.integers(0, 30))
 def test_an_epoch_resumes_after_skipped_batches(seed: int, number: int, skip: int) -> None:
-    whole = list(epoch(numbered(40), 40, seed, number))
-    rest = list(epoch(numbered(40), 40, seed, number, skip))
-    assert len(rest) == max(0, len(whole) - skip)
-    for left, right in zip(rest, whole[skip:], strict=True):
-        assert left.copies is right.copies is None
-        assert all(torch.equal(a, b) for a, b in zip(left[:4], right[:4], strict=True))
+    full_epoch = list(epoch(numbered(40), 40, seed, number))
+    resumed = list(epoch(numbered(40), 40, seed, number, skip))
+    assert len(resumed) == max(0, len(full_epoch) - skip)
+    for actual, expected in zip(resumed, full_epoch[skip:], strict=True):
+        assert actual.copies is expected.copies is None
+        assert all(torch.equal(a, b) for a, b in zip(actual[:4], expected[:4], strict=True))
 
 
 def test_the_order_changes_with_the_epoch_and_the_seed() -> None:

@@ -1,3 +1,5 @@
+"""The command line: help, errors, files and output of every command."""
+
 import gzip
 import io
 import json
@@ -20,12 +22,12 @@ TINY = [
     *("--target.unit", "whitespace", "--training.warmup", "10", "--training.learning_rate", "0.01"),
     *("--training.validate_every", "60", "--training.batch_tokens", "300", "--device", "cpu"),
 ]
-BRIEF = [*TINY, "--training.max_updates", "2"]
+TWO_UPDATES = [*TINY, "--training.max_updates", "2"]
 LINES = ["abc", "", "dcba", "  ", "a", "ddddd"]
-IS_BLANK = [not line.strip() for line in LINES]
+BLANK = [not line.strip() for line in LINES]
 
 
-class Outcome(NamedTuple):
+class Result(NamedTuple):
     status: int
     out: str
     err: str
@@ -44,19 +46,19 @@ class Folders(NamedTuple):
     """Has no attention."""
 
 
-Command = Callable[..., Outcome]
+Command = Callable[..., Result]
 
 
 @pytest.fixture
 def regard(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Return a function that runs the command in this process."""
 
-    def run(*arguments: object, stdin: str | bytes = b"") -> Outcome:
+    def run(*arguments: object, stdin: str | bytes = b"") -> Result:
         content = stdin.encode() if isinstance(stdin, str) else stdin
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
         capsys.readouterr()
         status = main([str(argument) for argument in arguments])
-        return Outcome(status, *capsys.readouterr())
+        return Result(status, *capsys.readouterr())
 
     return run
 
@@ -65,14 +67,23 @@ def regard(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
     """Two models that take a second to train."""
     root = tmp_path_factory.mktemp("models")
-    draw = random.Random(1)
-    words = ["".join(draw.choice("abcd") for _ in range(draw.randint(1, 5))) for _ in range(40)]
+    rng = random.Random(1)
+    words = ["".join(rng.choice("abcd") for _ in range(rng.randint(1, 5))) for _ in range(40)]
     pairs = root / "pairs.tsv"
     pairs.write_text("".join(f"{word}\t{' '.join(word.upper())}\n" for word in words))
     for name, attention in (("model", "dot"), ("no_attention", "none")):
-        call = ["train", "--data.train", pairs, "--data.dev", pairs, "--out", root / name, *TINY]
-        more = ["--model.attention", attention, "--training.max_updates", 120]
-        assert main(list(map(str, [*call, *more]))) == 0
+        arguments = [
+            "train",
+            "--data.train",
+            pairs,
+            "--data.dev",
+            pairs,
+            "--out",
+            root / name,
+            *TINY,
+        ]
+        options = ["--model.attention", attention, "--training.max_updates", 120]
+        assert main(list(map(str, [*arguments, *options]))) == 0
     return Folders(str(pairs), str(root / "model"), str(root / "no_attention"))
 
 
@@ -83,23 +94,23 @@ def lines(tmp_path: Path) -> str:
     return str(path)
 
 
-def one_line(outcome: Outcome, status: int) -> str:
+def error_line(result: Result, status: int) -> str:
     """Return the single line of an error that printed nothing on standard output."""
-    assert (outcome.status, outcome.out) == (status, "")
-    assert outcome.err.count("\n") == 1, outcome.err
-    assert outcome.err.startswith("regard")
-    return outcome.err
+    assert (result.status, result.out) == (status, "")
+    assert result.err.count("\n") == 1, result.err
+    assert result.err.startswith("regard")
+    return result.err
 
 
-def settings_of(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 
 
-def pairs_in(path: str | Path) -> list[list[str]]:
+def read_pairs(path: str | Path) -> list[list[str]]:
     return [line.split("\t") for line in Path(path).read_text().splitlines()]
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", f"import sys\n{code}"], capture_output=True, text=True, check=False
     )
@@ -121,10 +132,10 @@ for command in (
 heavy = {"torch", "altair", "accelerate", "numba", "triton"} & set(sys.modules)
 assert not heavy, heavy
 """
-    done = python(code)
-    assert (done.returncode, done.stderr) == (0, "")
+    result = run_python(code)
+    assert (result.returncode, result.stderr) == (0, "")
     for name, summary in COMMANDS.items():
-        assert f"{name:<9}  {summary}" in done.stdout
+        assert f"{name:<9}  {summary}" in result.stdout
 
 
 def test_import_regard_is_cheap() -> None:
@@ -134,8 +145,8 @@ regard.ConfigError, regard.Config, dir(regard)
 heavy = {"torch", "altair", "fastapi", "triton", "numba", "accelerate"} & set(sys.modules)
 assert not heavy, heavy
 """
-    done = python(code)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    result = run_python(code)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
 def test_a_call_without_a_command_prints_help(regard: Command) -> None:
@@ -145,26 +156,28 @@ def test_a_call_without_a_command_prints_help(regard: Command) -> None:
 
 
 def test_an_unknown_command_suggests_the_nearest(regard: Command) -> None:
-    assert "unknown command trian; did you mean train?" in one_line(regard("trian"), 2)
-    assert "unknown command x; see" in one_line(regard("x"), 2)
+    assert "unknown command trian; did you mean train?" in error_line(regard("trian"), 2)
+    assert "unknown command x; see" in error_line(regard("x"), 2)
 
 
-def test_ctrl_c_prints_one_line(regard: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_prints_one_line_and_exits_with_130(
+    regard: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(arguments: list[str]) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("regard.cli.data.run", interrupt)
-    assert one_line(regard("data"), 130) == "regard data: stopped\n"
+    assert error_line(regard("data"), 130) == "regard data: stopped\n"
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["translate", "MODEL", "--attention", "OUT"]])
 def test_a_closed_pipe_ends_quietly(folders: Folders, tmp_path: Path, arguments: list[str]) -> None:
     names = {"MODEL": folders.model, "OUT": str(tmp_path / "out.jsonl")}
-    call = [sys.executable, "-m", "regard.cli.main", *(names.get(a, a) for a in arguments)]
+    arguments = [sys.executable, "-m", "regard.cli.main", *(names.get(a, a) for a in arguments)]
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(
-        call,
+    result = subprocess.run(
+        arguments,
         input=b"abc\n",
         stdout=write,
         stderr=subprocess.PIPE,
@@ -172,7 +185,7 @@ def test_a_closed_pipe_ends_quietly(folders: Folders, tmp_path: Path, arguments:
         check=False,
     )
     os.close(write)
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (result.returncode, result.stderr) == (0, b"")
     assert os.listdir(tmp_path) == []
 
 
@@ -208,7 +221,7 @@ def test_output_is_utf8_in_any_locale(folders: Folders, monkeypatch: pytest.Monk
 def test_a_misspelt_option_prints_one_line_that_suggests_the_nearest(
     regard: Command, arguments: str, message: str
 ) -> None:
-    assert message in one_line(regard("train", "--out", "x", *arguments.split()), 2)
+    assert message in error_line(regard("train", "--out", "x", *arguments.split()), 2)
 
 
 @pytest.mark.parametrize(
@@ -224,11 +237,11 @@ def test_a_misspelt_option_prints_one_line_that_suggests_the_nearest(
         ("- 1", "--config takes a file of settings by group"),
     ],
 )
-def test_a_misspelt_setting_in_a_file_prints_one_line_too(
+def test_a_misspelt_setting_in_a_file_prints_one_line(
     regard: Command, tmp_path: Path, content: str, message: str
 ) -> None:
     (tmp_path / "c.yaml").write_text(content)
-    assert message in one_line(regard("train", "--out", "x", "--config", tmp_path / "c.yaml"), 2)
+    assert message in error_line(regard("train", "--out", "x", "--config", tmp_path / "c.yaml"), 2)
 
 
 @pytest.mark.parametrize(
@@ -245,8 +258,10 @@ def test_a_misspelt_setting_in_a_file_prints_one_line_too(
         ("data", "required: name"),
     ],
 )
-def test_other_commands_are_as_strict(regard: Command, arguments: str, message: str) -> None:
-    assert message in one_line(regard(*arguments.split()), 2)
+def test_every_command_rejects_invalid_options(
+    regard: Command, arguments: str, message: str
+) -> None:
+    assert message in error_line(regard(*arguments.split()), 2)
 
 
 @pytest.mark.parametrize(
@@ -268,15 +283,15 @@ def test_other_commands_are_as_strict(regard: Command, arguments: str, message: 
 def test_invalid_settings_exit_with_1(
     regard: Command, tmp_path: Path, arguments: str, message: str
 ) -> None:
-    outcome = regard("train", "--out", tmp_path / "m", *arguments.split())
-    assert message in one_line(outcome, 1)
+    result = regard("train", "--out", tmp_path / "m", *arguments.split())
+    assert message in error_line(result, 1)
     assert os.listdir(tmp_path) == []
 
 
 def test_a_scalar_for_a_group_of_settings_exits_with_1(regard: Command, tmp_path: Path) -> None:
     (tmp_path / "c.yaml").write_text("model: 3")
-    outcome = regard("train", "--out", tmp_path / "m", "--config", tmp_path / "c.yaml")
-    assert "model takes settings by name, got 3" in one_line(outcome, 1)
+    result = regard("train", "--out", tmp_path / "m", "--config", tmp_path / "c.yaml")
+    assert "model takes settings by name, got 3" in error_line(result, 1)
 
 
 # regard data, regard train
@@ -284,15 +299,15 @@ def test_a_scalar_for_a_group_of_settings_exits_with_1(regard: Command, tmp_path
 
 def test_data_writes_a_dataset(regard: Command, tmp_path: Path) -> None:
     pytest.importorskip("regard.datasets")
-    outcome = regard("data", "copy", "--out", tmp_path / "copy")
-    assert (outcome.status, outcome.err) == (0, "")
+    result = regard("data", "copy", "--out", tmp_path / "copy")
+    assert (result.status, result.err) == (0, "")
     for part in ("train", "dev", "test"):
-        pairs = pairs_in(tmp_path / "copy" / f"{part}.tsv")
+        pairs = read_pairs(tmp_path / "copy" / f"{part}.tsv")
         assert pairs
         assert all(source == target for source, target in pairs)
-    again = regard("data", "copy", "--out", tmp_path / "copy")
-    assert "is not empty; choose another --out" in one_line(again, 1)
-    assert "copy" in one_line(regard("data", "cpoy", "--out", tmp_path / "x"), 1)
+    second = regard("data", "copy", "--out", tmp_path / "copy")
+    assert "is not empty; choose another --out" in error_line(second, 1)
+    assert "copy" in error_line(regard("data", "cpoy", "--out", tmp_path / "x"), 1)
 
 
 def test_train_writes_a_folder_with_card_settings_and_metrics(folders: Folders) -> None:
@@ -303,7 +318,7 @@ def test_train_writes_a_folder_with_card_settings_and_metrics(folders: Folders) 
     metrics = (Path(folders.model) / "metrics.jsonl").read_text()
     entries = [json.loads(line) for line in metrics.splitlines()]
     assert [entry["update"] for entry in entries] == [60, 120]
-    settings = settings_of(Path(folders.model))
+    settings = read_settings(Path(folders.model))
     assert settings["model"]["attention"] == "dot"
     assert settings["model"]["encoder_dim"] == 16
     assert settings["format"] == 2
@@ -312,19 +327,22 @@ def test_train_writes_a_folder_with_card_settings_and_metrics(folders: Folders) 
 def test_train_reports_on_standard_error(regard: Command, tmp_path: Path) -> None:
     (tmp_path / "f.tsv").write_text("ab\tA B\tnote\nba\tB A\nb\tB\tnote\n")
     out = tmp_path / "m"
-    done = regard("train", "--data.train", tmp_path / "f.tsv", "--out", out, *BRIEF)
-    assert (done.status, done.lines) == (0, [f"{out} is trained; regard translate {out} uses it"])
-    assert done.err.count("further columns ignored on 2 lines") == 1
-    assert "dev: 1 pairs held out from the training pairs" in done.err
-    assert "update 2, " in done.err
+    result = regard("train", "--data.train", tmp_path / "f.tsv", "--out", out, *TWO_UPDATES)
+    assert (result.status, result.lines) == (
+        0,
+        [f"{out} is trained; regard translate {out} uses it"],
+    )
+    assert result.err.count("further columns ignored on 2 lines") == 1
+    assert "dev: 1 pairs held out from the training pairs" in result.err
+    assert "update 2, " in result.err
 
 
 def test_a_non_empty_output_folder_is_rejected(regard: Command, folders: Folders) -> None:
     before = {path: path.read_bytes() for path in Path(folders.model).glob("*.*")}
-    outcome = regard("train", "--data.train", folders.pairs, "--out", folders.model, *BRIEF)
+    result = regard("train", "--data.train", folders.pairs, "--out", folders.model, *TWO_UPDATES)
     assert (
         "exists and is not empty; choose another --out, or continue its training with --resume"
-        in (one_line(outcome, 1))
+        in (error_line(result, 1))
     )
     assert {path: path.read_bytes() for path in before} == before
 
@@ -332,14 +350,22 @@ def test_a_non_empty_output_folder_is_rejected(regard: Command, folders: Folders
 def test_resume_without_a_checkpoint_starts_from_scratch_and_reports_it(
     regard: Command, folders: Folders, tmp_path: Path
 ) -> None:
-    call = ["train", "--data.train", folders.pairs, "--out", tmp_path, *BRIEF, "--resume"]
-    done = regard(*call)
-    assert done.status == 0
-    assert f"{tmp_path} holds no checkpoint yet: training starts from scratch" in done.err
-    more = regard(*call, "--training.max_updates", "4")
-    assert more.status == 0
-    assert "resumed at update 2" in more.err
-    assert "starts from scratch" not in more.err
+    arguments = [
+        "train",
+        "--data.train",
+        folders.pairs,
+        "--out",
+        tmp_path,
+        *TWO_UPDATES,
+        "--resume",
+    ]
+    result = regard(*arguments)
+    assert result.status == 0
+    assert f"{tmp_path} holds no checkpoint yet: training starts from scratch" in result.err
+    resumed = regard(*arguments, "--training.max_updates", "4")
+    assert resumed.status == 0
+    assert "resumed at update 2" in resumed.err
+    assert "starts from scratch" not in resumed.err
 
 
 def test_training_starts_from_the_weights_of_another_folder(
@@ -347,9 +373,9 @@ def test_training_starts_from_the_weights_of_another_folder(
 ) -> None:
     out = tmp_path / "m"
     flags = ["--training.max_updates", 1, "--training.learning_rate", 1e-9, "--device", "cpu"]
-    call = ["train", "--data.train", folders.pairs, "--out", out, "--init-from", folders.model]
-    assert regard(*call, *flags).status == 0
-    assert settings_of(out)["model"] == settings_of(Path(folders.model))["model"]
+    arguments = ["train", "--data.train", folders.pairs, "--out", out, "--init-from", folders.model]
+    assert regard(*arguments, *flags).status == 0
+    assert read_settings(out)["model"] == read_settings(Path(folders.model))["model"]
     before = regard("translate", folders.model, stdin="abc\n").out
     assert regard("translate", out, stdin="abc\n").out == before != "\n"
 
@@ -360,35 +386,37 @@ def test_options_override_the_file_of_settings(
 ) -> None:
     (tmp_path / "c.yaml").write_text("model: {attention: dot, cell: gru}\ntraining: {seed: 7}\n")
     option = [f"--config={tmp_path / 'c.yaml'}"]
-    flags = [*BRIEF, "--model.attention", "bilinear"]
+    flags = [*TWO_UPDATES, "--model.attention", "bilinear"]
     ordered = [*flags, *option] if flags_first else [*option, *flags]
     out = tmp_path / "m"
     assert regard("train", "--data.train", folders.pairs, "--out", out, *ordered).status == 0
-    settings = settings_of(out)
+    settings = read_settings(out)
     assert settings["model"]["attention"] == "bilinear"
     assert settings["model"]["cell"] == "gru"
     assert settings["training"]["seed"] == 7
     assert settings["model"]["bidirectional"]
 
 
-def test_a_recipe_is_found_by_its_name(regard: Command, folders: Folders, tmp_path: Path) -> None:
-    flags = [*BRIEF, "--training.precision", "float32", "--config", "g2p"]
+def test_a_recipe_is_selected_by_its_name(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    flags = [*TWO_UPDATES, "--training.precision", "float32", "--config", "g2p"]
     out = tmp_path / "m"
     assert regard("train", "--data.train", folders.pairs, "--out", out, *flags).status == 0
-    settings = settings_of(out)
+    settings = read_settings(out)
     assert settings["model"]["encoder_layers"] == 2
     assert settings["source"]["lowercase"]
     assert settings["model"]["encoder_dim"] == 16
 
 
-BAD = "ab\tA B\nno tab\n\n\tA\nb\t\n{}\tA\nba\tB A\nabb\tA B B\n".format("ab" * 9)
+INVALID_LINES = "ab\tA B\nno tab\n\n\tA\nb\t\n{}\tA\nba\tB A\nabb\tA B B\n".format("ab" * 9)
 
 
 def test_invalid_lines_stop_training_and_are_listed(regard: Command, tmp_path: Path) -> None:
     path = tmp_path / "bad.tsv"
-    path.write_text(BAD)
-    call = ["train", "--data.train", path, "--out", tmp_path / "m", *BRIEF]
-    message = one_line(regard(*call), 1)
+    path.write_text(INVALID_LINES)
+    arguments = ["train", "--data.train", path, "--out", tmp_path / "m", *TWO_UPDATES]
+    message = error_line(regard(*arguments), 1)
     assert "bad.tsv: 4 of 8 lines cannot be used: " in message
     assert (
         "line 2 has no second column (TAB); line 3 is empty; line 4 has an empty source; "
@@ -396,34 +424,45 @@ def test_invalid_lines_stop_training_and_are_listed(regard: Command, tmp_path: P
     ) in message
     assert not (tmp_path / "m").exists()
     path.write_text("ab\tA\nabba\tA\nb\tB\n")
-    message = one_line(regard(*call, "--data.max_length", 3), 1)
+    message = error_line(regard(*arguments, "--data.max_length", 3), 1)
     assert "line 2 has a source of 4 tokens, limit 3" in message
 
 
 def test_invalid_lines_can_be_skipped_and_are_counted(regard: Command, tmp_path: Path) -> None:
-    (tmp_path / "bad.tsv").write_text(BAD)
-    flags = [*BRIEF, "--data.bad_lines", "skip", "--data.max_length", 9]
-    done = regard("train", "--data.train", tmp_path / "bad.tsv", "--out", tmp_path / "m", *flags)
-    assert done.status == 0
-    assert "train: 4 lines skipped (line 2 has no second column" in done.err
-    assert "1 lines skipped (line 6 has a source of 18 tokens, limit 9)" in done.err
+    (tmp_path / "bad.tsv").write_text(INVALID_LINES)
+    flags = [*TWO_UPDATES, "--data.bad_lines", "skip", "--data.max_length", 9]
+    result = regard("train", "--data.train", tmp_path / "bad.tsv", "--out", tmp_path / "m", *flags)
+    assert result.status == 0
+    assert "train: 4 lines skipped (line 2 has no second column" in result.err
+    assert "1 lines skipped (line 6 has a source of 18 tokens, limit 9)" in result.err
 
 
 def test_parallel_and_gzipped_files_train(regard: Command, tmp_path: Path) -> None:
     (tmp_path / "f.src.gz").write_bytes(gzip.compress(b"\xef\xbb\xbfab\r\nba\r\naa\r\n"))
     (tmp_path / "f.tgt").write_bytes(b"A B\nB A\nA A")
-    both = f"{tmp_path / 'f.src.gz'},{tmp_path / 'f.tgt'}"
+    parallel_files = f"{tmp_path / 'f.src.gz'},{tmp_path / 'f.tgt'}"
     out = tmp_path / "m"
-    done = regard("train", "--data.train", both, "--data.dev", both, "--out", out, *BRIEF)
-    assert done.status == 0
-    assert "train: 3 pairs read" in done.err
+    result = regard(
+        "train",
+        "--data.train",
+        parallel_files,
+        "--data.dev",
+        parallel_files,
+        "--out",
+        out,
+        *TWO_UPDATES,
+    )
+    assert result.status == 0
+    assert "train: 3 pairs read" in result.err
     assert json.loads((out / "source.json").read_text())["vocabulary"] == ["a", "b"]
 
 
 def test_bytes_that_are_not_utf8_stop_training(regard: Command, tmp_path: Path) -> None:
     (tmp_path / "f.tsv").write_bytes(b"a\tb\n\xff\tb\n")
-    outcome = regard("train", "--data.train", tmp_path / "f.tsv", "--out", tmp_path / "m", *BRIEF)
-    assert "f.tsv, line 2: not UTF-8" in one_line(outcome, 1)
+    result = regard(
+        "train", "--data.train", tmp_path / "f.tsv", "--out", tmp_path / "m", *TWO_UPDATES
+    )
+    assert "f.tsv, line 2: not UTF-8" in error_line(result, 1)
 
 
 # regard translate
@@ -432,59 +471,59 @@ def test_bytes_that_are_not_utf8_stop_training(regard: Command, tmp_path: Path) 
 def test_translate_writes_one_line_per_input_line(
     regard: Command, folders: Folders, lines: str
 ) -> None:
-    done = regard("translate", folders.model, lines)
-    assert done.status == 0
-    assert [not line for line in done.lines] == IS_BLANK
-    alone = [regard("translate", folders.model, stdin=f"{line}\n").out for line in LINES]
-    assert done.out == "".join(alone)
+    result = regard("translate", folders.model, lines)
+    assert result.status == 0
+    assert [not line for line in result.lines] == BLANK
+    separate_outputs = [regard("translate", folders.model, stdin=f"{line}\n").out for line in LINES]
+    assert result.out == "".join(separate_outputs)
     from_stdin = regard("translate", folders.model, stdin="".join(f"{x}\n" for x in LINES))
-    assert from_stdin.out == done.out
-    assert regard("translate", folders.model, stdin="abc\r\n\r\ndcba").lines == done.lines[:3]
+    assert from_stdin.out == result.out
+    assert regard("translate", folders.model, stdin="abc\r\n\r\ndcba").lines == result.lines[:3]
     assert regard("translate", folders.model, stdin="").out == ""
 
 
 def test_options_and_positional_arguments_may_mix(
     regard: Command, folders: Folders, lines: str
 ) -> None:
-    done = regard("translate", folders.model, lines, "--beam-size", 1)
-    assert done.status == 0
-    assert regard("translate", folders.model, "--beam-size", 1, lines) == done
-    assert regard("translate", "--beam-size=1", folders.model, lines) == done
-    assert regard("translate", "--beam-size", 1, "--", folders.model, lines) == done
+    result = regard("translate", folders.model, lines, "--beam-size", 1)
+    assert result.status == 0
+    assert regard("translate", folders.model, "--beam-size", 1, lines) == result
+    assert regard("translate", "--beam-size=1", folders.model, lines) == result
+    assert regard("translate", "--beam-size", 1, "--", folders.model, lines) == result
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\x0b", "\x85"])
-def test_only_a_line_feed_ends_a_line_to_translate(
+def test_only_line_feeds_separate_lines_to_translate(
     regard: Command, folders: Folders, separator: str
 ) -> None:
-    done = regard("translate", folders.model, stdin=f"ab{separator}c\nd\n")
-    assert len(done.lines) == 2
-    assert "source tokens not in the vocabulary: 1 (" in done.err
+    result = regard("translate", folders.model, stdin=f"ab{separator}c\nd\n")
+    assert len(result.lines) == 2
+    assert "source tokens not in the vocabulary: 1 (" in result.err
 
 
 def test_translate_reports_the_line_that_is_not_utf8(regard: Command, folders: Folders) -> None:
-    outcome = regard("translate", folders.model, stdin=b"abc\na\xff\n")
-    assert "standard input, line 2: not UTF-8 (byte 2 of the line)" in one_line(outcome, 1)
+    result = regard("translate", folders.model, stdin=b"abc\na\xff\n")
+    assert "standard input, line 2: not UTF-8 (byte 2 of the line)" in error_line(result, 1)
 
 
 def test_n_best_writes_ranked_lines(regard: Command, folders: Folders, lines: str) -> None:
     best = regard("translate", folders.model, lines).lines
     ranked = regard("translate", folders.model, lines, "--n-best", 3).lines
     rows = [row.split("\t") for row in ranked]
-    for number, blank in enumerate(IS_BLANK, start=1):
-        own = [row for row in rows if row[0] == str(number)]
-        assert [row[1] for row in own] == ["1", "2", "3"]
-        scores = [float(row[2]) for row in own]
+    for number, blank in enumerate(BLANK, start=1):
+        hypotheses = [row for row in rows if row[0] == str(number)]
+        assert [row[1] for row in hypotheses] == ["1", "2", "3"]
+        scores = [float(row[2]) for row in hypotheses]
         assert scores == sorted(scores, reverse=True)
-        assert own[0][3] == best[number - 1]
-        assert len({row[3] for row in own}) == (1 if blank else 3)
+        assert hypotheses[0][3] == best[number - 1]
+        assert len({row[3] for row in hypotheses}) == (1 if blank else 3)
     assert [int(row[0]) for row in rows] == sorted(int(row[0]) for row in rows)
 
 
 def test_line_numbers_continue_across_chunks(regard: Command, folders: Folders) -> None:
     options = ["--n-best", 2, "--beam-size", 2]
-    done = regard("translate", folders.model, *options, stdin="\n" * 1500 + "a\n")
-    assert [int(line.split("\t")[0]) for line in done.lines] == [
+    result = regard("translate", folders.model, *options, stdin="\n" * 1500 + "a\n")
+    assert [int(line.split("\t")[0]) for line in result.lines] == [
         n for n in range(1, 1502) for _ in range(2)
     ]
 
@@ -525,25 +564,25 @@ def test_alignments_are_pharaoh_lines(
 
 
 def test_the_heatmap_is_drawn_on_standard_error(regard: Command, folders: Folders) -> None:
-    done = regard("translate", folders.model, "--heatmap", stdin="abc\n\n")
-    assert len(done.lines) == 2
-    assert "</s>" in done.err
+    result = regard("translate", folders.model, "--heatmap", stdin="abc\n\n")
+    assert len(result.lines) == 2
+    assert "</s>" in result.err
 
 
 @pytest.mark.parametrize("option", ["--beam-size", "--n-best"])
 def test_beam_size_and_n_best_must_be_positive(
     regard: Command, folders: Folders, option: str
 ) -> None:
-    outcome = regard("translate", folders.model, option, 0, stdin="abc\n")
-    assert "must be at least 1" in one_line(outcome, 1)
+    result = regard("translate", folders.model, option, 0, stdin="abc\n")
+    assert "must be at least 1" in error_line(result, 1)
 
 
 def test_a_failed_translation_writes_no_files(
     regard: Command, folders: Folders, tmp_path: Path
 ) -> None:
     options = ["--attention", tmp_path / "a.jsonl", "--alignments", tmp_path / "b.txt"]
-    outcome = regard("translate", folders.model, tmp_path / "nowhere", *options)
-    assert "cannot read" in one_line(outcome, 1)
+    result = regard("translate", folders.model, tmp_path / "nowhere", *options)
+    assert "cannot read" in error_line(result, 1)
     assert os.listdir(tmp_path) == []
 
 
@@ -551,9 +590,13 @@ def test_a_failed_translation_writes_no_files(
 def test_a_missing_model_folder_is_reported(
     regard: Command, folders: Folders, command: str
 ) -> None:
-    more = {"evaluate": [folders.pairs], "align": [folders.pairs], "plot": ["abc", "-o", "x.svg"]}
-    outcome = regard(command, "nowhere", *more.get(command, []))
-    assert "nowhere is not a model folder: it has no config.json" in one_line(outcome, 1)
+    options = {
+        "evaluate": [folders.pairs],
+        "align": [folders.pairs],
+        "plot": ["abc", "-o", "x.svg"],
+    }
+    result = regard(command, "nowhere", *options.get(command, []))
+    assert "nowhere is not a model folder: it has no config.json" in error_line(result, 1)
 
 
 # regard evaluate
@@ -562,37 +605,44 @@ def test_a_missing_model_folder_is_reported(
 def test_evaluate_writes_every_metric_as_json(
     regard: Command, folders: Folders, tmp_path: Path
 ) -> None:
-    path = tmp_path / "figures.json"
-    done = regard("evaluate", folders.model, folders.pairs, "--json", path)
-    assert done.status == 0
+    path = tmp_path / "metrics.json"
+    result = regard("evaluate", folders.model, folders.pairs, "--json", path)
+    assert result.status == 0
     for name in ("exact match", "WER", "PER", "CER", "BLEU", "chrF", "95 % interval"):
-        assert name in done.out
-    figures = json.loads(path.read_text())
+        assert name in result.out
+    metrics = json.loads(path.read_text())
     names = ["bleu", "chrf", "exact_match", "wer", "per", "cer"]
-    assert list(figures) == ["n", *names, "by_length"]
-    assert figures["n"] == len({source for source, _ in pairs_in(folders.pairs)})
+    assert list(metrics) == ["n", *names, "by_length"]
+    assert metrics["n"] == len({source for source, _ in read_pairs(folders.pairs)})
     for name in names:
-        signed = {"signature"} if name in ("bleu", "chrf") else set()
-        assert set(figures[name]) == {"value", "low", "high"} | signed
-        low, value, high = (figures[name][key] for key in ("low", "value", "high"))
+        signature_keys = {"signature"} if name in ("bleu", "chrf") else set()
+        assert set(metrics[name]) == {"value", "low", "high"} | signature_keys
+        low, value, high = (metrics[name][key] for key in ("low", "value", "high"))
         assert 0 <= low <= value <= high <= 100 + 1e-9
-    assert figures["wer"]["value"] == pytest.approx(100 - figures["exact_match"]["value"])
-    assert sum(part["n"] for part in figures["by_length"]) == figures["n"]
+    assert metrics["wer"]["value"] == pytest.approx(100 - metrics["exact_match"]["value"])
+    assert sum(part["n"] for part in metrics["by_length"]) == metrics["n"]
 
 
 def test_any_of_several_references_counts_as_a_match(
     regard: Command, folders: Folders, tmp_path: Path
 ) -> None:
-    own = regard("translate", folders.model, stdin="abc\ndd\n").lines
-    rows = [f"abc\tB\nabc\t{own[0]}\n", f"dd\tB\ndd\t{own[1].lower()}\nabc\tC\n"]
+    translations = regard("translate", folders.model, stdin="abc\ndd\n").lines
+    rows = [f"abc\tB\nabc\t{translations[0]}\n", f"dd\tB\ndd\t{translations[1].lower()}\nabc\tC\n"]
     (tmp_path / "f.tsv").write_text("".join(rows))
     exact_match: list[float] = []
     for options in ([], ["--lowercase"]):
-        call = ["evaluate", folders.model, tmp_path / "f.tsv", "--json", tmp_path / "j", *options]
-        assert regard(*call).status == 0
-        figures = json.loads((tmp_path / "j").read_text())
-        assert figures["n"] == 2
-        exact_match.append(figures["exact_match"]["value"])
+        arguments = [
+            "evaluate",
+            folders.model,
+            tmp_path / "f.tsv",
+            "--json",
+            tmp_path / "j",
+            *options,
+        ]
+        assert regard(*arguments).status == 0
+        metrics = json.loads((tmp_path / "j").read_text())
+        assert metrics["n"] == 2
+        exact_match.append(metrics["exact_match"]["value"])
     assert exact_match == [50.0, 100.0]
 
 
@@ -610,23 +660,23 @@ def test_pairs_to_evaluate_on_must_all_be_valid(
 ) -> None:
     path = tmp_path / "f.tsv"
     path.write_text("ab\tA B\nab\n")
-    message = one_line(regard(command, folders.model, path), 1)
+    message = error_line(regard(command, folders.model, path), 1)
     assert "f.tsv: 1 of 2 lines cannot be used: line 2 has no second column" in message
     path.write_text("")
-    assert "f.tsv holds no pair" in one_line(regard(command, folders.model, path), 1)
+    assert "f.tsv holds no pair" in error_line(regard(command, folders.model, path), 1)
     path.write_text("ab\tA B\tx\nba\tB A\ty\n")
-    done = regard(command, folders.model, path)
-    assert done.status == 0
-    assert done.err.count("further columns ignored on 2 lines") == 1
+    result = regard(command, folders.model, path)
+    assert result.status == 0
+    assert result.err.count("further columns ignored on 2 lines") == 1
 
 
 # regard align
 
 
 def test_align_prints_a_pharaoh_line_per_pair(regard: Command, folders: Folders) -> None:
-    done = regard("align", folders.model, folders.pairs)
-    assert (done.status, done.err) == (0, "")
-    for line, (source, target) in zip(done.lines, pairs_in(folders.pairs), strict=True):
+    result = regard("align", folders.model, folders.pairs)
+    assert (result.status, result.err) == (0, "")
+    for line, (source, target) in zip(result.lines, read_pairs(folders.pairs), strict=True):
         for link in line.split():
             left, right = map(int, link.split("-"))
             assert left < len(source)
@@ -637,31 +687,31 @@ def test_align_prints_a_pharaoh_line_per_pair(regard: Command, folders: Folders)
 def test_gold_links_equal_to_the_output_give_no_error(
     regard: Command, folders: Folders, tmp_path: Path, suffix: str
 ) -> None:
-    own = regard("align", folders.model, folders.pairs).out
-    gold, figures = tmp_path / f"gold{suffix}", tmp_path / "figures.json"
-    gold.write_bytes(gzip.compress(own.encode()) if suffix else own.encode())
-    done = regard("align", folders.model, folders.pairs, "--gold", gold, "--json", figures)
-    assert (done.status, done.out) == (0, own)
-    assert done.err == "alignment error rate 0.0000, precision 1.0000, recall 1.0000\n"
-    assert json.loads(figures.read_text()) == {"n": 40, "aer": 0, "precision": 1, "recall": 1}
+    translations = regard("align", folders.model, folders.pairs).out
+    gold, metrics = tmp_path / f"gold{suffix}", tmp_path / "metrics.json"
+    gold.write_bytes(gzip.compress(translations.encode()) if suffix else translations.encode())
+    result = regard("align", folders.model, folders.pairs, "--gold", gold, "--json", metrics)
+    assert (result.status, result.out) == (0, translations)
+    assert result.err == "alignment error rate 0.0000, precision 1.0000, recall 1.0000\n"
+    assert json.loads(metrics.read_text()) == {"n": 40, "aer": 0, "precision": 1, "recall": 1}
 
 
 def test_wrong_gold_links_give_an_error_rate_of_1(
     regard: Command, folders: Folders, tmp_path: Path
 ) -> None:
     (tmp_path / "gold").write_text("90-90\n" * 40)
-    done = regard("align", folders.model, folders.pairs, "--gold", tmp_path / "gold")
-    assert "alignment error rate 1.0000, precision 0.0000, recall 0.0000" in done.err
+    result = regard("align", folders.model, folders.pairs, "--gold", tmp_path / "gold")
+    assert "alignment error rate 1.0000, precision 0.0000, recall 0.0000" in result.err
 
 
 def test_gold_links_must_match_the_pairs(regard: Command, folders: Folders, tmp_path: Path) -> None:
     gold = tmp_path / "gold"
     gold.write_text("0-0\n" * 39)
-    call = ["align", folders.model, folders.pairs]
-    assert "gold has 39 lines for the 40 pairs" in one_line(regard(*call, "--gold", gold), 1)
+    arguments = ["align", folders.model, folders.pairs]
+    assert "gold has 39 lines for the 40 pairs" in error_line(regard(*arguments, "--gold", gold), 1)
     gold.write_text("0-0\n" * 39 + "0:0\n")
-    assert "gold, line 40: expected links" in one_line(regard(*call, "--gold", gold), 1)
-    assert "give --gold too" in one_line(regard(*call, "--json", tmp_path / "j"), 1)
+    assert "gold, line 40: expected links" in error_line(regard(*arguments, "--gold", gold), 1)
+    assert "give --gold too" in error_line(regard(*arguments, "--json", tmp_path / "j"), 1)
 
 
 # regard plot
@@ -672,9 +722,9 @@ def test_plot_writes_a_chart(
     regard: Command, folders: Folders, tmp_path: Path, suffix: str
 ) -> None:
     path = tmp_path / f"map.{suffix}"
-    done = regard("plot", folders.model, "abc", "-o", path)
+    result = regard("plot", folders.model, "abc", "-o", path)
     (text,) = regard("translate", folders.model, stdin="abc").lines
-    assert (done.status, done.out, done.err) == (0, f"abc -> {text}, drawn in {path}\n", "")
+    assert (result.status, result.out, result.err) == (0, f"abc -> {text}, drawn in {path}\n", "")
     assert os.listdir(tmp_path) == [path.name]
     content = path.read_text()
     if suffix == "json":
@@ -684,20 +734,20 @@ def test_plot_writes_a_chart(
 
 def test_plot_can_force_the_output(regard: Command, folders: Folders, tmp_path: Path) -> None:
     path = tmp_path / "map.json"
-    done = regard("plot", folders.model, "abc", "-o", path, "--target", "D D")
-    assert done.out.startswith("abc -> D D, ")
+    result = regard("plot", folders.model, "abc", "-o", path, "--target", "D D")
+    assert result.out.startswith("abc -> D D, ")
     assert json.loads(path.read_text())["target_tokens"] == ["D", "D"]
 
 
 def test_charts_that_cannot_be_drawn_are_reported(
     regard: Command, folders: Folders, tmp_path: Path
 ) -> None:
-    unknown = regard("plot", folders.model, "abc", "-o", tmp_path / "map.pdf")
-    assert "saved as .html, .png, .svg or .json, got" in one_line(unknown, 1)
+    unknown_suffix = regard("plot", folders.model, "abc", "-o", tmp_path / "map.pdf")
+    assert "saved as .html, .png, .svg or .json, got" in error_line(unknown_suffix, 1)
     empty = regard("plot", folders.model, " ", "-o", tmp_path / "map.svg")
-    assert "there is nothing to draw: the text is empty" in one_line(empty, 1)
-    nothing = regard("plot", folders.model, "abc", "--target", "", "-o", tmp_path / "map.svg")
-    assert "nothing to draw" in one_line(nothing, 1)
+    assert "there is nothing to draw: the text is empty" in error_line(empty, 1)
+    empty_target = regard("plot", folders.model, "abc", "--target", "", "-o", tmp_path / "map.svg")
+    assert "nothing to draw" in error_line(empty_target, 1)
     assert os.listdir(tmp_path) == []
 
 
@@ -707,9 +757,9 @@ def test_charts_that_cannot_be_drawn_are_reported(
 def test_a_model_without_attention_translates(
     regard: Command, folders: Folders, lines: str
 ) -> None:
-    done = regard("translate", folders.no_attention, lines)
-    assert done.status == 0
-    assert [not line for line in done.lines] == IS_BLANK
+    result = regard("translate", folders.no_attention, lines)
+    assert result.status == 0
+    assert [not line for line in result.lines] == BLANK
     assert regard("evaluate", folders.no_attention, folders.pairs).status == 0
 
 
@@ -734,8 +784,8 @@ def test_attention_of_a_model_without_attention_is_rejected(
         "OUT": str(out),
     }
     names["OUT.svg"] = f"{out}.svg"
-    outcome = regard(*(names.get(word, word) for word in arguments.split()))
-    assert "has no attention" in one_line(outcome, 1)
+    result = regard(*(names.get(word, word) for word in arguments.split()))
+    assert "has no attention" in error_line(result, 1)
     assert os.listdir(tmp_path) == [Path(lines).name]
 
 
@@ -748,7 +798,7 @@ def test_a_transformer_gives_the_same_in_python_and_on_the_command_line(
     from regard.translator import Translator
 
     out, weights_file = tmp_path / "model", tmp_path / "weights.jsonl"
-    call = [
+    arguments = [
         "train",
         "--data.train",
         folders.pairs,
@@ -766,16 +816,16 @@ def test_a_transformer_gives_the_same_in_python_and_on_the_command_line(
         "--training.max_updates",
         60,
     ]
-    assert regard(*call, "--model.kind", "transformer", *widths).status == 0
-    done = regard("translate", out, lines, "--attention", weights_file)
+    assert regard(*arguments, "--model.kind", "transformer", *widths).status == 0
+    result = regard("translate", out, lines, "--attention", weights_file)
     expected = Translator.load(out).translate(LINES)
-    assert done.lines == [output.text for output in expected]
-    written = [json.loads(line) for line in weights_file.read_text().splitlines()]
-    for output, entry in zip(expected, written, strict=True):
+    assert result.lines == [output.text for output in expected]
+    entries = [json.loads(line) for line in weights_file.read_text().splitlines()]
+    for output, entry in zip(expected, entries, strict=True):
         assert output.tokens == entry["tokens"]
         weights = np.array(entry["attention"]).reshape(output.attention.shape)
         np.testing.assert_allclose(output.attention, weights, atol=2e-6)
-    layer = settings_of(out)["metadata"]["attention_layer"]
+    layer = read_settings(out)["metadata"]["attention_layer"]
     np.testing.assert_allclose(
         expected[0].attention, expected[0].attention_heads[:, layer].mean(1), atol=1e-6
     )
@@ -786,17 +836,19 @@ def test_features_are_read_from_their_column(regard: Command, tmp_path: Path) ->
     rows = [(word, word + ending, f"N;{tag}") for word in ("ab", "ba", "bb", "aab")
             for ending, tag in (("x", "SG"), ("y", "PL"))]  # fmt: skip
     pairs.write_text("".join("\t".join(row) + "\n" for row in rows))
-    call = ["train", "--data.train", pairs, "--data.dev", pairs, "--out", out, *BRIEF]
-    assert regard(*call, "--data.features_column", 3).status == 0
+    arguments = ["train", "--data.train", pairs, "--data.dev", pairs, "--out", out, *TWO_UPDATES]
+    assert regard(*arguments, "--data.features_column", 3).status == 0
     assert json.loads((out / "source.json").read_text())["features"] == ["N", "PL", "SG"]
-    done = regard("translate", out, stdin="ab\tN;PL\nab\n\tN;PL\n")
-    assert len(done.lines) == 3
-    assert done.lines[2] == ""
+    result = regard("translate", out, stdin="ab\tN;PL\nab\n\tN;PL\n")
+    assert len(result.lines) == 3
+    assert result.lines[2] == ""
     report = tmp_path / "report.json"
     assert regard("evaluate", out, pairs, "--json", report).status == 0
     assert json.loads(report.read_text())["n"] == len(rows)
     aligned = regard("align", out, pairs)
     assert len(aligned.lines) == len(rows)
-    two = tmp_path / "two.tsv"
-    two.write_text("ab\tabx\n")
-    assert "line 1 has no column 3 with features" in one_line(regard("evaluate", out, two), 1)
+    two_columns = tmp_path / "two.tsv"
+    two_columns.write_text("ab\tabx\n")
+    assert "line 1 has no column 3 with features" in error_line(
+        regard("evaluate", out, two_columns), 1
+    )

@@ -93,8 +93,8 @@ def test_every_model_is_trained_evaluated_and_plotted(tmp_path: Path) -> None:
         assert run.scores.n == len(test)
         assert [part.low for part in run.lengths] == sorted({len(p.source.split()) for p in test})
         assert sum(part.n for part in run.lengths) == len(test)
-        right = sum(part.n * part.exact_match for part in run.lengths)
-        assert right / len(test) == pytest.approx(run.scores.exact_match.value)
+        num_correct = sum(part.n * part.exact_match for part in run.lengths)
+        assert num_correct / len(test) == pytest.approx(run.scores.exact_match.value)
     rows = json.loads((tmp_path / "out" / "table.json").read_text(encoding="utf-8"))
     assert [row["name"] for row in rows] == [run.name for run in runs]
     assert (tmp_path / "out" / "table.md").read_text(encoding="utf-8") == table(runs)
@@ -102,26 +102,28 @@ def test_every_model_is_trained_evaluated_and_plotted(tmp_path: Path) -> None:
         assert (tmp_path / "out" / f"by_length.{suffix}").stat().st_size > 1000
 
 
-def _run(name: str, seed: int, right: int) -> Run:
-    """Return a run with `right` of 20 outputs correct; 10 sources have 3 tokens, 10 have 9."""
-    outputs = ["a"] * right + ["b"] * (20 - right)
+def _run(name: str, seed: int, num_correct: int) -> Run:
+    """Return a run with `num_correct` of 20 outputs correct; 10 sources have 3 tokens, 10 have 9."""
+    outputs = ["a"] * num_correct + ["b"] * (20 - num_correct)
     scores = report(outputs, [["a"]] * 20, [3] * 10 + [9] * 10)
     return Run(name, seed, scores, 2.0, 100, 1234, 50.0, 9, scores.by_length, 0.25)
 
 
 def test_the_table_has_means_and_intervals_over_seeds() -> None:
-    one = table([_run("dot", 1, 10)])
+    single_seed = table([_run("dot", 1, 10)])
     low, high = (
         _run("dot", 1, 10).scores.exact_match.low,
         _run("dot", 1, 10).scores.exact_match.high,
     )
-    assert f"| dot | 50.0 ({low:.1f} – {high:.1f})" in one
-    assert "one seed (bootstrap); 20 sources" in one
-    three = table([_run("dot", seed, right) for seed, right in ((1, 10), (2, 12), (3, 14))])
+    assert f"| dot | 50.0 ({low:.1f} – {high:.1f})" in single_seed
+    assert "one seed (bootstrap); 20 sources" in single_seed
+    three_seeds = table(
+        [_run("dot", seed, num_correct) for seed, num_correct in ((1, 10), (2, 12), (3, 14))]
+    )
     # of 50, 60 and 70 the mean is 60, the deviation 10, and t with 2 degrees of freedom 4.303
-    assert f"| dot | 60.0 ± {4.303 * 10 / math.sqrt(3):.1f} |" in three
-    assert "mean over 3 seeds (Student's t)" in three
-    assert "| 1,234 | 2.0 | 100 | 50 | 25.0 |" in three
+    assert f"| dot | 60.0 ± {4.303 * 10 / math.sqrt(3):.1f} |" in three_seeds
+    assert "mean over 3 seeds (Student's t)" in three_seeds
+    assert "| 1,234 | 2.0 | 100 | 50 | 25.0 |" in three_seeds
 
 
 def test_the_chart_has_a_line_per_model_and_a_point_per_length() -> None:
@@ -141,24 +143,24 @@ def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         for name, value in fields.items()
     ]
     out = tmp_path / "out"
-    given = ["compare", "--data.train", data["train"], "--data.dev", data["dev"], *flags]
-    call = [*given, "--attention", "none,additive", "--out", str(out), "--device", "cpu"]
+    arguments = ["compare", "--data.train", data["train"], "--data.dev", data["dev"], *flags]
+    call = [*arguments, "--attention", "none,additive", "--out", str(out), "--device", "cpu"]
     assert main(call) == 0
-    done = capsys.readouterr()
-    assert "| none | " in done.out
-    assert "| additive | " in done.out
+    captured = capsys.readouterr()
+    assert "| none | " in captured.out
+    assert "| additive | " in captured.out
     assert main(call) == 1
     assert "exists and is not empty" in capsys.readouterr().err
     before = (out / "none" / "seed-1" / "model.safetensors").read_bytes()
     assert main([*call, "--resume"]) == 0
     assert (out / "none" / "seed-1" / "model.safetensors").read_bytes() == before
-    other = _write(tmp_path / "other.tsv", _pairs(60, 9))
-    assert main([*call, "--data.train", other, "--resume"]) == 1
+    other_pairs = _write(tmp_path / "other.tsv", _pairs(60, 9))
+    assert main([*call, "--data.train", other_pairs, "--resume"]) == 1
     assert "was trained on other pairs" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("more", "wrong"),
+    ("options", "message"),
     [
         (["--attention", "none,sum"], "unknown model 'sum'"),
         (["--seeds", "1,1"], "--seeds has a duplicate: 1, 1"),
@@ -169,12 +171,12 @@ def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     ],
 )
 def test_invalid_calls_are_reported_before_anything_is_trained(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], wrong: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     data = _settings(tmp_path)["data"]
-    given = ["compare", "--data.train", data["train"], "--data.dev", data["dev"]]
-    assert main([*given, "--out", str(tmp_path / "out"), *more]) == 1
-    assert wrong in capsys.readouterr().err
+    arguments = ["compare", "--data.train", data["train"], "--data.dev", data["dev"]]
+    assert main([*arguments, "--out", str(tmp_path / "out"), *options]) == 1
+    assert message in capsys.readouterr().err
     assert not any((tmp_path / "out").glob("*/*"))
 
 

@@ -67,11 +67,11 @@ def test_probabilities_are_a_mixture_of_generating_and_copying(settings: dict[st
     for row in range(2):
         for t in range(3):
             for token in range(V + 2):
-                share = attention[row, t, copies[row] == token].sum() * (1 - gate[row, t, 0])
+                expected = attention[row, t, copies[row] == token].sum() * (1 - gate[row, t, 0])
                 if token < V:
-                    share = share + gate[row, t, 0] * generated[row, t, token]
+                    expected = expected + gate[row, t, 0] * generated[row, t, token]
                 torch.testing.assert_close(
-                    probabilities[row, t, token], share, atol=1e-6, rtol=1e-5
+                    probabilities[row, t, token], expected, atol=1e-6, rtol=1e-5
                 )
     assert (probabilities[1, :, 12] == 0).all()  # the second source has only one unknown token
 
@@ -144,7 +144,7 @@ def _reversals(count: int, seed: int, letters: str) -> list[tuple[str, str]]:
 
 
 def test_tokens_absent_from_training_are_copied(tmp_path: Path, unchecked: None) -> None:
-    def exact(copy: bool) -> float:
+    def exact_match(copy: bool) -> float:
         model = ModelConfig(
             embedding_dim=24, encoder_dim=32, decoder_dim=32, attention_dim=32, dropout=0.0, copy=copy
         )  # fmt: skip
@@ -163,14 +163,14 @@ def test_tokens_absent_from_training_are_copied(tmp_path: Path, unchecked: None)
             forced = translator.align(["V a W W"], ["W W a V"])[0]
             assert forced.score == pytest.approx(output.score, abs=1e-4)
             assert forced.tokens == output.tokens
-            both = translator.translate(["V a W W", "a"])
-            assert both[0].tokens == output.tokens
+            translations = translator.translate(["V a W W", "a"])
+            assert translations[0].tokens == output.tokens
         return regard.evaluate(translator, unseen).metrics.exact_match.value
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    assert exact(copy=True) >= 95
-    assert exact(copy=False) < 30
+    assert exact_match(copy=True) >= 95
+    assert exact_match(copy=False) < 30
     torch.set_num_threads(before)
 
 
@@ -178,7 +178,7 @@ def test_label_smoothing_does_not_depend_on_the_rest_of_the_batch() -> None:
     model = _model(KINDS[0])
     source, lengths, copies = _batch()
     inputs, targets = torch.tensor([[2, 4], [2, 5]]), torch.tensor([[4, 3], [5, 3]])
-    whole = model(Batch(source, lengths, inputs, targets, copies), label_smoothing=0.1)
+    batch_loss = model(Batch(source, lengths, inputs, targets, copies), label_smoothing=0.1)
     parts = [
         model(
             Batch(*(t[[row]] for t in (source, lengths, inputs, targets, copies))),
@@ -186,7 +186,7 @@ def test_label_smoothing_does_not_depend_on_the_rest_of_the_batch() -> None:
         )
         for row in range(2)
     ]
-    torch.testing.assert_close(whole, torch.stack(parts).mean())
+    torch.testing.assert_close(batch_loss, torch.stack(parts).mean())
 
 
 def test_both_sides_need_the_same_unit(tmp_path: Path) -> None:

@@ -24,17 +24,17 @@ def corpus(
 
 
 def test_pairs_become_examples_and_dev_sources_their_references() -> None:
-    found = corpus()
-    assert [found.source.decode(example.source) for example in found.train] == [
+    result = corpus()
+    assert [result.source.decode(example.source) for example in result.train] == [
         source for source, _ in PAIRS
     ]
-    assert all(example.source[-1] == EOS for example in found.train)
-    assert [found.target.decode(example.target) for example in found.train] == [
+    assert all(example.source[-1] == EOS for example in result.train)
+    assert [result.target.decode(example.target) for example in result.train] == [
         target for _, target in PAIRS
     ]
-    assert found.dev_sources == [("ab", None), ("bb", None)]
-    assert found.dev_references == [["A B", "B"], ["B B"]]
-    assert found.max_target_length == 3
+    assert result.dev_sources == [("ab", None), ("bb", None)]
+    assert result.dev_references == [["A B", "B"], ["B B"]]
+    assert result.max_target_length == 3
 
 
 def test_files_and_lists_give_the_same_corpus(tmp_path: Path) -> None:
@@ -73,12 +73,12 @@ def test_bad_lines_stop_by_default() -> None:
 
 
 def test_skipped_lines_are_counted_in_the_notes() -> None:
-    found = corpus([("x", ""), *PAIRS], bad_lines="skip")
-    assert "train: 1 lines skipped (line 1 has an empty target)" in found.notes
-    assert len(found.train) == len(PAIRS)
+    result = corpus([("x", ""), *PAIRS], bad_lines="skip")
+    assert "train: 1 lines skipped (line 1 has an empty target)" in result.notes
+    assert len(result.train) == len(PAIRS)
     many = corpus([("x", "")] * 7 + PAIRS, bad_lines="skip")
-    (said,) = (note for note in many.notes if "7 lines skipped" in note)
-    assert said.endswith("line 5 has an empty target; …)")
+    (note,) = (note for note in many.notes if "7 lines skipped" in note)
+    assert note.endswith("line 5 has an empty target; …)")
 
 
 def test_nothing_left_after_skipping_is_an_error() -> None:
@@ -93,15 +93,15 @@ def test_a_line_that_is_too_long_is_bad(long: tuple[str, str]) -> None:
     pairs = [*PAIRS[:2], long, *PAIRS[2:]]
     with pytest.raises(DataError, match=rf"1 of 5 .*{reason}; raise --data\.max_length"):
         corpus(pairs, max_length=6)
-    found = corpus(pairs, max_length=6, bad_lines="skip")
-    assert f"train: 1 lines skipped ({reason})" in found.notes
-    assert len(found.train) == 4
+    result = corpus(pairs, max_length=6, bad_lines="skip")
+    assert f"train: 1 lines skipped ({reason})" in result.notes
+    assert len(result.train) == 4
     assert len(corpus(pairs, max_length=7).train) == 5
 
 
-def test_long_lines_keep_their_numbers_behind_skipped_ones() -> None:
-    found = corpus([("", ""), ("", ""), ("a" * 9, "A"), *PAIRS], max_length=6, bad_lines="skip")
-    assert "train: 1 lines skipped (line 3 has a source of 9 tokens, limit 6)" in found.notes
+def test_long_lines_are_reported_by_number_after_skipped_lines() -> None:
+    result = corpus([("", ""), ("", ""), ("a" * 9, "A"), *PAIRS], max_length=6, bad_lines="skip")
+    assert "train: 1 lines skipped (line 3 has a source of 9 tokens, limit 6)" in result.notes
 
 
 def test_a_corpus_of_long_lines_only_is_an_error() -> None:
@@ -113,28 +113,28 @@ def test_extra_columns_are_noted_once(tmp_path: Path) -> None:
     path = tmp_path / "f.tsv"
     path.write_text("ab\tA B\tx\nba\tB A\ty\tz\nbb\tB B\n")
     notes = corpus(None, DEV, train=str(path)).notes
-    said = [note for note in notes if "further columns" in note]
-    assert said == ["train: further columns ignored on 2 lines"]
+    column_notes = [note for note in notes if "further columns" in note]
+    assert column_notes == ["train: further columns ignored on 2 lines"]
 
 
 def test_without_dev_pairs_sources_are_held_out() -> None:
     pairs = [(f"{'ab' * (n % 9)}{'b' * n}a", str(copy)) for n in range(100) for copy in (1, 2)]
-    found = corpus(pairs, None)
-    train = {found.source.decode(example.source) for example in found.train}
-    assert len(found.dev_sources) == 5
-    assert train.isdisjoint(source for source, _ in found.dev_sources)
-    assert all(references == ["1", "2"] for references in found.dev_references)
-    assert len(found.train) + len(found.dev) == 200
-    assert "dev: 10 pairs held out from the training pairs" in found.notes
-    assert corpus(pairs, None).dev_sources == found.dev_sources
-    assert corpus(pairs, None, seed=2).dev_sources != found.dev_sources
+    result = corpus(pairs, None)
+    train = {result.source.decode(example.source) for example in result.train}
+    assert len(result.dev_sources) == 5
+    assert train.isdisjoint(source for source, _ in result.dev_sources)
+    assert all(references == ["1", "2"] for references in result.dev_references)
+    assert len(result.train) + len(result.dev) == 200
+    assert "dev: 10 pairs held out from the training pairs" in result.notes
+    assert corpus(pairs, None).dev_sources == result.dev_sources
+    assert corpus(pairs, None, seed=2).dev_sources != result.dev_sources
 
 
-@pytest.mark.parametrize("place", [0, 7, 11])
-def test_lines_keep_their_numbers_when_sources_are_held_out(place: int) -> None:
+@pytest.mark.parametrize("index", [0, 7, 11])
+def test_lines_keep_their_numbers_when_sources_are_held_out(index: int) -> None:
     pairs = [("ab" * n + "a", "A") for n in range(1, 13)]
-    pairs[place] = ("a" * 99, "A")
-    with pytest.raises(DataError, match=f"line {place + 1} has a source of 99 tokens"):
+    pairs[index] = ("a" * 99, "A")
+    with pytest.raises(DataError, match=f"line {index + 1} has a source of 99 tokens"):
         corpus(pairs, None, max_length=50)
 
 
@@ -143,30 +143,30 @@ def test_one_source_cannot_be_held_out() -> None:
         corpus([("ab", "A"), ("ab", "B")], None)
 
 
-def test_the_vocabulary_is_of_the_training_pairs_alone() -> None:
-    found = corpus(dev=[("axa", "A"), ("x", "B Y")])
-    assert "dev: source tokens not in the vocabulary: 2 ('x' 2x)" in found.notes
-    assert "dev: target tokens not in the vocabulary: 1 ('Y' 1x)" in found.notes
-    assert found.dev[0].source.count(UNK) == 1
+def test_the_vocabulary_contains_only_training_tokens() -> None:
+    result = corpus(dev=[("axa", "A"), ("x", "B Y")])
+    assert "dev: source tokens not in the vocabulary: 2 ('x' 2x)" in result.notes
+    assert "dev: target tokens not in the vocabulary: 1 ('Y' 1x)" in result.notes
+    assert result.dev[0].source.count(UNK) == 1
 
 
 def test_unknown_tokens_of_skipped_lines_do_not_count() -> None:
-    found = corpus(dev=[*DEV, ("axa" * 9, "A")], max_length=9, bad_lines="skip")
-    assert not any("not in the vocabulary" in note for note in found.notes)
+    result = corpus(dev=[*DEV, ("axa" * 9, "A")], max_length=9, bad_lines="skip")
+    assert not any("not in the vocabulary" in note for note in result.notes)
 
 
-def test_given_tokenizers_are_kept() -> None:
-    both = tuple(Tokenizer.train(["xyzab"], TextConfig(unit="char")) for _ in range(2))
-    found = make_corpus(Config(), PAIRS, DEV, both)  # type: ignore[arg-type]
-    assert (found.source, found.target) == both
-    assert "source: unit char, vocabulary of 9" in found.notes
+def test_existing_tokenizers_are_reused() -> None:
+    tokenizers = tuple(Tokenizer.train(["xyzab"], TextConfig(unit="char")) for _ in range(2))
+    result = make_corpus(Config(), PAIRS, DEV, tokenizers)  # type: ignore[arg-type]
+    assert (result.source, result.target) == tokenizers
+    assert "source: unit char, vocabulary of 9" in result.notes
 
 
 def test_the_chosen_unit_is_noted_and_resolved() -> None:
     config = Config(source=TextConfig(lowercase=True))
-    found = make_corpus(config, PAIRS, DEV)
-    assert any(note.startswith("source: unit char (chosen from the data)") for note in found.notes)
-    done = resolve_config(config, found)
-    assert (done.source.unit, done.target.unit) == (found.source.unit, found.target.unit)
-    assert done.source.lowercase
-    assert "auto" not in (done.source.unit, done.target.unit)
+    result = make_corpus(config, PAIRS, DEV)
+    assert any(note.startswith("source: unit char (chosen from the data)") for note in result.notes)
+    resolved = resolve_config(config, result)
+    assert (resolved.source.unit, resolved.target.unit) == (result.source.unit, result.target.unit)
+    assert resolved.source.lowercase
+    assert "auto" not in (resolved.source.unit, resolved.target.unit)

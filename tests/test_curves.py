@@ -23,13 +23,13 @@ def _run(folder: Path, **metrics: list[float]) -> str:
 
 
 def test_the_default_metric_is_the_one_that_selects_the_best_weights(tmp_path: Path) -> None:
-    one, two = _run(tmp_path / "one", bleu=[1, 2, 3]), _run(tmp_path / "two", bleu=[4, 5, 6])
-    chart = curves([one, two])
+    first, second = _run(tmp_path / "one", bleu=[1, 2, 3]), _run(tmp_path / "two", bleu=[4, 5, 6])
+    chart = curves([first, second])
     assert [(point.series, point.x, point.y) for point in chart.points] == [
-        (one, 0.5, 1), (one, 1, 2), (one, 1.5, 3), (two, 0.5, 4), (two, 1, 5), (two, 1.5, 6),
+        (first, 0.5, 1), (first, 1, 2), (first, 1.5, 3), (second, 0.5, 4), (second, 1, 5), (second, 1.5, 6),
     ]  # fmt: skip
     assert (chart.x_title, chart.y_title, chart.title) == ("minutes of training", "bleu", "bleu")
-    losses = curves([one], "dev_loss", by="update")
+    losses = curves([first], "dev_loss", by="update")
     assert [(point.x, point.y) for point in losses.points] == [(10, 2), (20, 1), (30, 2 / 3)]
     assert curves([_run(tmp_path / "loss")]).y_title == "dev loss"
 

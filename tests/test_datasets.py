@@ -94,12 +94,14 @@ def test_the_phrasebook_does_not_depend_on_the_hash_seed() -> None:
         "import hashlib; from phrasebook.generate import generate; "
         "print(hashlib.sha256(repr(generate()).encode()).hexdigest())"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert done.stdout.strip() == hashlib.sha256(repr(cached("phrasebook")).encode()).hexdigest()
+    assert (
+        completed.stdout.strip() == hashlib.sha256(repr(cached("phrasebook")).encode()).hexdigest()
+    )
 
 
 def test_the_generator_still_makes_the_phrasebook_that_is_shipped() -> None:
@@ -288,9 +290,9 @@ def test_split_separates_sources_and_keeps_the_last_of_a_source() -> None:
     examples = [Example(str(n % 50), str(n)) for n in range(60)]
     parts = split(examples, dev=5, test=7, seed=3)
     assert [len(part) for part in (parts.train, parts.dev, parts.test)] == [38, 5, 7]
-    together = [*parts.train, *parts.dev, *parts.test]
-    assert {example.source for example in together} == {str(n) for n in range(50)}
-    assert Example("3", "53") in together
+    examples = [*parts.train, *parts.dev, *parts.test]
+    assert {example.source for example in examples} == {str(n) for n in range(50)}
+    assert Example("3", "53") in examples
     assert parts == split(examples, dev=5, test=7, seed=3) != split(examples, 5, 7, seed=4)
 
 

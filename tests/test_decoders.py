@@ -96,8 +96,8 @@ def test_beams_of_one_source_share_its_memory(settings: dict[str, object]) -> No
     tokens = torch.tensor([4, 5, 6, 7, 8, 9])
     result = model.decoder.step(tokens, state)
     for row, token in enumerate(tokens):
-        alone = model.encode(source[row // 2][None], lengths[row // 2][None])
-        expected = model.decoder.step(token[None], model.decoder.start(alone))
+        single = model.encode(source[row // 2][None], lengths[row // 2][None])
+        expected = model.decoder.step(token[None], model.decoder.start(single))
         torch.testing.assert_close(
             result.log_probs[row], expected.log_probs[0], atol=2e-6, rtol=1e-5
         )
@@ -112,11 +112,11 @@ def test_selecting_rows_and_sources() -> None:
     memory = model.encode(*_sources())
     tokens = torch.tensor([4, 5, 6])
     state = model.decoder.step(tokens, model.decoder.start(memory)).state
-    whole = model.decoder.step(tokens, state)
+    full = model.decoder.step(tokens, state)
     selected = state.select(torch.tensor([2, 0]), torch.tensor([2, 0]))
     part = model.decoder.step(tokens[[2, 0]], selected)
-    torch.testing.assert_close(part.log_probs, whole.log_probs[[2, 0]], atol=2e-6, rtol=1e-5)
-    torch.testing.assert_close(part.weights, whole.weights[[2, 0]], atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(part.log_probs, full.log_probs[[2, 0]], atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(part.weights, full.weights[[2, 0]], atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -133,16 +133,16 @@ def test_padding_has_no_effect_in_a_transformer(settings: dict[str, object]) -> 
 
 def _check_padding(model: Seq2Seq) -> None:
     source, lengths = _sources()
-    whole = model.encoder(source, lengths)
+    full = model.encoder(source, lengths)
     junk = source.masked_fill(source == 0, 9)
-    torch.testing.assert_close(model.encoder(junk, lengths), whole)
+    torch.testing.assert_close(model.encoder(junk, lengths), full)
     for row, length in enumerate(lengths):
-        alone = model.encoder(source[row : row + 1, :length], length[None])
+        single = model.encoder(source[row : row + 1, :length], length[None])
         torch.testing.assert_close(
-            alone.states[0], whole.states[row, :length], atol=2e-6, rtol=1e-5
+            single.states[0], full.states[row, :length], atol=2e-6, rtol=1e-5
         )
-        torch.testing.assert_close(alone.final[0], whole.final[row], atol=2e-6, rtol=1e-5)
-        assert (whole.states[row, length:] == 0).all()
+        torch.testing.assert_close(single.final[0], full.final[row], atol=2e-6, rtol=1e-5)
+        assert (full.states[row, length:] == 0).all()
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -159,28 +159,30 @@ def test_the_encoder_equals_packed_sequences(cell: str) -> None:
     packed = torch.nn.utils.rnn.pack_padded_sequence(
         encoder.embedding(source), lengths, batch_first=True, enforce_sorted=False
     )
-    want, _ = torch.nn.utils.rnn.pad_packed_sequence(rnn(packed)[0], batch_first=True)
-    torch.testing.assert_close(encoder(source, lengths).states, want, atol=1e-6, rtol=1e-5)
+    expected, _ = torch.nn.utils.rnn.pad_packed_sequence(rnn(packed)[0], batch_first=True)
+    torch.testing.assert_close(encoder(source, lengths).states, expected, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_a_step_of_our_cell_equals_pytorchs_layer(cell: str) -> None:
+def test_a_step_of_a_cell_equals_pytorchs_layer(cell: str) -> None:
     model = _model({"attention": "additive"}, cell)
     inner = model.decoder.cells[1]
     inputs, count = torch.randn(3, 4, 7), CELLS[cell].state_tensors
     hidden = [torch.randn(3, 7) for _ in range(count)]
-    whole = inner.run(inputs, hidden)
+    full = inner.run(inputs, hidden)
     for t in range(4):
         hidden = list(inner.step(inner.project(inputs[:, t]), None, hidden))
-        torch.testing.assert_close(hidden[0], whole[:, t], atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(hidden[0], full[:, t], atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("settings", DECODERS, ids=_name)
-def test_padding_in_sources_and_targets_never_moves_the_loss(settings: dict[str, object]) -> None:
+def test_padding_in_sources_and_targets_has_no_effect_on_the_loss(
+    settings: dict[str, object],
+) -> None:
     model = _model(settings)
     source, lengths = _sources()
     inputs, targets = _targets(), torch.tensor([[4, 5, 6, 3], [7, 8, 3, 0], [9, 10, 4, 3]])
-    whole = model(Batch(source, lengths, inputs, targets))
+    full = model(Batch(source, lengths, inputs, targets))
     counts = (targets != 0).sum(1)
     parts = [
         model(
@@ -194,11 +196,11 @@ def test_padding_in_sources_and_targets_never_moves_the_loss(settings: dict[str,
         for row, (length, count) in enumerate(zip(lengths, counts, strict=True))
     ]
     mean = (torch.stack(parts) * counts).sum() / counts.sum()
-    torch.testing.assert_close(whole, mean, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(full, mean, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("settings", DECODERS, ids=_name)
-def test_every_parameter_learns(settings: dict[str, object]) -> None:
+def test_every_parameter_has_a_gradient(settings: dict[str, object]) -> None:
     model = _model(settings).train()
     loss = model(Batch(*_sources(), _targets(), _targets()), label_smoothing=0.1)
     loss.backward()
@@ -239,12 +241,12 @@ def test_cosine_learns_its_temperature() -> None:
 def test_steps_of_a_transformer_do_not_depend_on_later_tokens() -> None:
     model = _model(TRANSFORMERS[0])
     memory = model.encode(*_sources())
-    whole = model.decoder.unroll(memory, _targets(), need_weights=True)
+    full = model.decoder.unroll(memory, _targets(), need_weights=True)
     changed = _targets()
     changed[:, 2:] = 9
     unrolled = model.decoder.unroll(memory, changed, need_weights=True)
-    torch.testing.assert_close(whole.states[:, :2], unrolled.states[:, :2])
-    assert (whole.states[:, 2:] - unrolled.states[:, 2:]).abs().amax(-1).min() > 1e-3
+    torch.testing.assert_close(full.states[:, :2], unrolled.states[:, :2])
+    assert (full.states[:, 2:] - unrolled.states[:, 2:]).abs().amax(-1).min() > 1e-3
 
 
 def test_a_transformer_depends_on_the_order_of_the_source() -> None:

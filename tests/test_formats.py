@@ -103,6 +103,6 @@ def test_wrong_tensors_are_refused(
     else:
         tensors[key] = tensors[key][:-1].clone()
     save_file(tensors, out / file, metadata)
-    wrong = "size mismatch" if change == "shape" else "missing or unexpected tensors: "
-    with pytest.raises(regard.FolderError, match=wrong):
+    message = "size mismatch" if change == "shape" else "missing or unexpected tensors: "
+    with pytest.raises(regard.FolderError, match=message):
         regard.Translator.load(out) if file == "model.safetensors" else resume(form, name, out)

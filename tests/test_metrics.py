@@ -60,7 +60,7 @@ def test_cer_counts_code_points_including_spaces():
     ("output", "references", "per"),
     [
         ("a b c", ["a b c d e f", "a b x"], 100 / 3),  # 1 edit of 3 before 3 of 6
-        ("a b c", ["a b c d", "a b"], 50),  # 1 edit each: the shorter, whatever the order
+        ("a b c", ["a b c d", "a b"], 50),  # 1 edit each: the shorter one, in any order
         ("a b c", ["a b", "a b c d"], 50),
         ("a", ["b b b b b b b b", "b"], 100),  # fewest edits, not the smallest rate
         ("", ["a b"], 100),
@@ -112,7 +112,7 @@ def test_a_missing_reference_is_not_an_empty_one():
     )
     assert mixed.value == pytest.approx(padded.value)
     assert "nrefs:var" in (mixed.signature or "")
-    # an empty output is nearer in length to an empty reference: no brevity penalty for it
+    # an empty output is closest in length to an empty reference, so that it has no brevity penalty
     outputs = ["a b c d e", ""]
     missing = metrics.bleu(outputs, [["a b c d e", "q"], ["f g"]])
     empty = metrics.bleu(outputs, [["a b c d e", "q"], ["f g", ""]])
@@ -140,8 +140,10 @@ def test_the_order_of_outputs_does_not_matter(corpus, random):
 @settings(max_examples=25, deadline=None)
 @given(corpora)
 def test_wer_is_100_minus_exact_match(corpus):
-    right, wrong = metrics.exact_match(*unzip(corpus)), metrics.wer(*unzip(corpus))
-    assert wrong == metrics.MetricValue(100 - right.value, 100 - right.high, 100 - right.low)
+    exact_match, wer = metrics.exact_match(*unzip(corpus)), metrics.wer(*unzip(corpus))
+    assert wer == metrics.MetricValue(
+        100 - exact_match.value, 100 - exact_match.high, 100 - exact_match.low
+    )
 
 
 @settings(max_examples=10, deadline=None)

@@ -98,7 +98,7 @@ def test_a_damaged_config_is_reported(folder: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "wrong"),
+    ("key", "value", "message"),
     [
         ("model", 3, "model takes settings by name, got 3"),
         ("model", {"atention": "dot"}, r"unknown setting model\.atention"),
@@ -108,11 +108,11 @@ def test_a_damaged_config_is_reported(folder: Path, content: bytes) -> None:
     ],
 )
 def test_invalid_settings_are_reported_as_damage(
-    folder: Path, key: str, value: Any, wrong: str, unchecked: None
+    folder: Path, key: str, value: Any, message: str, unchecked: None
 ) -> None:
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, key: value}))
-    with pytest.raises(FolderError, match=rf"config\.json is damaged \({wrong}"):
+    with pytest.raises(FolderError, match=rf"config\.json is damaged \({message}"):
         model_folder.load(folder)
 
 
@@ -139,9 +139,9 @@ def test_missing_and_damaged_tokenizers_are_reported(folder: Path, name: str) ->
 
 
 def test_weights_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    make(other, encoder_dim=7)
-    (other / "model.safetensors").replace(folder / "model.safetensors")
+    other_folder = tmp_path / "other"
+    make(other_folder, encoder_dim=7)
+    (other_folder / "model.safetensors").replace(folder / "model.safetensors")
     with pytest.raises(FolderError, match=r"model\.safetensors does not fit config\.json"):
         model_folder.load(folder)
 

@@ -9,11 +9,11 @@ from regard.pairs import Pair, pairs_from, read_pairs
 def test_a_tsv_file_gives_pairs_with_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "f.tsv"
     path.write_text("a b\tA\n\nc\tC\textra\tmore\nd\u2028e\tD\x85E\n", encoding="utf-8", newline="")
-    found = read_pairs(str(path))
-    assert found.pairs == [Pair("a b", "A"), Pair("c", "C"), Pair("d\u2028e", "D\x85E")]
-    assert found.numbers == [1, 3, 4]
-    assert found.extra_columns == 1
-    assert found.bad == [(2, "is empty")]
+    result = read_pairs(str(path))
+    assert result.pairs == [Pair("a b", "A"), Pair("c", "C"), Pair("d\u2028e", "D\x85E")]
+    assert result.numbers == [1, 3, 4]
+    assert result.extra_columns == 1
+    assert result.bad == [(2, "is empty")]
 
 
 @pytest.mark.parametrize(
@@ -33,21 +33,21 @@ def test_a_tsv_file_gives_pairs_with_their_lines(tmp_path: Path) -> None:
 def test_a_bad_line_is_listed_with_its_reason(tmp_path: Path, line: str, reason: str) -> None:
     path = tmp_path / "f.tsv"
     path.write_text(f"x\ty\n{line}\nz\tw\n")
-    found = read_pairs(str(path))
-    assert found.bad == [(2, reason)]
-    assert [pair.source for pair in found.pairs] == ["x", "z"]
+    result = read_pairs(str(path))
+    assert result.bad == [(2, reason)]
+    assert [pair.source for pair in result.pairs] == ["x", "z"]
     with pytest.raises(
         DataError, match=r"f\.tsv: 1 of 3 lines cannot be used: line 2 .*; correct it"
     ):
-        found.require_valid("correct it")
+        result.require_valid("correct it")
 
 
 def test_a_long_list_of_bad_lines_is_truncated() -> None:
-    found = pairs_from([("", "x")] * 1234)
+    result = pairs_from([("", "x")] * 1234)
     with pytest.raises(
         DataError, match=r"1,234 of 1,234 .* line 20 has an empty source; and 1,214"
     ):
-        found.require_valid("correct them")
+        result.require_valid("correct them")
 
 
 def test_valid_pairs_raise_nothing() -> None:
@@ -57,9 +57,9 @@ def test_valid_pairs_raise_nothing() -> None:
 def test_lines_of_parallel_files_are_paired(tmp_path: Path) -> None:
     (tmp_path / "f.src").write_text("a\tx\nb\n\n")
     (tmp_path / "f.tgt").write_text("A\n\nC\n")
-    found = read_pairs(f"{tmp_path / 'f.src'},{tmp_path / 'f.tgt'}")
-    assert found.pairs == [Pair("a\tx", "A")]
-    assert found.bad == [(2, "has an empty target"), (3, "has an empty source")]
+    result = read_pairs(f"{tmp_path / 'f.src'},{tmp_path / 'f.tgt'}")
+    assert result.pairs == [Pair("a\tx", "A")]
+    assert result.bad == [(2, "has an empty target"), (3, "has an empty source")]
 
 
 def test_parallel_files_must_be_equally_long(tmp_path: Path) -> None:
@@ -79,9 +79,9 @@ def test_features_are_read_from_any_column(tmp_path: Path) -> None:
     last.write_text("run\tran\tV;PST\nsee\tsaw\tV;PST\textra\n", encoding="utf-8")
     middle.write_text("run\tV;PST\tran\n", encoding="utf-8")
     first.write_text("V;PST\trun\tran\n", encoding="utf-8")
-    found = read_pairs(str(last), features_column=3)
-    assert found.pairs == [Pair("run", "ran", "V;PST"), Pair("see", "saw", "V;PST")]
-    assert found.extra_columns == 1
+    result = read_pairs(str(last), features_column=3)
+    assert result.pairs == [Pair("run", "ran", "V;PST"), Pair("see", "saw", "V;PST")]
+    assert result.extra_columns == 1
     assert read_pairs(str(middle), features_column=2).pairs == [Pair("run", "ran", "V;PST")]
     assert read_pairs(str(first), features_column=1).pairs == [Pair("run", "ran", "V;PST")]
 
@@ -89,10 +89,10 @@ def test_features_are_read_from_any_column(tmp_path: Path) -> None:
 def test_lines_without_their_features_are_bad(tmp_path: Path) -> None:
     path = tmp_path / "pairs.tsv"
     path.write_text("run\tran\tV\nsee\tsaw\n\n\tx\tV\nsee\t\tV\ngo\tgo\t\n", encoding="utf-8")
-    found = read_pairs(str(path), features_column=3)
-    assert found.pairs == [Pair("run", "ran", "V"), Pair("go", "go", "")]
-    assert found.numbers == [1, 6]
-    assert [tuple(bad) for bad in found.bad] == [
+    result = read_pairs(str(path), features_column=3)
+    assert result.pairs == [Pair("run", "ran", "V"), Pair("go", "go", "")]
+    assert result.numbers == [1, 6]
+    assert [tuple(bad) for bad in result.bad] == [
         (2, "has no column 3 with features"),
         (3, "is empty"),
         (4, "has features and no source"),

@@ -114,7 +114,7 @@ def test_examples_run(
 
 def test_the_command_is_installed() -> None:
     command = Path(sys.executable).parent / "regard"
-    done = subprocess.run(
+    completed = subprocess.run(
         [command, "--version"], capture_output=True, text=True, check=True, env=os.environ
     )
-    assert re.fullmatch(r"regard \d+\.\d+\.\d+\n", done.stdout)
+    assert re.fullmatch(r"regard \d+\.\d+\.\d+\n", completed.stdout)

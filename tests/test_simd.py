@@ -102,8 +102,8 @@ def test_pointers_and_products(real: Any) -> None:
     x, y = np.random.default_rng(2).normal(size=(2, size + 1)).astype(real)
     out = np.empty_like(x[:size])
     assert _products(x, y, out) == size
-    exact = x[size - 2].astype(np.longdouble) * y[1:] + x[:size]
-    assert np.abs(out - exact).max() <= 4 * np.finfo(real).eps
+    expected = x[size - 2].astype(np.longdouble) * y[1:] + x[:size]
+    assert np.abs(out - expected).max() <= 4 * np.finfo(real).eps
 
 
 @pytest.mark.parametrize("real", REALS)
@@ -112,8 +112,8 @@ def test_arithmetic(real: Any) -> None:
     x, y = rng.normal(size=(2, _lanes(real))).astype(real)
     out = np.empty_like(x)
     _arithmetic(x, y, out)
-    exact = x.astype(np.longdouble) * y + 2 * x.astype(np.longdouble) - 2 * y
-    assert np.abs(out - exact).max() <= 8 * np.finfo(real).eps
+    expected = x.astype(np.longdouble) * y + 2 * x.astype(np.longdouble) - 2 * y
+    assert np.abs(out - expected).max() <= 8 * np.finfo(real).eps
     _splat(x[0], out)
     assert (out == x[0]).all()
 
@@ -145,7 +145,7 @@ def test_nan_propagates_through_max_abs_and_minimum(real: Any) -> None:
     def holds(x: Any, y: Any) -> None:
         out = np.empty_like(x)
         largest = _minimum_and_max_abs(x, y, out)
-        # the maximum of NumPy is NaN where one number is NaN
+        # the maximum of NumPy is NaN if either element is NaN
         assert np.array_equal(largest, np.abs(np.concatenate([x, y])).max(), equal_nan=True)
         assert np.array_equal(out, np.where(x > y, y, x), equal_nan=True)
 

@@ -84,8 +84,8 @@ def test_word_ids_count_the_whitespace_words_of_the_text(unit: Unit, text: str) 
 def test_decode_omits_special_tokens_but_unk(unit: Unit, ids: list[int]) -> None:
     tokenizer = TOKENIZERS[unit]
     ids = [id for id in ids if id < len(tokenizer)]
-    kept = [id for id in ids if id not in (PAD, BOS, EOS)]
-    assert tokenizer.decode(ids) == tokenizer.detokenize(tokenizer.ids_to_tokens(kept))
+    ordinary_ids = [id for id in ids if id not in (PAD, BOS, EOS)]
+    assert tokenizer.decode(ids) == tokenizer.detokenize(tokenizer.ids_to_tokens(ordinary_ids))
     assert len(tokenizer.word_ids(tokenizer.ids_to_tokens(ids))) == len(ids)
 
 
@@ -181,7 +181,7 @@ def test_training_without_text_leaves_every_token_unknown(unit: Unit) -> None:
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("size", [5, 30, 8000])
-def test_training_is_deterministic_and_respects_the_size(unit: Unit, size: int) -> None:
+def test_training_is_deterministic_and_respects_the_vocabulary_size(unit: Unit, size: int) -> None:
     letters = [chr(0x4E00 + n) for n in range(40)]
     texts = SENTENCES + [a + b + " " + a for a, b in zip(letters, letters[::-1], strict=True)]
     tokenizers = [train(texts, unit=unit, vocabulary_size=size) for _ in range(3)]
@@ -210,7 +210,7 @@ def test_a_vocabulary_must_exceed_the_special_tokens() -> None:
 
 
 @pytest.mark.parametrize("unit", UNITS)
-def test_half_a_surrogate_pair_is_refused(unit: Unit) -> None:
+def test_a_lone_surrogate_is_rejected(unit: Unit) -> None:
     with pytest.raises(DataError, match="half a surrogate pair at character 2"):
         TOKENIZERS[unit].encode("a\ud83d")
 
@@ -279,7 +279,7 @@ def test_malformed_json_is_refused(text: str) -> None:
         Tokenizer.from_json(text)
 
 
-def test_a_later_format_is_named() -> None:
+def test_a_later_format_is_rejected_with_its_number() -> None:
     with pytest.raises(FolderError, match="format 9, this version of regard reads up to 2"):
         Tokenizer.from_json('{"format": 9, "novelty": true}')
 
@@ -332,13 +332,13 @@ def test_each_feature_is_a_token(unit: str) -> None:
     plain = Tokenizer.train(texts, TextConfig(unit=unit))
     assert tokenizer.vocabulary == plain.vocabulary
     assert len(tokenizer) == len(plain) + 4
-    found = tokenizer.encode("big cat", "V;PST;NEW")
-    assert found.tokens == [*plain.encode("big cat").tokens, "V", "PST", "NEW"]
-    assert found.num_features == 3
-    assert found.unknown == ["NEW"]
-    assert tokenizer.ids_to_tokens(found.ids[-3:-1]) == ["V", "PST"]
-    assert found.ids[:-3] == plain.encode("big cat").ids
-    words = tokenizer.word_ids(found.tokens, found.num_features)
+    encoding = tokenizer.encode("big cat", "V;PST;NEW")
+    assert encoding.tokens == [*plain.encode("big cat").tokens, "V", "PST", "NEW"]
+    assert encoding.num_features == 3
+    assert encoding.unknown == ["NEW"]
+    assert tokenizer.ids_to_tokens(encoding.ids[-3:-1]) == ["V", "PST"]
+    assert encoding.ids[:-3] == plain.encode("big cat").ids
+    words = tokenizer.word_ids(encoding.tokens, encoding.num_features)
     last = max(n for n in plain.word_ids(plain.encode("big cat").tokens) if n is not None)
     assert words[-3:] == [last + 1, last + 2, last + 3]
     assert tokenizer.encode("dog").num_features == 0
@@ -350,7 +350,7 @@ def test_a_tab_is_text_where_there_are_no_features() -> None:
     assert tokenizer.encode("a\tb").tokens == ["a", "\t", "b"]
 
 
-def test_features_stand_behind_a_tab_on_one_line() -> None:
+def test_features_follow_a_tab_on_one_line() -> None:
     tokenizer = Tokenizer.train(["run"], TextConfig(unit="char"), ["V"])
     for line, source in (
         ("run\tV;PST", ("run", "V;PST")),

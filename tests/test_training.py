@@ -66,8 +66,8 @@ def test_a_folder_holds_every_documented_file(tmp_path: Path) -> None:
     entries = _metrics(out)
     assert [entry["update"] for entry in entries] == [5, 10, 15, 20]
     assert {"train_loss", "dev_loss", "exact_match", "learning_rate", "minutes"} <= set(entries[0])
-    again = regard.Translator.load(out)
-    assert [t.text for t in again.translate(["a b"])] == [
+    loaded = regard.Translator.load(out)
+    assert [t.text for t in loaded.translate(["a b"])] == [
         t.text for t in translator.translate(["a b"])
     ]
     assert not list(out.rglob("*.pt")) + list(out.rglob("*.pkl"))
@@ -111,12 +111,12 @@ def test_resuming_continues_exactly(tmp_path: Path, model: dict[str, object]) ->
         regard.train(settings, PAIRS, DEV)
     torch.manual_seed(99)
     regard.train(settings, PAIRS, DEV, resume=True)
-    left = load_file(complete / "last" / "state.safetensors")
-    right = load_file(halves / "last" / "state.safetensors")
-    assert left.keys() == right.keys()
-    assert any(name.startswith("optimizer.") for name in left)
-    for name, value in left.items():
-        assert torch.equal(value, right[name]), name
+    actual = load_file(complete / "last" / "state.safetensors")
+    expected = load_file(halves / "last" / "state.safetensors")
+    assert actual.keys() == expected.keys()
+    assert any(name.startswith("optimizer.") for name in actual)
+    for name, value in actual.items():
+        assert torch.equal(value, expected[name]), name
     timeless = ("update", "epoch", "train_loss", "dev_loss", "exact_match", "learning_rate", "best")
     assert [[entry[key] for key in timeless] for entry in _metrics(complete)] == [
         [entry[key] for key in timeless] for entry in _metrics(halves)
@@ -165,9 +165,9 @@ def test_fine_tuning_starts_from_the_weights_and_tokenizers_of_a_folder(tmp_path
     config = _config(second, max_updates=1, learning_rate=1e-9, validate_every=1)
     config = dataclasses.replace(config, model=ModelConfig())
     regard.train(config, [("a x", "x a")], DEV, init_from=first)
-    left, right = (load_file(folder / "model.safetensors") for folder in (first, second))
-    for name, value in left.items():
-        torch.testing.assert_close(value, right[name], atol=1e-6, rtol=0)
+    actual, expected = (load_file(folder / "model.safetensors") for folder in (first, second))
+    for name, value in actual.items():
+        torch.testing.assert_close(value, expected[name], atol=1e-6, rtol=0)
     assert (second / "source.json").read_text() == (first / "source.json").read_text()
 
 
@@ -193,8 +193,10 @@ def test_ctrl_c_leaves_a_usable_folder_that_resumes_exactly(tmp_path: Path) -> N
     assert json.loads((out / "last" / "state.json").read_text())["update"] == "8"
     assert regard.Translator.load(out).translate(["a b"])[0].source_tokens
     regard.train(_config(out), PAIRS, DEV, resume=True)
-    left, right = (load_file(folder / "last" / "state.safetensors") for folder in (complete, out))
-    assert all(torch.equal(value, right[name]) for name, value in left.items())
+    actual, expected = (
+        load_file(folder / "last" / "state.safetensors") for folder in (complete, out)
+    )
+    assert all(torch.equal(value, expected[name]) for name, value in actual.items())
 
 
 def test_ctrl_c_before_the_first_validation_leaves_a_usable_folder(tmp_path: Path) -> None:
@@ -321,9 +323,9 @@ def test_continued_training_needs_features_exactly_as_before(
 
     pairs = [(source, target, "X;Y") for source, target in PAIRS] if featured else PAIRS
     regard.train(config("first", 3 if featured else None), pairs, pairs[:2])
-    other = config("second", None if featured else 3)
+    continued = config("second", None if featured else 3)
     with pytest.raises(ConfigError, match=r"features of the source, got data.features_column"):
-        regard.train(other, pairs, pairs[:2], init_from=tmp_path / "first")
+        regard.train(continued, pairs, pairs[:2], init_from=tmp_path / "first")
 
 
 @pytest.mark.parametrize(

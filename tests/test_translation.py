@@ -30,16 +30,18 @@ def make_translation(attention, source_words, target_words, source=None, tokens=
 
 def test_parts_of_source_words_are_added_and_of_target_words_averaged():
     tokens = ["▁que", "ro", "▁te", "</s>"]
-    one = make_translation(WEIGHTS, [0, 0, 1, None], [0, 0, 1], tokens, ["▁lo", "ve", "▁you"])
-    words = one.words()
+    translation = make_translation(
+        WEIGHTS, [0, 0, 1, None], [0, 0, 1], tokens, ["▁lo", "ve", "▁you"]
+    )
+    words = translation.words()
     assert words.source_tokens == ["quero", "te", "</s>"]
     assert words.tokens == ["love", "you"]
     np.testing.assert_allclose(words.attention, [[0.7, 0.15, 0.15], [0.1, 0.8, 0.1]], atol=1e-6)
     assert words.attention.dtype == np.float32
     assert (words.source_words, words.target_words) == ([0, 1, None], [0, 1])
-    assert (words.text, words.score) == (one.text, one.score)
+    assert (words.text, words.score) == (translation.text, translation.score)
     assert words.chart().to_json().count("quero") == 1
-    assert one.source_tokens == tokens
+    assert translation.source_tokens == tokens
 
 
 @pytest.mark.parametrize(
@@ -53,24 +55,26 @@ def test_parts_of_source_words_are_added_and_of_target_words_averaged():
         (["‿", "‿"], "‿‿"),
     ],
 )
-def test_a_word_is_written_without_marks(parts, word):
-    one = make_translation(np.ones((1, len(parts)), np.float32), [0] * len(parts), [0], parts)
-    assert one.words().source_tokens == [word]
+def test_merged_words_are_written_as_in_the_text(parts, word):
+    translation = make_translation(
+        np.ones((1, len(parts)), np.float32), [0] * len(parts), [0], parts
+    )
+    assert translation.words().source_tokens == [word]
 
 
-def test_tokens_that_are_words_stay_as_they_are():
-    one = make_translation(WEIGHTS, [0, 1, 2, None], [0, 1, 2], ["▁", "‿x", "▁y", "</s>"])
-    assert one.words() is one
+def test_tokens_that_are_words_are_unchanged():
+    translation = make_translation(WEIGHTS, [0, 1, 2, None], [0, 1, 2], ["▁", "‿x", "▁y", "</s>"])
+    assert translation.words() is translation
     assert empty_translation(" ", attends=True).words().tokens == []
 
 
-def test_one_side_is_merged_without_the_other():
+def test_each_side_can_be_merged_separately():
     words = make_translation(WEIGHTS, [0, 1, 2, None], [0, 0, 0], ["▁", "‿x", "▁y", "</s>"]).words()
     assert words.source_tokens == ["▁", "‿x", "▁y", "</s>"]
     np.testing.assert_allclose(words.attention, WEIGHTS.mean(0, keepdims=True), atol=1e-6)
 
 
-def test_tokens_without_words_stay_alone():
+def test_tokens_without_a_word_are_not_merged():
     words = make_translation(None, [0, 0, None, None], [0], ["▁a", "b", "▁", "</s>"]).words()
     assert words.source_tokens == ["ab", "▁", "</s>"]
     assert words.source_words == [0, None, None]
@@ -85,32 +89,32 @@ NUMBERS = st.lists(st.booleans(), min_size=1, max_size=8).map(
 
 @given(NUMBERS, NUMBERS, st.integers(1, 3), st.integers(1, 2), st.integers(0, 99))
 def test_words_keep_sums_heads_and_alignment(source, target, layers, heads, seed):
-    every = np.random.default_rng(seed).dirichlet(
+    weights = np.random.default_rng(seed).dirichlet(
         np.ones(len(source) + 1), (len(target), layers, heads)
     )
-    one = make_translation(every[:, -1].mean(1), [*source, None], target, heads=every)
-    words = one.words()
+    translation = make_translation(weights[:, -1].mean(1), [*source, None], target, heads=weights)
+    words = translation.words()
     shape = (max(target) + 1, layers, heads, max(source) + 2)
     assert words.attention_heads.shape == shape
     np.testing.assert_allclose(words.attention_heads.sum(-1), 1)
     np.testing.assert_allclose(words.attention, words.attention_heads[:, -1].mean(1))
-    assert words.alignment() == one.alignment()
+    assert words.alignment() == translation.alignment()
     assert words.words() is words
 
 
 def test_bertviz_gets_a_tensor_per_layer():
-    every = np.random.default_rng(1).random((3, 2, 5, 4)).astype(np.float32)
-    one = make_translation(WEIGHTS, [0, 1, 2, None], [0, 1, 2], heads=every)
-    arguments = one.to_bertviz()
+    heads = np.random.default_rng(1).random((3, 2, 5, 4)).astype(np.float32)
+    translation = make_translation(WEIGHTS, [0, 1, 2, None], [0, 1, 2], heads=heads)
+    arguments = translation.to_bertviz()
     assert set(arguments) == {"cross_attention", "encoder_tokens", "decoder_tokens"}
     assert [layer.shape for layer in arguments["cross_attention"]] == [(1, 5, 3, 4)] * 2
     torch.testing.assert_close(
-        arguments["cross_attention"][1][0, 3], torch.from_numpy(every[:, 1, 3].copy())
+        arguments["cross_attention"][1][0, 3], torch.from_numpy(heads[:, 1, 3].copy())
     )
-    assert arguments["encoder_tokens"] == one.source_tokens
-    assert arguments["decoder_tokens"] == one.tokens
+    assert arguments["encoder_tokens"] == translation.source_tokens
+    assert arguments["decoder_tokens"] == translation.tokens
     arguments["cross_attention"][0].zero_()
-    assert one.attention_heads.all()
+    assert translation.attention_heads.all()
 
 
 def test_bertviz_gets_the_average_without_heads():
@@ -126,6 +130,6 @@ def test_bertviz_needs_attention():
 
 
 def test_a_chart_contains_the_heads():
-    every = np.repeat(WEIGHTS[:, None, None], 2, axis=1)
-    chart = make_translation(WEIGHTS, [0, 1, 2, None], [0, 1, 2], heads=every).chart()
-    np.testing.assert_array_equal(chart.heads, every)
+    heads = np.repeat(WEIGHTS[:, None, None], 2, axis=1)
+    chart = make_translation(WEIGHTS, [0, 1, 2, None], [0, 1, 2], heads=heads).chart()
+    np.testing.assert_array_equal(chart.heads, heads)

@@ -38,12 +38,12 @@ def _translator(
 
 def test_outputs_come_in_the_order_of_the_texts() -> None:
     translator = _translator()
-    together = translator.translate(SOURCES)
-    assert [output.source for output in together] == SOURCES
-    for text, output in zip(SOURCES, together, strict=True):
-        (alone,) = translator.translate([text])
-        assert output.text == alone.text
-        assert output.score == pytest.approx(alone.score, abs=1e-5)
+    outputs = translator.translate(SOURCES)
+    assert [output.source for output in outputs] == SOURCES
+    for text, output in zip(SOURCES, outputs, strict=True):
+        (single,) = translator.translate([text])
+        assert output.text == single.text
+        assert output.score == pytest.approx(single.score, abs=1e-5)
     assert translator.translate([]) == []
 
 
@@ -60,8 +60,8 @@ def test_outputs_do_not_depend_on_the_batch_size(model: dict[str, object]) -> No
     small = translator.translate(SOURCES, batch_tokens=1)
     large = translator.translate(SOURCES, batch_tokens=10_000)
     assert [output.text for output in small] == [output.text for output in large]
-    for left, right in zip(small, large, strict=True):
-        np.testing.assert_allclose(left.attention, right.attention, atol=1e-7)
+    for small_output, large_output in zip(small, large, strict=True):
+        np.testing.assert_allclose(small_output.attention, large_output.attention, atol=1e-7)
 
 
 def test_attention_has_a_row_per_token_that_sums_to_1() -> None:
@@ -120,13 +120,13 @@ def test_align_equals_search() -> None:
     forced = translator.align(
         [output.source for output in outputs], [output.text for output in outputs]
     )
-    for left, right in zip(outputs, forced, strict=True):
-        if not left.complete:
+    for output, forced_output in zip(outputs, forced, strict=True):
+        if not output.complete:
             continue
-        assert left.tokens == right.tokens
-        assert left.score == pytest.approx(right.score, abs=1e-5)
-        np.testing.assert_allclose(left.attention, right.attention, atol=1e-5)
-        assert left.alignment() == right.alignment()
+        assert output.tokens == forced_output.tokens
+        assert output.score == pytest.approx(forced_output.score, abs=1e-5)
+        np.testing.assert_allclose(output.attention, forced_output.attention, atol=1e-5)
+        assert output.alignment() == forced_output.alignment()
     with pytest.raises(regard.DataError, match="one target per text, got 1 and 2"):
         translator.align(["a"], ["b", "c"])
 
@@ -201,11 +201,11 @@ def test_forced_decoding_equals_search(kind: str) -> None:
     translator = _translator(kind=kind)
     outputs = translator.translate(["a b c", "b"], beam_size=2)
     forced = translator.align(["a b c", "b"], [output.text for output in outputs])
-    for left, right in zip(outputs, forced, strict=True):
-        assert left.tokens == right.tokens
-        if left.complete:
-            assert left.score == pytest.approx(right.score, abs=1e-4)
-        np.testing.assert_allclose(left.attention_heads, right.attention_heads, atol=1e-5)
+    for output, forced_output in zip(outputs, forced, strict=True):
+        assert output.tokens == forced_output.tokens
+        if output.complete:
+            assert output.score == pytest.approx(forced_output.score, abs=1e-4)
+        np.testing.assert_allclose(output.attention_heads, forced_output.attention_heads, atol=1e-5)
 
 
 def test_a_chart_of_one_layer_or_head() -> None:
