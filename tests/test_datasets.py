@@ -290,9 +290,9 @@ def test_split_separates_sources_and_keeps_the_last_of_a_source() -> None:
     examples = [Example(str(n % 50), str(n)) for n in range(60)]
     parts = split(examples, dev=5, test=7, seed=3)
     assert [len(part) for part in (parts.train, parts.dev, parts.test)] == [38, 5, 7]
-    examples = [*parts.train, *parts.dev, *parts.test]
-    assert {example.source for example in examples} == {str(n) for n in range(50)}
-    assert Example("3", "53") in examples
+    split_examples = [*parts.train, *parts.dev, *parts.test]
+    assert {example.source for example in split_examples} == {str(n) for n in range(50)}
+    assert Example("3", "53") in split_examples
     assert parts == split(examples, dev=5, test=7, seed=3) != split(examples, 5, 7, seed=4)
 
 
