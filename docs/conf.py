@@ -10,13 +10,14 @@ import sys
 from importlib.metadata import version as version_of
 from pathlib import Path
 
-# notebooks run in parallel, one thread each, and import the helpers of the lessons
+EXTENSIONS = str(Path(__file__).parent / "_extensions")
+sys.path.insert(0, EXTENSIONS)
+
+# notebooks run in parallel, one thread each, and train each model once for all pages
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # from tqdm in every notebook
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(Path(__file__).parent / "lessons"), os.environ.get("PYTHONPATH")])
-)
-sys.path.insert(0, str(Path(__file__).parent / "_extensions"))
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [EXTENSIONS, os.environ.get("PYTHONPATH")]))
+os.environ["PYTHONSTARTUP"] = str(Path(EXTENSIONS) / "startup.py")
 
 project = "regard"
 author = copyright = "the authors of regard"
@@ -30,8 +31,10 @@ extensions = [
     "docstrings",
     "kernels",
     "mathml",
+    "notebooks",
+    "widget",
 ]
-exclude_patterns = ["_build", "lessons/_*"]
+exclude_patterns = ["_build"]
 templates_path: list[str] = []
 
 # every build runs every cell; an error fails the build

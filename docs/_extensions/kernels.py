@@ -24,7 +24,12 @@ def create_kernel_manager(client: NotebookClient) -> KernelManager:
     return manager
 
 
+def use_sockets() -> None:
+    """Start every kernel this way."""
+    NotebookClient.create_kernel_manager = create_kernel_manager
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Start the kernels of all pages this way."""
-    NotebookClient.create_kernel_manager = create_kernel_manager
+    use_sockets()
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

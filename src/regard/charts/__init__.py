@@ -1,10 +1,12 @@
 """Charts of attention weights and metrics, as HTML, SVG, PNG, JSON or terminal text.
 
 A chart is a module: heatmap.py, line_chart.py, diagrams.py (encoder-decoder, self-attention),
-attention_steps.py (score, normalise, weighted sum), terminal.py. They share base.py (saving, fonts),
-vega.py (charts by Altair), svg.py (charts as plain SVG) and labels.py (tokens as labels).
+attention_steps.py (score, normalise, weighted sum), animation.py (encoder-decoder), terminal.py.
+They share base.py (saving, fonts), vega.py (charts by Altair), svg.py (charts as plain SVG) and
+labels.py (tokens as labels).
 """
 
+from regard.charts.animation import Animation, animated_encoder_decoder
 from regard.charts.attention_steps import attention_steps
 from regard.charts.base import Chart, MissingGlyphWarning
 from regard.charts.diagrams import encoder_decoder, self_attention
@@ -14,12 +16,14 @@ from regard.charts.svg import Diagram
 from regard.charts.terminal import terminal_heatmap
 
 __all__ = [
+    "Animation",
     "Chart",
     "Diagram",
     "Heatmap",
     "LineChart",
     "MissingGlyphWarning",
     "Point",
+    "animated_encoder_decoder",
     "attention_steps",
     "encoder_decoder",
     "heatmap",
