@@ -99,7 +99,7 @@ def compare(
         log: called with a line before each training run.
 
     Raises:
-        ConfigError: a specification is unknown, or settings do not fit a model.
+        ConfigError: a specification is unknown, or a setting does not apply to one of the models.
         DataError: the numbers of gold links and test pairs differ.
     """
     if settings.get("data", {}).get("dev") is None:

@@ -39,7 +39,7 @@ class DataConfig:
     dev: str | None = None
     """Validation pairs; by default 5 % of the training sources (at most 1,000) are held out."""
     features_column: int | None = None
-    """Column, from 1, with features of the source, such as V;PST, split at ; | , or spaces and appended to the source as tokens."""
+    """Number of the column (counted from 1) that contains the features of the source, such as V;PST. They are split at semicolons, vertical bars, commas and spaces, and appended to the source as tokens."""
     max_length: int = 200
     """Maximum source or target length, in tokens; bad_lines applies to longer pairs."""
     bad_lines: Literal["stop", "skip"] = "stop"
@@ -51,12 +51,12 @@ class DataConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """Tokenisation of one side."""
+    """Tokenisation of the source or the target."""
 
     unit: Unit = "auto"
     """Unit of tokenisation: char, grapheme, word (words and punctuation), whitespace (split at whitespace only), bpe, unigram; auto chooses one from the data."""
     vocabulary_size: int = 8000
-    """Maximum vocabulary size, special tokens included; for bpe and unigram the size to learn."""
+    """Maximum vocabulary size, special tokens included; for bpe and unigram, the size of the vocabulary to learn."""
     min_frequency: int = 1
     """Minimum number of occurrences of a token in the training pairs."""
     normal_form: NormalForm = "NFC"
@@ -85,7 +85,7 @@ class ModelConfig:
     window: Literal["none", "local-m", "local-p"] = "none"
     """Recurrent decoder: restrict attention to a window of the source, monotonic (local-m) or predicted (local-p)."""
     window_radius: int = 10
-    """Positions of the window on each side of its centre."""
+    """Number of positions on each side of the centre of the window."""
     coverage: bool = False
     """Recurrent decoder: feed accumulated attention to the score (additive and concat)."""
     copy: bool = False
@@ -107,7 +107,7 @@ class ModelConfig:
     decoder_layers: int | None = None
     """Number of decoder layers (default 1, transformer 3)."""
     bidirectional: bool = True
-    """Recurrent encoder: bidirectional."""
+    """Recurrent encoder: read the source in both directions."""
     heads: int = 4
     """Transformer: number of attention heads; must divide encoder_dim and decoder_dim."""
     feed_forward_dim: int = 1024
@@ -205,17 +205,17 @@ class TrainingConfig:
     """Batches, optimiser, schedule, validation and early stopping."""
 
     seed: int = 1
-    """Random seed of initial weights, batch order and dropout."""
+    """Random seed for the initial weights, the batch order and dropout."""
     batch_tokens: int = 4096
     """Maximum batch size, in source plus target tokens, padding included."""
     max_updates: int = 20000
     """Maximum number of updates."""
     max_minutes: float | None = None
-    """Time budget, in minutes; the cooldown ends with it."""
+    """Time budget, in minutes; the cooldown ends when it is used up."""
     validate_every: int = 500
-    """Updates between validations."""
+    """Number of updates between validations."""
     patience: int = 10
-    """Early stopping: validations without improvement until the cooldown begins."""
+    """Early stopping: number of validations without improvement before the cooldown begins."""
     metric: MetricName = "auto"
     """Metric that selects the best checkpoint; auto: bleu for word, bpe and unigram targets, else exact_match."""
     optimizer: Literal["adam", "adamw"] = "adam"
@@ -225,15 +225,15 @@ class TrainingConfig:
     weight_decay: float = 0.0
     """Weight decay coefficient (L2 penalty for adam, decoupled for adamw)."""
     schedule: Literal["constant", "plateau", "inverse_sqrt"] = "plateau"
-    """Learning rate after the warm-up: constant, halved when validations stop improving (plateau), or proportional to 1/sqrt(update)."""
+    """Learning rate after the warm-up: constant, halved when the validation metric stops improving (plateau), or proportional to 1/sqrt(update)."""
     plateau_patience: int = 3
-    """Validations without improvement until the plateau schedule halves the learning rate."""
+    """Number of validations without improvement before the plateau schedule halves the learning rate."""
     warmup: int = 200
-    """Updates of linear warm-up from 0."""
+    """Number of updates over which the learning rate rises linearly from 0."""
     cooldown: float = 0.2
     """Fraction of the run, at its end, over which the learning rate decays linearly to 0."""
     label_smoothing: float = 0.1
-    """Label smoothing: probability that is spread uniformly over the vocabulary."""
+    """Label smoothing: probability mass that is spread uniformly over the vocabulary."""
     coverage_loss: float = 0.0
     """Weight of the coverage loss (See et al. 2017); requires model.coverage."""
     clip_norm: float = 1.0

@@ -70,7 +70,7 @@ def make_corpus(
         tokenizers: source and target tokenizers of a model that is trained further.
 
     Raises:
-        ConfigError: there are no training pairs, or settings do not fit them.
+        ConfigError: there are no training pairs, or the settings are not suitable for them.
         DataError: lines cannot be used (and `data.bad_lines` is stop), or no pair is left.
     """
     notes: list[str] = []

@@ -46,9 +46,9 @@ def evaluate(
     Args:
         translator: the model to evaluate.
         pairs: (source, target), or (source, target, features); several targets of one source are several references.
-        beam_size: open hypotheses per source; 1 is greedy search.
+        beam_size: number of hypotheses kept per source; 1 is greedy search.
         length_penalty: exponent of the length penalty.
-        bleu_tokenize: tokenizer of sacrebleu for BLEU.
+        bleu_tokenize: sacrebleu tokenizer to use for BLEU.
         lowercase: lower-case outputs and references first.
         on_progress: called with the number of sources just completed.
     """

@@ -101,7 +101,7 @@ def report(
         source_lengths: for each output, the length of its source, in tokens of the model. The bins
             end at `LENGTH_BIN_ENDS` for all data, so that models and datasets can be compared;
             empty bins are omitted, and the last bin ends at the longest source.
-        bleu_tokenize: tokenizer of sacrebleu for BLEU.
+        bleu_tokenize: sacrebleu tokenizer to use for BLEU.
         lowercase: lower-case outputs and references first, for every metric.
 
     Raises:

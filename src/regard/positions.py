@@ -60,7 +60,7 @@ class HeadPositions(nn.Module):
     """Base class of encodings that multi-head attention applies to projected queries and keys."""
 
     def check(self, score: str, pairwise: bool, head_dim: int) -> None:
-        """Raise a ConfigError if the encoding does not fit the score or the width of a head."""
+        """Raise a ConfigError if the score, or a head of this width, cannot use the encoding."""
 
 
 class RotaryPositions(HeadPositions):

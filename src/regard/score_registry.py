@@ -148,7 +148,7 @@ def find_score(name: str) -> ScoreEntry:
 
 
 def check_rotary(score: str, pairwise: bool, head_dim: int) -> None:
-    """Raise a ConfigError if rotary positions do not fit this score and width of a head."""
+    """Raise a ConfigError if this score, or a head of this width, cannot use rotary positions."""
     if pairwise:
         raise ConfigError(
             f"rotary positions need a score that is an inner product, which {score} is not; choose "

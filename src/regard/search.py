@@ -108,7 +108,7 @@ def beam_search(
         decoder: anything with the decoder protocol.
         memory: the encoded sources.
         limits: (B,), the most tokens of each output; EOS is forced there.
-        beam_size: open hypotheses per source (at least `n_best`).
+        beam_size: number of hypotheses kept per source (at least `n_best`).
         n_best: outputs per source.
         length_penalty: exponent of the length penalty.
         constraints: prefixes and interventions.

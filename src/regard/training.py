@@ -44,7 +44,7 @@ def train(
         dev: validation pairs in memory, instead of `config.data.dev`.
         resume: continue exactly from `last/` in the folder; without a checkpoint, start from scratch.
         init_from: a model folder that supplies the initial weights, tokenizers and model settings.
-        command: how the model was trained, for the model card.
+        command: the command that started the training, to be recorded in the model card.
 
     Raises:
         RegardError: settings, pairs or folders cannot be used.

@@ -33,7 +33,10 @@ def add_search(parser: Parser) -> None:
 def add_beam_size(parser: Parser, default: int = 5) -> None:
     """Add the beam size."""
     parser.add_argument(
-        "--beam-size", type=int, default=default, help="open hypotheses; 1 is greedy search"
+        "--beam-size",
+        type=int,
+        default=default,
+        help="number of hypotheses kept per source; 1 is greedy search",
     )
 
 

@@ -35,7 +35,7 @@ class Explanation:
     score: str
     """Name of the score; "given" if weights are given."""
     parameters: dict[str, Vector]
-    """Parameters of the score, by the letters of its formula."""
+    """Parameters of the score, keyed by the letters of its formula."""
     scores: Vector | None
     """(T,): e_i."""
     exponentials: Vector | None
@@ -110,21 +110,21 @@ def explain(
     weights: Any = None,
     labels: Sequence[str] | None = None,
 ) -> Explanation:
-    """Compute one attention step and return every number of it.
+    """Compute one attention step and return all its intermediate values.
 
     Args:
         query: (Dq,), the decoder's state; may be None if `weights` are given.
         keys: (T, Dk), the encoder's states.
         values: (T, Dv), the values; the keys by default.
         score: name or alias of a score.
-        parameters: of the score, by the letters of its formula: W, U, v, bias, temperature. Defaults
-            are identity matrices, vectors of ones and temperature 1.
+        parameters: parameters of the score, keyed by the letters of its formula: W, U, v, bias,
+            temperature. The defaults are identity matrices, vectors of ones and temperature 1.
         weights: (T,), used instead of scoring.
         labels: names of the T states; h1, h2, … by default.
 
     Raises:
-        ConfigError: no score has this name, or the score no such parameter.
-        ShapeError: shapes do not fit; the message names them.
+        ConfigError: no score has this name, or the score has no such parameter.
+        ShapeError: the shapes are incompatible; the message names them.
     """
     keys = _array(keys, "keys", 2)
     values = keys if values is None else _array(values, "values", 2)

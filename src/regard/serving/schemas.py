@@ -53,7 +53,9 @@ class TranslateRequest(_Request):
     features: str | Annotated[list[str | None], Field(max_length=MAX_ITEMS)] | None = Field(
         None, description="features of the source: for all texts, or one string per text"
     )
-    beam_size: int = Field(5, ge=1, description="open hypotheses; 1 is greedy search")
+    beam_size: int = Field(
+        5, ge=1, description="number of hypotheses kept per source; 1 is greedy search"
+    )
     n_best: int = Field(1, ge=1, description="outputs per text")
     length_penalty: float = Field(
         1.0, ge=0, le=10, allow_inf_nan=False, description="exponent of ((5 + length) / 6)"
