@@ -2,6 +2,7 @@
 
 import functools
 import html
+import json
 import unicodedata
 import warnings
 import xml.etree.ElementTree as ET
@@ -107,6 +108,12 @@ def html_page(title: str, body: str, style: str = "") -> str:
     """Return a complete HTML page."""
     title = html.escape(escape_controls(title) or "regard")
     return _PAGE.format(title=title, body=body, style=style)
+
+
+def script_json(value: Any) -> str:
+    """Return JSON that cannot end the script element it is in, whatever the tokens are."""
+    escapes = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
+    return json.dumps(value, ensure_ascii=False).translate(escapes)
 
 
 def escape_controls(text: str) -> str:

@@ -4,11 +4,10 @@ Both are imported only when a chart is drawn.
 """
 
 import functools
-import json
 from abc import abstractmethod
 from typing import Any
 
-from regard.charts.base import FONT, GREY, INK, Chart, escape_controls, html_page
+from regard.charts.base import FONT, GREY, INK, Chart, escape_controls, html_page, script_json
 
 _STYLE = """
 .vega-bindings { font: 13px sans-serif; color: #616e7c; padding-left: 16px }
@@ -33,7 +32,7 @@ class VegaChart(Chart):
 
     def to_html(self) -> str:
         """Return the chart as one HTML page that loads nothing: script and data are inside."""
-        spec, options = _script_json(self.to_interactive().to_dict()), _script_json(_OPTIONS)
+        spec, options = script_json(self.to_interactive().to_dict()), script_json(_OPTIONS)
         body = (
             f'<div id="chart"></div>\n<script>{_vega_embed()}</script>\n'
             f'<script>\nvegaEmbed("#chart", {spec}, {options}).catch(console.error);\n</script>'
@@ -61,12 +60,6 @@ def _vega_embed() -> str:
     import vl_convert
 
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-
-
-def _script_json(value: Any) -> str:
-    """Return JSON that cannot end the script element it is in, whatever the tokens are."""
-    escapes = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
-    return json.dumps(value, ensure_ascii=False).translate(escapes)
 
 
 def chart_title(title: str, explanation: list[str]) -> Any:

@@ -2,23 +2,23 @@
 
 import asyncio
 import contextlib
-import json
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
-from starlette.datastructures import State
+from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from regard import model_folder
+from regard.charts.base import script_json
 from regard.errors import ConfigError, RegardError, nearest
 from regard.explanation.from_model import explain_step
 from regard.explanation.self_attention import layer_weights
@@ -111,13 +111,10 @@ def create_app(settings: Settings) -> FastAPI:
 
 def from_environment() -> FastAPI:
     """Return the application of a worker process; it reads its settings from REGARD_SERVE."""
-    values: dict[str, Any] = json.loads(os.environ["REGARD_SERVE"])
-    limits = Limits(**values.pop("limits"))
-    return create_app(Settings(**values, limits=limits))
+    return create_app(TypeAdapter(Settings).validate_json(os.environ["REGARD_SERVE"]))
 
 
-def _validation_error(_: Request, invalid: Exception) -> Response:
-    assert isinstance(invalid, RequestValidationError)
+def _validation_error(_: Request, invalid: RequestValidationError) -> Response:
     error = invalid.errors()[0]
     if error["type"] == "json_invalid":
         return error_response(400, f"the body is not JSON: {error['ctx']['error']}")
@@ -129,8 +126,7 @@ def _validation_error(_: Request, invalid: Exception) -> Response:
     return error_response(422, f"{field}: {reason}" if field else reason)
 
 
-def _http_error(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
+def _http_error(_: Request, error: HTTPException) -> Response:
     reason = str(error.detail)
     if error.status_code == 400 and "parsing the body" in reason:
         reason = "the body is not JSON in UTF-8, or is nested too deeply"
@@ -140,10 +136,7 @@ def _http_error(_: Request, error: Exception) -> Response:
 def _error_handler(
     status: int, reason: str | None = None, headers: dict[str, str] | None = None
 ) -> Callable[[Request, Exception], Response]:
-    def handle(_: Request, error: Exception) -> Response:
-        return error_response(status, reason or str(error), headers)
-
-    return handle
+    return lambda _, error: error_response(status, reason or str(error), headers)
 
 
 _ERROR_HANDLERS = {
@@ -159,24 +152,16 @@ _ERROR_HANDLERS = {
 """Every error is answered with {"error": one sentence}."""
 
 
-async def _state(request: Request) -> State:
-    return request.app.state
-
-
-AppState = Annotated[State, Depends(_state)]
-"""Injects what `create_app` assigns to the application's state."""
-
-
 @router.get("/", include_in_schema=False)
-async def index(state: AppState) -> HTMLResponse:
+async def index(http: Request) -> HTMLResponse:
     """Return the page."""
-    return HTMLResponse(state.page, headers={"Content-Security-Policy": _CONTENT_POLICY})
+    return HTMLResponse(http.app.state.page, headers={"Content-Security-Policy": _CONTENT_POLICY})
 
 
 @router.post("/api/translate", response_model=TranslateResponse)
-async def translate(request: TranslateRequest, state: AppState) -> Response:
+async def translate(request: TranslateRequest, http: Request) -> Response:
     """Translate one text or several, optionally with interventions."""
-    batcher: Batcher = state.batcher
+    batcher: Batcher = http.app.state.batcher
     prepared, work = _prepare(request, _translator(batcher, request.model), batcher.limits)
     outputs = await batcher.translate(request, prepared, work)
     _check_weights(count_weights(request, outputs), batcher.limits)
@@ -185,9 +170,9 @@ async def translate(request: TranslateRequest, state: AppState) -> Response:
 
 
 @router.post("/api/explain")
-async def explain(request: ExplainRequest, state: AppState) -> Response:
+async def explain(request: ExplainRequest, http: Request) -> Response:
     """Compute one attention step: scores, exponentials, partition, weights, context."""
-    batcher: Batcher = state.batcher
+    batcher: Batcher = http.app.state.batcher
     translator = _check_target(request, batcher)
     options = request.model_dump(include={"step", "target", "layer", "head"})
     explanation, _ = await batcher.call(lambda: explain_step(translator, request.source, **options))
@@ -200,9 +185,9 @@ async def explain(request: ExplainRequest, state: AppState) -> Response:
 
 
 @router.post("/api/self-attention")
-async def self_attention(request: SelfAttentionRequest, state: AppState) -> Response:
+async def self_attention(request: SelfAttentionRequest, http: Request) -> Response:
     """Compute the attention weights of all layers and heads of a Transformer for one output."""
-    batcher: Batcher = state.batcher
+    batcher: Batcher = http.app.state.batcher
     translator = _check_target(request, batcher)
     arguments = translator, request.source, request.target, request.ablate_heads
     weights = await batcher.call(lambda: layer_weights(*arguments))
@@ -212,10 +197,10 @@ async def self_attention(request: SelfAttentionRequest, state: AppState) -> Resp
 
 
 @router.get("/api/model")
-async def model_info(state: AppState, model: int = 0) -> dict[str, Any]:
+async def model_info(http: Request, model: int = 0) -> dict[str, Any]:
     """Describe the model."""
-    _translator(state.batcher, model)
-    return state.models[model]
+    _translator(http.app.state.batcher, model)
+    return http.app.state.models[model]
 
 
 @router.get("/health")
@@ -225,9 +210,9 @@ async def health() -> dict[str, str]:
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
-async def prometheus(state: AppState) -> Response:
+async def prometheus(http: Request) -> Response:
     """Return counts of requests, latency, queue and batches, as Prometheus text."""
-    return PlainTextResponse(state.metrics.text(), media_type="text/plain; version=0.0.4")
+    return PlainTextResponse(http.app.state.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
 def _translator(batcher: Batcher, model: int) -> Translator:
@@ -342,7 +327,5 @@ def _render_page(
         "suggestions": suggestions[1:4],
         "max_beam_size": beams,
     }
-    # no data can end the script element that contains it
-    escaped = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
     template = (PAGE / "index.html").read_text(encoding="utf-8")
-    return template.replace("{{content}}", escaped)
+    return template.replace("{{content}}", script_json(content))

@@ -45,7 +45,7 @@ class Batcher:
         self.limits = limits
         self.metrics = metrics
         self._jobs: deque[_Job] = deque()
-        self._calls = 0
+        self._free_calls = asyncio.Semaphore(limits.explain_queue)
         self._has_jobs = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "regard")
 
@@ -76,14 +76,11 @@ class Batcher:
             QueueFull: too many calls are waiting.
             TimeoutError: there was no result in time.
         """
-        if self._calls >= self.limits.explain_queue:
+        if self._free_calls.locked():
             raise QueueFull
-        self._calls += 1
-        try:
+        async with self._free_calls:
             result = asyncio.get_running_loop().run_in_executor(self._thread, function)
             return await asyncio.wait_for(result, self.limits.timeout)
-        finally:
-            self._calls -= 1
 
     async def run(self) -> None:
         """Compute batches until cancelled."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
 from regard.errors import ConfigError
@@ -87,40 +88,30 @@ class BodyLimit:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        limits = self.limits
+        limits, body = self.limits, bytearray()
         try:
             async with asyncio.timeout(limits.body_seconds):
-                body = await self._read(receive)
+                async for chunk in Request(scope, receive).stream():
+                    # the rest of an oversized body is read and dropped: a client that is still
+                    # sending does not read the response
+                    if len(body) <= limits.body_bytes:
+                        body += chunk
+        except ClientDisconnect:
+            return
         except TimeoutError:
             message = f"the body did not arrive within {limits.body_seconds:g} seconds"
             await error_response(408, message, _CLOSE)(scope, receive, send)
-            return
-        if body is None:
             return
         if len(body) > limits.body_bytes:
             message = f"the body is larger than {limits.body_bytes:,} bytes; send fewer texts"
             await error_response(413, message, _CLOSE)(scope, receive, send)
             return
-        messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        messages: list[Message] = [{"type": "http.request", "body": bytes(body)}]
 
         async def replay() -> "Message":
             return messages.pop() if messages else await receive()
 
         await self.app(scope, replay, send)
-
-    async def _read(self, receive: "Receive") -> bytes | None:
-        """Return the body, truncated shortly after the limit; None if the client disconnected."""
-        body = bytearray()
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            # the rest of an oversized body is read and dropped: a client that is still sending
-            # does not read the response
-            if len(body) <= self.limits.body_bytes:
-                body += message.get("body", b"")
-            if not message.get("more_body", False):
-                return bytes(body)
 
 
 def error_response(status: int, reason: str, headers: dict[str, str] | None = None) -> JSONResponse:
