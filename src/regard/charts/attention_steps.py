@@ -75,13 +75,8 @@ def attention_steps(explanation: ExplainedAttention, *, title: str = "") -> Diag
     canvas = Canvas()
     for panel in panels:
         canvas.paste(panel, canvas.right + 44 if canvas.elements else 0.0)
-    content = {
-        "labels": list(explanation.labels),
-        "scores": None if scores is None else scores.tolist(),
-        "weights": weights.tolist(),
-        "values": explanation.values.tolist(),
-        "context": context.tolist(),
-    }
+    fields = ("labels", "scores", "weights", "values", "context")
+    content = {name: getattr(explanation, name) for name in fields}
     return canvas.diagram(content, title, _GIVEN if scores is None else _EXPLANATION)
 
 

@@ -51,9 +51,9 @@ class Chart(ABC):
     def to_svg(self) -> str:
         """Return the chart as SVG; the viewer supplies the fonts."""
 
-    @abstractmethod
     def to_html(self) -> str:
         """Return the chart as one HTML page that works offline."""
+        return html_page(self.title, self.to_svg())
 
     @abstractmethod
     def to_json(self) -> str:

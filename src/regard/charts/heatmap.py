@@ -6,7 +6,7 @@ In HTML it is interactive: bars show the weights of a selected step, layer and h
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from rich.cells import cell_len
@@ -48,7 +48,7 @@ class Heatmap(VegaChart):
         import altair as alt
 
         layout = _Layout(self)
-        cells = _cells(alt.Chart(width=layout.width, height=layout.height), layout)
+        cells = _marks(alt.Chart(width=layout.width, height=layout.height), layout, "rect")
         return layout.complete(cells, _records(self.weights, _NO_HEADS), _EXPLANATION)
 
     def to_interactive(self) -> Any:
@@ -194,11 +194,13 @@ def _records(weights: np.ndarray, heads: np.ndarray) -> list[dict[str, Any]]:
     ]
 
 
-def _flatten_cells(chart: Any) -> Any:
-    """Return `chart` with a record per cell instead of per row, and its description.
+def _marks(chart: Any, layout: _Layout, mark: Literal["rect", "bar"], **channels: Any) -> Any:
+    """Return a mark per weight, described in words; `channels` replace those of the layout.
 
     Cells are keyed by position: a token as key would merge the columns of equal tokens.
     """
+    import altair as alt
+
     return (
         chart.transform_flatten(["weight"])
         .transform_window(number="row_number()", groupby=["row"])
@@ -208,6 +210,8 @@ def _flatten_cells(chart: Any) -> Any:
             output="target_tokens[datum.row]",
             description="datum.output + ' attends to ' + datum.source + ': ' + format(datum.weight, '.3f')",
         )
+        .properties(mark=alt.MarkDef(mark, stroke="white", strokeWidth=layout.gap))
+        .encode(**layout.channels() | channels)
     )
 
 
@@ -225,12 +229,6 @@ def _inputs(layers: int, heads: int) -> list[Any]:
     ]
 
 
-def _cells(chart: Any, layout: _Layout) -> Any:
-    """Return a rectangle per weight."""
-    marks = _flatten_cells(chart).mark_rect(stroke="white", strokeWidth=layout.gap)
-    return marks.encode(**layout.channels())
-
-
 def _grid(chart: Any, layout: _Layout, step: Any) -> Any:
     """Return the cells, with a frame around the selected row."""
     import altair as alt
@@ -239,8 +237,8 @@ def _grid(chart: Any, layout: _Layout, step: Any) -> Any:
         filled=False, stroke=INK, strokeWidth=2, aria=False
     )
     frame = frame.encode(y=layout.channels()["y"], x=alt.value(0), x2=alt.value(layout.width))
-    return alt.layer(_cells(chart, layout).add_params(step), frame).properties(
-        width=layout.width, height=layout.height
+    return alt.layer(_marks(chart, layout, "rect").add_params(step), frame).properties(
+        height=layout.height
     )
 
 
@@ -249,16 +247,15 @@ def _bars(chart: Any, layout: _Layout, domain: list[float]) -> Any:
     import altair as alt
 
     channels = layout.channels()
-    channels["x"] = channels["x"].title(None)
-    channels["x"]["axis"]["orient"] = "bottom"
-    channels["y"] = alt.Y(
+    x = channels["x"].title(None)
+    x["axis"]["orient"] = "bottom"
+    y = alt.Y(
         "weight:Q",
         title="weight",
         scale=alt.Scale(domain=domain, nice=False),
         axis=alt.Axis(values=[0, 0.5, 1], grid=True, gridColor="#e6eaee"),
     )
-    channels["color"] = channels["color"].legend(None)
-    bars = _flatten_cells(chart).mark_bar(stroke="white", strokeWidth=layout.gap).encode(**channels)
+    bars = _marks(chart, layout, "bar", x=x, y=y, color=channels["color"].legend(None))
     caption = (
         "'step ' + datum.output_step + ', “' + target_tokens[datum.row] + "
         "'”: the weights sum to ' + format(datum.sum, '.2f')"
@@ -267,4 +264,4 @@ def _bars(chart: Any, layout: _Layout, domain: list[float]) -> Any:
         align="left", fontSize=13, color=GREY, aria=False
     )
     text = text.encode(x=alt.value(0), y=alt.value(-14), text="caption:N")
-    return alt.layer(bars, text).properties(width=layout.width, height=110)
+    return alt.layer(bars, text).properties(height=110)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from rich.cells import cell_len
 
-from regard.charts.base import BLUES, FONT, GREY, INK, Chart, escape_controls, html_page
+from regard.charts.base import BLUES, FONT, GREY, INK, Chart, escape_controls
 
 FAINT, STRONG = "#c3cad2", "#08519c"
 _PADDING = 16.0
@@ -35,13 +35,10 @@ class Diagram(Chart):
         """Return the chart as SVG; the viewer supplies the fonts."""
         return self.svg
 
-    def to_html(self) -> str:
-        """Return the chart as one HTML page without scripts."""
-        return html_page(self.title, self.svg)
-
     def to_json(self) -> str:
         """Return the data as JSON."""
-        return json.dumps(self.content, ensure_ascii=False) + "\n"
+        text = json.dumps(self.content, ensure_ascii=False, default=np.ndarray.tolist)
+        return text + "\n"
 
     def __repr__(self) -> str:
         return f"Diagram({self.title!r})"
