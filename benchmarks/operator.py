@@ -310,23 +310,23 @@ def roofline_loops() -> list[Callable[[int], Any]]:
 
 def run_on_threads(loop: Any, numbers: Tensor, tasks: int = 64) -> Callable[[int], Any]:
     """Return a loop that runs on the threads of the kernels, as a function of B x L x T x D."""
-    from regard.kernels.additive.cpu import job, threads
+    from regard.kernels.additive.cpu import threads
 
     count, sums = numbers.numel(), torch.empty(tasks)
 
     def make(real: Any) -> Callable[[Any], None]:
         def kernel(arguments: Any) -> None:
-            x = job.array(arguments, 0, (count,), real(1))
-            out = job.array(arguments, 1, (tasks,), real(1))
+            x = threads.array(arguments, 0, (count,), real(1))
+            out = threads.array(arguments, 1, (tasks,), real(1))
             while True:
-                task = job.fetch_add(arguments, job.NEXT_TASK)
+                task = threads.fetch_add(arguments, threads.NEXT_TASK)
                 if task >= tasks:
                     return
-                out[task] = loop(arguments[job.KEYS] // tasks, x)
+                out[task] = loop(arguments[threads.KEYS] // tasks, x)
 
         return kernel
 
-    return lambda n: threads.run_kernel(make, tasks, job.Sizes(1, 1, n, 1), [numbers, sums], n)
+    return lambda n: threads.run_kernel(make, tasks, threads.Sizes(1, 1, n, 1), [numbers, sums], n)
 
 
 def roofline_percentages(sizes: tuple[int, ...]) -> list[float]:

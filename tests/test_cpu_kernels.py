@@ -194,7 +194,7 @@ def test_the_fallback_thread_pool_gives_equal_results(
     inputs = _inputs(SHAPES[0])
     expected = _scores_and_gradients(inputs)
     monkeypatch.setattr(kernel_threads, "WORK_PER_THREAD", 1)
-    monkeypatch.setattr(kernel_threads.thread_pool, "openmp", lambda: None)
+    monkeypatch.setattr(kernel_threads, "openmp", lambda: None)
     torch.set_num_threads(3)
     for _ in range(3):
         actual = _scores_and_gradients(inputs)
@@ -207,7 +207,7 @@ def test_concurrent_calls_from_python_threads(
 ) -> None:
     monkeypatch.setattr(kernel_threads, "WORK_PER_THREAD", 1)
     if fallback_pool:
-        monkeypatch.setattr(kernel_threads.thread_pool, "openmp", lambda: None)
+        monkeypatch.setattr(kernel_threads, "openmp", lambda: None)
     torch.set_num_threads(2)
     problems = [_inputs(SHAPES[i % len(SHAPES)]) for i in range(16)]
     expected_results = [_scores_and_gradients(inputs) for inputs in problems]

@@ -75,12 +75,12 @@ def _needs_dispatcher(inputs: Sequence[Any]) -> bool:
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
         or is_in_torch_dispatch_mode()
-        or not all(_has_data(tensor) for tensor in inputs if isinstance(tensor, Tensor))
+        or not all(
+            type(x) in (Tensor, Parameter) and _torch._has_storage(x)
+            for x in inputs
+            if isinstance(x, Tensor)
+        )
     )
-
-
-def _has_data(tensor: Tensor) -> bool:
-    return type(tensor) in (Tensor, Parameter) and _torch._has_storage(tensor)
 
 
 def _fake_scores(a: Tensor, b: Tensor, *others: Any) -> Tensor:

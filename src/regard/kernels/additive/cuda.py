@@ -57,11 +57,11 @@ def scores(a: Tensor, b: Tensor, v: Tensor, prepared: Tensor | None = None) -> T
     if width % 2:
         # two features share a reciprocal; a feature with v = 0 adds nothing
         a, b, v = (functional.pad(tensor, (0, 1)) for tensor in (a, b, v))
-    queries, sources, v = _Operand(a), _Operand(b), v.contiguous()
+    operands = *_operand(a, features_first=True), *_operand(b, features_first=True)
     tile = [min(SCORE_TILE, triton.next_power_of_2(size)) for size in (rows, keys)]
     grid = (items * triton.cdiv(rows, tile[0]) * triton.cdiv(keys, tile[1]),)
     score_kernel[grid](
-        *queries.transposed, *sources.transposed, v, out,
+        *operands, v.contiguous(), out,
         rows, keys, width + width % 2, v.shape[0], *tile, _COMPILED,
     )  # fmt: skip
     return out
@@ -73,7 +73,7 @@ def gradients(
     """Return the gradients of a (N, L, D), b (N, T, D) and v (H, D); None for float64."""
     if a.dtype != torch.float32:
         return None
-    queries, sources, v = _Operand(a), _Operand(b), v.contiguous()
+    queries, sources, v = _operand(a), _operand(b), v.contiguous()
     heads, width = v.shape
     grad_a, _ = _gradient(grad_scores.mT, queries, sources, v)
     grad_b, parts = _gradient(grad_scores, sources, queries, v)
@@ -81,42 +81,40 @@ def gradients(
     return grad_a, grad_b, grad_v
 
 
-class _Operand:
-    """Queries or keys as the kernels read them."""
+def _operand(rows: Tensor, features_first: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries or keys as the kernels read them: x, e^{2x} and the range of every row.
 
-    def __init__(self, rows: Tensor) -> None:
-        self.raw = rows.contiguous()
-        self.exponentials = torch.exp(2 * self.raw.clamp(-MAX_EXPONENT, MAX_EXPONENT))
-        size = self.raw.abs()
-        # for every row 2: no clamp, 1: clamp, 0: out of range; NaN compares false
-        self.range = (size <= MAX_EXPONENT).all(-1).int() + (size <= MAX_UNCLAMPED).all(-1).int()
-
-    @property
-    def transposed(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Features first, so that a tile reads one feature of its rows contiguously."""
-        return self.raw.mT.contiguous(), self.exponentials.mT.contiguous(), self.range
+    With the features first, a tile reads one feature of its rows contiguously.
+    """
+    rows = rows.contiguous()
+    size = rows.abs()
+    exponentials = torch.exp(2 * rows.clamp(-MAX_EXPONENT, MAX_EXPONENT))
+    # for every row 2: no clamp, 1: clamp, 0: out of range; NaN compares false
+    ranges = (size <= MAX_EXPONENT).all(-1).int() + (size <= MAX_UNCLAMPED).all(-1).int()
+    if features_first:
+        rows, exponentials = rows.mT.contiguous(), exponentials.mT.contiguous()
+    return rows, exponentials, ranges
 
 
 def _gradient(
-    grad_scores: Tensor, operand: _Operand, other: _Operand, v: Tensor
+    grad_scores: Tensor, operand: tuple[Tensor, ...], other: tuple[Tensor, ...], v: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of an operand, and parts of that of v.
 
     `grad_scores` is (N, rows of the other operand, rows of this one).
     """
-    items, rows, width = operand.raw.shape
-    other_rows = other.raw.shape[1]
-    out = torch.empty_like(operand.raw)
+    items, rows, width = operand[0].shape
+    other_rows = other[0].shape[1]
+    out = torch.empty_like(operand[0])
     tile = min(TILE_ROWS, triton.next_power_of_2(max(1, rows)))
     features = min(TILE_FEATURES, triton.next_power_of_2(max(1, width)))
     blocks = triton.cdiv(rows, tile)
-    parts = operand.raw.new_zeros(items, blocks, width)
+    parts = operand[0].new_zeros(items, blocks, width)
     grid = (items * blocks * triton.cdiv(width, features),)
     if grid[0]:
         gradient_kernel[grid](
-            operand.raw, operand.exponentials, operand.range,
-            other.raw, other.exponentials, other.range, v, grad_scores.contiguous(),
-            out, parts, rows, other_rows, width, v.shape[0], tile, features, _COMPILED,
+            *operand, *other, v, grad_scores.contiguous(), out, parts,
+            rows, other_rows, width, v.shape[0], tile, features, _COMPILED,
         )  # fmt: skip
     return out, parts
 

@@ -14,7 +14,7 @@ import numpy as np
 from numba import types
 from numba.extending import overload
 
-from regard.kernels.additive.cpu import job, simd
+from regard.kernels.additive.cpu import simd, threads
 
 RANGES = {np.float32: (4, 43.0, 1e9), np.float64: (8, 353.0, 1e75)}
 """Bytes of a number; |x| up to which half of e^{2x} is a normal number and the product of two e^{2x}
@@ -94,17 +94,17 @@ def exponentials(real: Any) -> Callable[[Any], None]:
 
     def kernel(arguments: Any) -> None:
         one = real(1)
-        count = arguments[job.KEYS]
-        x = job.array(arguments, 0, (count,), one)
-        y = job.array(arguments, 1, (count,), one)
-        buffer = job.thread_workspace(arguments, (1, size), one)[0]
+        count = arguments[threads.KEYS]
+        x = threads.array(arguments, 0, (count,), one)
+        y = threads.array(arguments, 1, (count,), one)
+        buffer = threads.thread_workspace(arguments, (1, size), one)[0]
         while True:
-            task = job.fetch_add(arguments, job.NEXT_TASK)
-            if task >= arguments[job.TASKS]:
+            task = threads.fetch_add(arguments, threads.NEXT_TASK)
+            if task >= arguments[threads.TASKS]:
                 return
             start = task * ELEMENTS_PER_TASK
             stop = min(count, start + ELEMENTS_PER_TASK)
             if not exp_2x_row(x[start:stop], y[start:stop], buffer) <= limit:
-                job.fetch_add(arguments, job.OUT_OF_RANGE)
+                threads.fetch_add(arguments, threads.OUT_OF_RANGE)
 
     return kernel

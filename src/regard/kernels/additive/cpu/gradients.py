@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from regard.kernels.additive.cpu import job, simd
+from regard.kernels.additive.cpu import simd, threads
 from regard.kernels.additive.cpu.exponentials import (
     LARGEST_VECTOR,
     RANGES,
@@ -24,12 +24,12 @@ KEY_TILE = 256
 @simd.inlined
 def _arrays(arguments: Any, items: Any, one: Any) -> Any:
     """Return a, b, v and the gradient of the scores, then the gradients of a, b and v."""
-    _, queries, keys, width = job.read_sizes(arguments)
+    _, queries, keys, width = threads.read_sizes(arguments)
     return (
-        *job.read_arrays(arguments, items, one),
-        job.array(arguments, 4, (items, queries, width), one),
-        job.array(arguments, 5, (items, keys, width), one),
-        job.array(arguments, 6, (items, width), one),
+        *threads.read_arrays(arguments, items, one),
+        threads.array(arguments, 4, (items, queries, width), one),
+        threads.array(arguments, 5, (items, keys, width), one),
+        threads.array(arguments, 6, (items, width), one),
     )
 
 
@@ -45,18 +45,18 @@ def by_keys(real: Any) -> Callable[[Any], None]:
     size = simd.BYTES // real_bytes
 
     def kernel(arguments: Any) -> None:
-        one, items = real(1), arguments[job.TASKS]
-        heads, n_queries, n_keys, width = job.read_sizes(arguments)
+        one, items = real(1), arguments[threads.TASKS]
+        heads, n_queries, n_keys, width = threads.read_sizes(arguments)
         queries, keys, vectors, g, grad_a, grad_b, grad_v = _arrays(arguments, items, one)
         padded = (width + size - 1) // size * size
-        workspace = job.thread_workspace(arguments, by_keys_shape(n_queries, padded), one)
+        workspace = threads.thread_workspace(arguments, by_keys_shape(n_queries, padded), one)
         workspace[:, :] = real(0)
         v, dv, b, db = workspace[0], workspace[1], workspace[2], workspace[3]
         a, da = workspace[4 : 4 + n_queries], workspace[4 + n_queries :]
         ones, two, zeros = simd.splat(one), simd.splat(real(2)), simd.splat(real(0))
         ceiling = simd.splat(real(largest))
         while True:
-            item = job.fetch_add(arguments, job.NEXT_TASK)
+            item = threads.fetch_add(arguments, threads.NEXT_TASK)
             if item >= items:
                 return
             max_a, max_b = zeros, zeros
@@ -96,7 +96,7 @@ def by_keys(real: Any) -> Callable[[Any], None]:
             grad_v[item] = dv[:width]
             max_ab = larger_or_nan(simd.reduce_max_abs(max_a), simd.reduce_max_abs(max_b))
             if not (max_ab <= limit and max_v <= LARGEST_VECTOR):
-                job.fetch_add(arguments, job.OUT_OF_RANGE)
+                threads.fetch_add(arguments, threads.OUT_OF_RANGE)
 
     return kernel
 
@@ -200,13 +200,13 @@ def by_features(real: Any) -> Callable[[Any], None]:
     size, near = simd.BYTES // real_bytes, math.log(largest)
 
     def kernel(arguments: Any) -> None:
-        one, step = real(1), arguments[job.TILE] * size
-        heads, n_queries, n_keys, width = job.read_sizes(arguments)
+        one, step = real(1), arguments[threads.TILE] * size
+        heads, n_queries, n_keys, width = threads.read_sizes(arguments)
         tiles = (width + step - 1) // step
-        items = arguments[job.TASKS] // tiles
+        items = arguments[threads.TASKS] // tiles
         queries, keys, vectors, g, grad_a, grad_b, grad_v = _arrays(arguments, items, one)
         shape = by_features_shape(n_queries, n_keys, size)
-        workspace = job.thread_workspace(arguments, shape, one)[0]
+        workspace = threads.thread_workspace(arguments, shape, one)[0]
         end = n_queries // 4 * 4
         a, rest = workspace[: n_queries * size], workspace[n_queries * size :]
         da, rest = rest[: n_queries * size], rest[n_queries * size :]
@@ -214,8 +214,8 @@ def by_features(real: Any) -> Callable[[Any], None]:
         half, zeros = simd.splat(real(0.5)), simd.splat(real(0))
         ceiling = simd.splat(real(largest**2))
         while True:
-            task = job.fetch_add(arguments, job.NEXT_TASK)
-            if task >= arguments[job.TASKS]:
+            task = threads.fetch_add(arguments, threads.NEXT_TASK)
+            if task >= arguments[threads.TASKS]:
                 return
             item, first = task // tiles, task % tiles * step
             max_ab = real(0)
@@ -251,6 +251,6 @@ def by_features(real: Any) -> Callable[[Any], None]:
                 simd.store(v, 0, dv)
                 simd.store_columns(v, grad_v[item : item + 1], low, filled, size)
             if not max_ab <= limit:
-                job.fetch_add(arguments, job.OUT_OF_RANGE)
+                threads.fetch_add(arguments, threads.OUT_OF_RANGE)
 
     return kernel

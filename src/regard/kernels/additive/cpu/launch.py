@@ -11,8 +11,7 @@ from torch import Tensor
 from regard.kernels.additive.cpu import exponentials, simd
 from regard.kernels.additive.cpu import gradients as gradient_kernels
 from regard.kernels.additive.cpu import scores as score_kernels
-from regard.kernels.additive.cpu.job import Sizes
-from regard.kernels.additive.cpu.threads import run_kernel
+from regard.kernels.additive.cpu.threads import Sizes, run_kernel
 
 TASKS_PER_THREAD = 16
 """Tasks of a thread from which on larger tasks are better than more."""

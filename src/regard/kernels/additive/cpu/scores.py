@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from regard.kernels.additive.cpu import job, simd
+from regard.kernels.additive.cpu import simd, threads
 from regard.kernels.additive.cpu.exponentials import (
     LARGEST_VECTOR,
     RANGES,
@@ -114,25 +114,6 @@ def _split(workspace: Any, padded: Any, tile: Any, size: Any) -> Any:
     return exp_a, exp_b, v, block, rest[-size:]
 
 
-@simd.inlined
-def _exponentials_of_rows(
-    rows: Any, exponentials: Any, padded: Any, buffer: Any, largest: Any
-) -> Any:
-    """Write e^{2a} of rows; return the largest of |a| and `largest`, or NaN."""
-    for row in range(len(rows)):
-        y = exponentials[row * padded : (row + 1) * padded]
-        largest = larger_or_nan(largest, exp_2x_row(rows[row], y, buffer))
-    return largest
-
-
-@simd.inlined
-def _store_four(block: Any, e: Any, size: Any, sum_v: Any, two: Any, sums: Any) -> None:
-    """Write the scores of four queries, given their sums of v / (1 + ab)."""
-    s, t, u, w = sums
-    block[e], block[e + size] = sum_v - two * s, sum_v - two * t
-    block[e + 2 * size], block[e + 3 * size] = sum_v - two * u, sum_v - two * w
-
-
 def scores(real: Any) -> Callable[[Any], None]:
     """Return the kernel of the scores; a task is a tile of queries of one item, with all keys.
 
@@ -145,27 +126,29 @@ def scores(real: Any) -> Callable[[Any], None]:
 
     def kernel(arguments: Any) -> None:
         one, two = real(1), real(2)
-        heads, n_queries, n_keys, width = job.read_sizes(arguments)
-        tile, prepared = arguments[job.TILE], arguments[job.PREPARED] != 0
+        heads, n_queries, n_keys, width = threads.read_sizes(arguments)
+        tile, prepared = arguments[threads.TILE], arguments[threads.PREPARED] != 0
         tiles = (n_queries + tile - 1) // tile
-        items, padded = arguments[job.TASKS] // tiles, padded_width(width, size)
-        queries, keys, vectors, out = job.read_arrays(arguments, items, one)
-        max_b = job.array(arguments, 4, (1,), one)[0]
-        workspace = job.thread_workspace(arguments, workspace_shape(padded, tile, size), one)[0]
+        items, padded = arguments[threads.TASKS] // tiles, padded_width(width, size)
+        queries, keys, vectors, out = threads.read_arrays(arguments, items, one)
+        max_b = threads.array(arguments, 4, (1,), one)[0]
+        workspace = threads.thread_workspace(arguments, workspace_shape(padded, tile, size), one)[0]
         workspace[:] = real(0)
         exp_a, exp_b, v, block, buffer = _split(workspace, padded, tile, size)
         ones, ceiling, zeros = simd.splat(one), simd.splat(real(largest)), simd.splat(real(0))
         while True:
-            task = job.fetch_add(arguments, job.NEXT_TASK)
-            if task >= arguments[job.TASKS]:
+            task = threads.fetch_add(arguments, threads.NEXT_TASK)
+            if task >= arguments[threads.TASKS]:
                 return
             item, start = task // tiles, task % tiles * tile
             count = min(tile, n_queries - start)
             v[:width] = vectors[item % heads]
             sum_v, max_v = simd.sum_and_max_abs(v, zeros)
-            rows = queries[item, start : start + count]
-            max_a = _exponentials_of_rows(rows, exp_a, padded, buffer, real(0))
-            max_ab, end = max_a, count // 4 * 4
+            max_a, end = real(0), count // 4 * 4
+            for row in range(count):
+                y = exp_a[row * padded : (row + 1) * padded]
+                max_a = larger_or_nan(max_a, exp_2x_row(queries[item, start + row], y, buffer))
+            max_ab = max_a
             for low in range(0, n_keys, size):
                 filled = min(size, n_keys - low)
                 for key in range(low, low + filled):
@@ -178,18 +161,19 @@ def scores(real: Any) -> Callable[[Any], None]:
                     else:
                         b = simd.pointer_at(keys, (item * n_keys + key) * width)
                     for row in range(0, end, 4):
-                        a, e = simd.pointer_at(exp_a, row * padded), row * size + key - low
+                        a = simd.pointer_at(exp_a, row * padded)
                         if max_a + max_b <= near:
                             sums = _sums_of_four_rows(a, b, v, padded, ones, ceiling, False)
                         else:
                             sums = _sums_of_four_rows(a, b, v, padded, ones, ceiling, True)
-                        _store_four(block, e, size, sum_v, two, sums)
+                        for i in range(4):
+                            block[(row + i) * size + key - low] = sum_v - two * sums[i]
                     for row in range(end, count):
                         a = simd.pointer_at(exp_a, row * padded)
                         s = _sum_of_row(a, b, v, padded, ones, ceiling)
                         block[row * size + key - low] = sum_v - two * s
                 simd.store_columns(block, out[item, start : start + count], low, filled, size)
             if not (max_ab <= limit and max_v <= LARGEST_VECTOR):
-                job.fetch_add(arguments, job.OUT_OF_RANGE)
+                threads.fetch_add(arguments, threads.OUT_OF_RANGE)
 
     return kernel

@@ -97,7 +97,7 @@ def _broadcast(builder: Any, kind: ir.VectorType, number: Any) -> Any:
     return builder.shuffle_vector(first, none, _constant(ir.VectorType(_INDEX, kind.count), 0))
 
 
-def _memory_access(result: Callable[[types.Float], Any]) -> Callable[..., Any]:
+def memory_access(result: Callable[[types.Float], Any]) -> Callable[..., Any]:
     """Return a decorator: the function of an array or pointer, an index and further arguments.
 
     The decorated function emits LLVM code, given the pointer to the element and the type of a vector
@@ -122,31 +122,31 @@ def _memory_access(result: Callable[[types.Float], Any]) -> Callable[..., Any]:
     return decorate
 
 
-@_memory_access(types.CPointer)
+@memory_access(types.CPointer)
 def pointer_at(builder: Any, element: Any, kind: Any) -> Any:
     """Return a pointer to an element of a row, itself usable as a row."""
     return element
 
 
-@_memory_access(SimdVector)
+@memory_access(SimdVector)
 def load(builder: Any, element: Any, kind: Any) -> Any:
     """Return the vector that begins at an element of a row."""
     return builder.load(builder.bitcast(element, kind.as_pointer()), align=4)
 
 
-@_memory_access(SimdVector)
+@memory_access(SimdVector)
 def load_splat(builder: Any, element: Any, kind: Any) -> Any:
     """Return a vector with one element of a row in every lane."""
     return _broadcast(builder, kind, builder.load(element))
 
 
-@_memory_access(lambda real: types.none)
+@memory_access(lambda real: types.none)
 def store(builder: Any, element: Any, kind: Any, x: Any) -> None:
     """Write a vector to a row, from an element on."""
     builder.store(x, builder.bitcast(element, kind.as_pointer()), align=4)
 
 
-@_memory_access(lambda real: types.none)
+@memory_access(lambda real: types.none)
 def prefetch(builder: Any, element: Any, kind: Any) -> None:
     """Prefetch an element of a row."""
     byte = ir.IntType(8).as_pointer()

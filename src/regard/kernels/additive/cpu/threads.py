@@ -1,8 +1,8 @@
 """Execution of CPU kernels: compiled C functions that share tasks, on PyTorch's own threads.
 
-A kernel takes tasks from a counter in its argument array (`job.py`) until none is left, so any number
-of threads can run it at once. One thread computes every number completely: results are equal to the
-bit for any number of threads.
+A kernel takes one argument, a pointer to counters, sizes and addresses of tensors (int64). It takes
+tasks from a counter until none is left, so any number of threads can run it at once. One thread
+computes every number completely: results are equal to the bit for any number of threads.
 """
 
 import ctypes
@@ -12,15 +12,29 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numba
 import numpy as np
 import torch
+from llvmlite import ir
 from numba import types
+from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 from torch import Tensor
 
-from regard.kernels.additive.cpu.job import OUT_OF_RANGE, WORKSPACE, Sizes
+from regard.kernels.additive.cpu.simd import inlined, memory_access, pointer_at
+
+NEXT_TASK, NEXT_WORKSPACE, OUT_OF_RANGE = 0, 1, 2
+"""Indices of the counters: the next task, the next workspace of a thread, and tasks whose input is
+out of the range in which the kernel is exact."""
+
+WORKSPACE = 16
+"""Index of the address of the workspaces. What follows is read only, and shares no cache line with
+the counters, which all threads write."""
+
+TASKS, HEADS, QUERIES, KEYS, WIDTH, TILE, PREPARED, POINTERS = range(17, 25)
+"""Indices of the number of tasks, of the fields of `Sizes`, and of the first address of a tensor."""
 
 WORK_PER_THREAD = 1 << 15
 """Iterations of the innermost loop below which another thread does not pay."""
@@ -28,9 +42,74 @@ WORK_PER_THREAD = 1 << 15
 FLAGS = {"contract"}
 """A product and a sum may be fused; no reordering, and no check for NaN or infinity."""
 
+_PROCESS = os.getpid()
+
 KernelFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 KernelFactory = Callable[[Any], Callable[[Any], None]]
 """A function that returns the kernel for a floating type."""
+
+
+class Sizes(NamedTuple):
+    """Sizes that a kernel reads."""
+
+    heads: int
+    queries: int
+    keys: int
+    width: int
+    tile: int = 0
+    """Queries of a task of scores, vectors of features of a task of gradients."""
+    prepared: int = 0
+    """1 where the keys are exponentials already."""
+
+
+@memory_access(lambda integer: integer)
+def fetch_add(builder: Any, counter: Any, kind: Any) -> Any:
+    """Increment a counter atomically and return its previous value."""
+    return builder.atomic_rmw("add", counter, ir.Constant(ir.IntType(64), 1), "monotonic")
+
+
+def _as_pointer(typing: Any, address: Any, one: Any) -> Any:
+    """Return an address as a pointer to numbers of the type of `one`."""
+    pointer = types.CPointer(one)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.inttoptr(arguments[0], context.get_value_type(pointer))
+
+    return pointer(types.int64, one), codegen
+
+
+as_pointer: Any = intrinsic(_as_pointer)
+
+
+@inlined
+def array(arguments: Any, index: Any, shape: Any, one: Any) -> Any:
+    """Return a tensor of the type of `one` as an array."""
+    return carray(as_pointer(arguments[POINTERS + index], one), shape)
+
+
+@inlined
+def thread_workspace(arguments: Any, shape: Any, one: Any) -> Any:
+    """Return a workspace that no other thread uses, an array of 2 dimensions."""
+    offset = fetch_add(arguments, NEXT_WORKSPACE) * shape[0] * shape[1]
+    return carray(pointer_at(as_pointer(arguments[WORKSPACE], one), offset), shape)
+
+
+@inlined
+def read_sizes(arguments: Any) -> Any:
+    """Return the heads, queries, keys and width of `Sizes`."""
+    return arguments[HEADS], arguments[QUERIES], arguments[KEYS], arguments[WIDTH]
+
+
+@inlined
+def read_arrays(arguments: Any, items: Any, one: Any) -> Any:
+    """Return queries, keys, vectors, and the scores or their gradient."""
+    heads, queries, keys, width = read_sizes(arguments)
+    return (
+        array(arguments, 0, (items, queries, width), one),
+        array(arguments, 1, (items, keys, width), one),
+        array(arguments, 2, (heads, width), one),
+        array(arguments, 3, (items, queries, keys), one),
+    )
 
 
 def run_kernel(
@@ -61,57 +140,45 @@ def run_kernel(
     addresses = [tensor.data_ptr() for tensor in tensors]
     counters = [0] * WORKSPACE
     job = np.array([*counters, workspaces.data_ptr(), tasks, *sizes, *addresses], dtype=np.int64)
-    thread_pool.run(kernel, job.ctypes.data, threads)
+    run_on_threads(kernel, job.ctypes.data, threads)
     return bool(job[OUT_OF_RANGE] == 0)
 
 
-class ThreadPool:
-    """PyTorch's OpenMP threads where available, else threads of Python.
+def run_on_threads(kernel: Callable[[int], None], job: int, threads: int) -> None:
+    """Call a kernel with the address of its arguments, on every thread.
 
     PyTorch's OpenMP threads spin for some milliseconds after its operators and would slow down any
-    others. `GOMP_parallel`, the entry point of GNU's and LLVM's OpenMP, runs a C function on them.
+    others. A forked process has none of its parent's threads.
     """
-
-    def __init__(self) -> None:
-        self.forked = False
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._after_fork)
-
-    def _after_fork(self) -> None:
-        # the threads exist in the parent process only
-        self.forked = True
-
-    def run(self, kernel: Callable[[int], None], job: int, threads: int) -> None:
-        """Call a kernel with the address of its arguments, on every thread."""
-        if threads == 1 or self.forked:
-            kernel(job)
-        elif (openmp := self.openmp()) is not None:
-            openmp(kernel, job, threads, 0)
-        else:
-            executor = self.executor(threads - 1)
-            futures = [executor.submit(kernel, job) for _ in range(threads - 1)]
-            kernel(job)
-            for future in futures:
-                future.result()
-
-    @functools.cache  # noqa: B019
-    def openmp(self) -> Callable[..., Any] | None:
-        """Return GOMP_parallel(function, data, threads, 0), or None where it is not available."""
-        try:
-            parallel = ctypes.CDLL(None).GOMP_parallel
-        except (AttributeError, OSError, TypeError):
-            return None
-        parallel.argtypes = [KernelFunction, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-        parallel.restype = None
-        return parallel
-
-    @functools.cache  # noqa: B019
-    def executor(self, size: int) -> ThreadPoolExecutor:
-        """Return the executor with `size` threads."""
-        return ThreadPoolExecutor(size, thread_name_prefix="regard")
+    if threads == 1 or os.getpid() != _PROCESS:
+        kernel(job)
+    elif (parallel := openmp()) is not None:
+        parallel(kernel, job, threads, 0)
+    else:
+        futures = [_executor(threads - 1).submit(kernel, job) for _ in range(threads - 1)]
+        kernel(job)
+        for future in futures:
+            future.result()
 
 
-thread_pool = ThreadPool()
+@functools.cache
+def openmp() -> Callable[..., Any] | None:
+    """Return GOMP_parallel(function, data, threads, 0), or None where it is not available.
+
+    It is the entry point of GNU's and LLVM's OpenMP.
+    """
+    try:
+        parallel = ctypes.CDLL(None).GOMP_parallel
+    except (AttributeError, OSError, TypeError):
+        return None
+    parallel.argtypes = [KernelFunction, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    return parallel
+
+
+@functools.cache
+def _executor(size: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(size, thread_name_prefix="regard")
 
 
 @functools.cache
@@ -119,7 +186,8 @@ def compiled(factory: KernelFactory, dtype: torch.dtype) -> Callable[[int], None
     """Return the kernel as a C function, from numba's cache on disk where one is writable."""
     kernel = factory(np.float64 if dtype == torch.float64 else np.float32)
     # numba detects changes in the kernel's own file only, and this name is part of its cache key
-    kernel.__qualname__ += f".{_source_hash()}"
+    sources = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
+    kernel.__qualname__ += f".{hashlib.sha256(sources).hexdigest()[:12]}"
     signature = types.void(types.CPointer(types.int64))
     options: dict[str, Any] = {"error_model": "numpy", "fastmath": FLAGS}
     try:
@@ -129,10 +197,3 @@ def compiled(factory: KernelFactory, dtype: torch.dtype) -> Callable[[int], None
     pointer: Any = KernelFunction(cast("Any", function.address))
     pointer.owner = function  # the machine code lives as long as this object
     return pointer
-
-
-@functools.cache
-def _source_hash() -> str:
-    """Return a hash of all modules of this folder."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
