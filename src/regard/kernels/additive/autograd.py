@@ -131,11 +131,10 @@ def _save_scores(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _backward_of_scores(ctx: Any, grad_scores: Tensor) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors
     with without_autocast(grad_scores.device):
         if torch.is_grad_enabled():
-            return _differentiable_backward(ctx, saved, [grad_scores], _pairwise_scores)
-        return *scores_backward(grad_scores, *saved, ctx.workspace), None, None
+            return _differentiable_backward(ctx, [grad_scores], _pairwise_scores)
+        return *scores_backward(grad_scores, *ctx.saved_tensors, ctx.workspace), None, None
 
 
 def _pairwise_scores(a: Tensor, b: Tensor, v: Tensor) -> list[Tensor]:
@@ -145,17 +144,15 @@ def _pairwise_scores(a: Tensor, b: Tensor, v: Tensor) -> list[Tensor]:
 
 
 def _save_attention(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, normalizer, dropout, workspace = inputs
-    ctx.options = normalizer, dropout, workspace
-    ctx.save_for_backward(*tensors)
+    ctx.options = inputs[-3:]
+    ctx.save_for_backward(*inputs[:-3])
     ctx.set_materialize_grads(False)
 
 
 def _backward_of_attention(
     ctx: Any, grad_context: Tensor | None, grad_log_sum_exp: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors
-    arguments = Arguments(*saved, *ctx.options)
+    arguments = Arguments(*ctx.saved_tensors, *ctx.options)
     a, values = arguments.a, arguments.values
     if grad_context is None:
         grad_context = values.new_zeros(*a.shape[:-1], values.shape[-1])
@@ -163,7 +160,7 @@ def _backward_of_attention(
     with without_autocast(a.device):
         if torch.is_grad_enabled():
             compute = functools.partial(_pairwise_attention, ctx.options)
-            return _differentiable_backward(ctx, saved, gradients, compute)
+            return _differentiable_backward(ctx, gradients, compute)
         *others, grad_bias = attention_backward(*gradients, *arguments)
     return *others, None, None if arguments.bias is None else grad_bias, *[None] * 5
 
@@ -186,14 +183,11 @@ def _pairwise_attention(options: tuple[Any, ...], *tensors: Any) -> list[Tensor]
 
 
 def _differentiable_backward(
-    ctx: Any,
-    saved: Sequence[Tensor | None],
-    gradients: list[Tensor | None],
-    compute: Callable[..., list[Tensor]],
+    ctx: Any, gradients: list[Tensor | None], compute: Callable[..., list[Tensor]]
 ) -> tuple[Tensor | None, ...]:
     """Return differentiable gradients of an operator's inputs."""
     # views: where one input was computed from another, their gradients stay separate
-    inputs: list[Any] = [None if tensor is None else tensor.view_as(tensor) for tensor in saved]
+    inputs: list[Any] = [None if x is None else x.view_as(x) for x in ctx.saved_tensors]
     required = [i for i, need in enumerate(ctx.needs_input_grad[: len(inputs)]) if need]
     pairs = [(o, g) for o, g in zip(compute(*inputs), gradients, strict=True) if g is not None]
     outputs, grad_outputs = zip(*pairs, strict=True)
@@ -204,10 +198,8 @@ def _differentiable_backward(
         create_graph=True,
         materialize_grads=True,
     )
-    result: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-    for i, gradient in zip(required, grad_inputs, strict=True):
-        result[i] = gradient
-    return tuple(result)
+    by_input = dict(zip(required, grad_inputs, strict=True))
+    return tuple(by_input.get(i) for i in range(len(ctx.needs_input_grad)))
 
 
 def _loop_over_batch(call: Callable[..., Any]) -> Any:
