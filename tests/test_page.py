@@ -1,17 +1,20 @@
 """The web page in Chromium, against a running server."""
 
 import itertools
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import xml.etree.ElementTree
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import regard
@@ -120,6 +123,8 @@ def test_submitting_a_text_translates_with_both_models(page: Page, folders: list
         )
         outputs = _view(page, number).locator(".n-best bdi").all_text_contents()
         assert outputs == [output.text or "(empty output)" for output in expected]
+        scores = _view(page, number).locator(".n-best .score").all_text_contents()
+        assert scores == [f"{output.score:.2f}" for output in expected]
 
 
 def test_dragging_a_bar_gives_the_same_as_python(page: Page, folders: list[Path]) -> None:
@@ -139,6 +144,7 @@ def test_dragging_a_bar_gives_the_same_as_python(page: Page, folders: list[Path]
     view = _view(page)
     view.locator(".sentence.target button").nth(step).click()
     track = view.locator(".track").nth(source)
+    track.scroll_into_view_if_needed()
     box = track.bounding_box()
     page.mouse.move(box["x"] + 8, box["y"] + box["height"] - 4)
     page.mouse.down()
@@ -195,7 +201,7 @@ def test_a_head_can_be_selected_and_ablated(page: Page, folders: list[Path]) -> 
     translator = regard.Translator.load(folders[1], "cpu")
     view = _view(page, 1)
     output = translator.translate(["a b c"])[0]
-    view.locator("select").select_option("1,0")
+    view.get_by_role("button", name="layer 1, head 0", exact=True).click()
     assert np.allclose(_weights(view), output.attention_heads[0, 1, 0], atol=0.002)
     view.get_by_label("ablate this head").check()
     view.locator(".chip").first.wait_for()
@@ -203,13 +209,15 @@ def test_a_head_can_be_selected_and_ablated(page: Page, folders: list[Path]) -> 
     expect(view.locator(".output")).to_have_text(expected.text or "(empty output)")
     if expected.tokens:
         assert _weights(view) == [0] * len(expected.source_tokens)
+    expect(view.locator(".ablated-note")).to_contain_text("Head 0 of layer 1 is ablated")
+    expect(view.locator(".head.selected")).to_have_text("head 0 ablated")
 
 
 def test_a_branch_of_the_search_tree_can_be_forced(page: Page, folders: list[Path]) -> None:
     view = _view(page)
     view.get_by_text("Search tree").click()
     branch = view.locator(".tree g[role=button]:not(.best)").first
-    token = branch.locator("text").text_content()
+    token = branch.locator("text.token").text_content()
     branch.click()
     _wait_until_idle(page)
     view.locator(".chip").first.wait_for()
@@ -244,6 +252,245 @@ def test_errors_are_displayed(page: Page) -> None:
     page.fill("#text", "a " * 600)
     page.click("button[type=submit]")
     expect(page.locator("#status")).to_contain_text("at most 500 tokens")
+
+
+def _probabilities(view: Any, column: str = "") -> dict[str, float]:
+    rows = view.locator(".next-token tbody tr").all()
+    return {
+        row.locator(".token").text_content(): float(value)
+        for row in rows
+        if (value := row.locator(f"td{column}").get_attribute("data-probability"))
+    }
+
+
+def test_next_tokens_before_and_after_an_intervention(page: Page, folders: list[Path]) -> None:
+    translator = regard.Translator.load(folders[0], "cpu")
+    output = translator.translate(["a b c"], top_logprobs=8)[0]
+    view = _view(page)
+    view.locator(".sentence.target button").nth(1).click()
+    before = {token or "</s>": np.exp(log_prob) for token, log_prob in output.top_logprobs[1]}
+    assert _probabilities(view) == pytest.approx(before, abs=1e-4)
+    expect(view.locator(".next-token tr.chosen .token")).to_have_text(output.tokens[1])
+
+    view.locator(".track").first.focus()
+    page.keyboard.press("End")
+    view.locator(".next-token td.before .meter").first.wait_for()
+    changed = translator.translate(
+        ["a b c"], prefix=output.tokens[0], pin={1: {0: 1.0}}, top_logprobs=8
+    )[0]
+    after = {token or "</s>": np.exp(log_prob) for token, log_prob in changed.top_logprobs[1]}
+    assert _probabilities(view, ".after") == pytest.approx(after, abs=1e-4)
+    assert _probabilities(view, ".before") == pytest.approx(before, abs=1e-4)
+
+
+def test_a_next_token_can_be_forced(page: Page, folders: list[Path]) -> None:
+    view = _view(page)
+    token = view.locator(".next-token tr:not(.chosen) button.token").first
+    text = token.text_content()
+    token.click()
+    view.locator(".chip").first.wait_for()
+    expected = regard.Translator.load(folders[0], "cpu").translate(["a b c"], prefix=text)[0]
+    expect(view.locator(".output")).to_have_text(expected.text)
+    expect(view.locator(".sentence.target button").first).to_have_text(text)
+
+
+def test_every_head_has_a_thumbnail_self_attention_too(page: Page, address: str) -> None:
+    view = _view(page, 1)
+    view.locator(".head-group.decoder").wait_for()
+    counts = [
+        view.locator(f".head-group.{kind} .head").count()
+        for kind in ("cross", "encoder", "decoder")
+    ]
+    assert counts == [2 * (1 + 2), 1 * 2, 2 * 2]  # layers times heads, and averages
+    tokens = view.locator(".sentence.target button").all_text_contents()
+    data = {"model": 1, "text": "a b c", "target": tokens}
+    expected = page.request.post(f"{address}/api/self-attention", data=data).json()
+    weights = _weights(view)
+    name = "decoder self-attention, layer 1, head 1"
+    view.get_by_role("button", name=name, exact=True).click()
+    assert view.locator(".heatmap thead th").all_text_contents() == expected["decoder_inputs"]
+    cells = view.locator(".heatmap td.cell").evaluate_all(
+        "cells => cells.map((cell) => Number(cell.style.getPropertyValue('--weight')))"
+    )
+    assert np.allclose(cells, np.ravel(expected["decoder"][1][1]), atol=1e-4)
+    assert _weights(view) == weights
+
+
+def test_a_link_restores_the_page(page: Page, browser: Browser) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.fill("#beam-size", "4")
+    _submit(page, "d c & b")
+    view = _view(page)
+    view.locator(".sentence.target button").nth(1).click()
+    view.locator(".track").first.focus()
+    page.keyboard.press("End")
+    view.locator(".chip").first.wait_for()
+    transformer = _view(page, 1)
+    transformer.get_by_role("button", name="layer 1, head 0", exact=True).click()
+    transformer.get_by_label("ablate this head").check()
+    transformer.locator(".chip").first.wait_for()
+    page.get_by_role("button", name="Copy link").click()
+    expect(page.get_by_role("button", name="Link copied")).to_be_visible()
+
+    def content(page: Page) -> list[Any]:
+        view = page.locator(".view")
+        lists = [".output", ".chip", ".step-label", ".bar .value", ".head.selected", ".n-best"]
+        fields = [page.input_value(selector) for selector in ("#text", "#beam-size", "#n-best")]
+        return [*fields, *(view.locator(selector).all_text_contents() for selector in lists)]
+
+    other = browser.new_page(viewport={"width": 1200, "height": 900})
+    other.goto(page.evaluate("navigator.clipboard.readText()"))
+    expect(other.locator(".chip")).to_have_count(page.locator(".chip").count())
+    _wait_until_idle(other)
+    assert content(other) == content(page)
+    other.goto(f"{page.url.split('#')[0]}#text=a&pins=[1,{{&prefix=3&ablate=x&head=9:9&step=-1")
+    other.reload()
+    expect(other.locator("#text")).to_have_value("a")
+    _wait_until_idle(other)
+    expect(other.locator(".chip")).to_have_count(0)
+    other.close()
+
+
+@pytest.mark.parametrize("name", ["heatmap", "alignment"])
+def test_downloads(page: Page, folders: list[Path], name: str) -> None:
+    expected = regard.Translator.load(folders[0], "cpu").translate(["a b c"])[0]
+    files = {}
+    for format in ("PNG", "SVG", "JSON"):
+        with page.expect_download() as download:
+            _view(page).get_by_label(f"Download {name} as {format}").click()
+        assert download.value.suggested_filename == f"{name}.{format.lower()}"
+        files[format] = Path(download.value.path()).read_bytes()
+    assert files["PNG"].startswith(b"\x89PNG")
+    assert len(files["PNG"]) > 2000
+    texts = [node.text for node in xml.etree.ElementTree.fromstring(files["SVG"]).iter()]
+    assert {*expected.source_tokens, *expected.tokens} <= {*texts}
+    data = json.loads(files["JSON"])
+    assert data["tokens"] == expected.tokens
+    assert np.allclose(data["displayed"]["weights"], expected.attention, atol=1e-4)
+
+
+def test_the_tree_has_a_root_and_joined_edges(page: Page) -> None:
+    view = _view(page)
+    view.get_by_text("Search tree").click()
+    view.locator(".tree g.root").wait_for()
+    boxes = view.locator(".tree rect").evaluate_all(
+        """rects => rects.map((rect) => {
+            const [x, y] = rect.parentNode.getAttribute("transform").match(/[\\d.]+/g).map(Number);
+            return [x, x + Number(rect.getAttribute("width")), y + Number(rect.getAttribute("height")) / 2];
+        })"""
+    )
+    paths = view.locator(".tree path").evaluate_all(
+        "paths => paths.map((path) => [path.getPointAtLength(0), path.getPointAtLength(1e6)].map(({x, y}) => [x, y]))"
+    )
+    assert len(paths) == len(boxes) - 1
+    for (x1, y1), (x2, y2) in paths:
+        assert any(abs(x1 - right) + abs(y1 - y) < 0.1 for _, right, y in boxes)
+        assert any(abs(x2 - left) + abs(y2 - y) < 0.1 for left, _, y in boxes)
+    assert all("%" in text for text in view.locator(".tree .percent").all_text_contents())
+
+
+def test_two_models_share_the_step_and_their_panels_align(page: Page) -> None:
+    _view(page).locator(".sentence.target button").nth(1).click()
+    expect(_view(page, 1).locator("input[type=range]")).to_have_value("1")
+    tops = [
+        {
+            panel.get_attribute("aria-label"): panel.bounding_box()["y"]
+            for panel in _view(page, number).locator("> .panel[aria-label]").all()
+        }
+        for number in range(2)
+    ]
+    assert tops[0] == tops[1]
+
+
+def test_the_first_visit_explains_itself(page: Page) -> None:
+    examples = page.locator(".example")
+    assert 1 <= examples.count() <= 3
+    examples.last.click()
+    _wait_until_idle(page)
+    expect(page.locator("#text")).to_have_value(examples.last.text_content())
+    tooltip = page.get_by_role("tooltip")
+    page.locator(".sentence.source [data-help=end]").first.hover()
+    expect(tooltip).to_contain_text("end of a sequence")
+    for term in ("beam size", "sum of the weights"):
+        page.get_by_role("button", name=term).first.focus()
+        expect(tooltip).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(tooltip).to_be_hidden()
+
+
+def test_unknown_tokens_are_marked(page: Page) -> None:
+    _submit(page, "a zebra b")
+    view = _view(page)
+    for selector in (".sentence.source .unknown", ".bar .unknown", ".heatmap th.unknown"):
+        assert view.locator(selector).all_text_contents() == ["zebra"]
+
+
+def _long_translation(length: int) -> dict[str, Any]:
+    """A response of `length` source and output tokens, each attending to its own position."""
+    source = [*(f"source{i}" for i in range(length - 1)), "</s>"]
+    weights = (0.8 * np.eye(length) + 0.2 / length).tolist()
+    output = {
+        "text": " ".join(tokens := [f"output{i}" for i in range(length)]), "tokens": tokens,
+        "score": -1.0, "log_prob": -4.0, "complete": True, "attention": weights,
+        "attention_heads": [[[row, row], [row, row]] for row in weights],
+        "top_logprobs": [[{"token": token, "log_prob": -0.5}] for token in [*tokens, None]],
+    }  # fmt: skip
+    best = {**output, "source": "a", "source_tokens": source, "unknown": [], "tree": []}
+    return {"translations": [{**best, "n_best": [output]}]}
+
+
+@pytest.mark.parametrize(("width", "length"), [(1280, 60), (390, 20)])
+def test_long_sentences_stay_in_their_box(page: Page, width: int, length: int) -> None:
+    response = _long_translation(length)
+    page.route("**/api/translate", lambda route: route.fulfill(json=response))
+    page.route("**/api/self-attention", lambda route: route.fulfill(status=422, json={}))
+    page.set_viewport_size({"width": width, "height": 900})
+    _submit(page, "a")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for number in range(2):
+        view = _view(page, number)
+        box = view.bounding_box()
+        for selector in (".sentence .token", ".bar", ".heatmap tbody td.cell:last-child"):
+            nodes = view.locator(selector)
+            edges = nodes.evaluate_all(
+                "nodes => nodes.map((node) => node.getBoundingClientRect()).map(({left, right}) => [left, right])"
+            )
+            assert len(edges) >= length
+            if "cell" in selector:
+                continue  # columns of the heatmap may scroll in their box
+            assert min(left for left, _ in edges) >= box["x"] - 1
+            assert max(right for _, right in edges) <= box["x"] + box["width"] + 1
+        view.locator("input[type=range]").fill(str(length - 2))
+        area = view.locator(".alignment-box").bounding_box()
+        for kind in (".target", ".source"):
+            token = view.locator(f".sentence{kind} .token").nth(length - 2).bounding_box()
+            assert area["y"] <= token["y"] <= area["y"] + area["height"] - token["height"]
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
+)
+def test_axe_finds_nothing(page: Page, width: int, scheme: str) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    _submit(page, "a b zebra c")
+    for number in range(2):
+        view = _view(page, number)
+        view.get_by_text("Search tree").click()
+        view.get_by_text("Attention calculation for this step").click()
+        view.locator(".calculation").wait_for()
+    _view(page, 1).get_by_role("button", name="layer 1, head 0", exact=True).click()
+    _view(page, 1).get_by_label("ablate this head").check()
+    _view(page, 1).locator(".chip").first.wait_for()
+    _view(page).locator(".track").first.focus()
+    page.keyboard.press("End")
+    _view(page).locator(".next-token td.before .meter").first.wait_for()
+    page.get_by_role("button", name="beam size").focus()
+    _wait_until_idle(page)
+    results = Axe().run(page)
+    assert results.violations_count == 0, results.generate_report()
+    passed = {rule["id"] for rule in results.response["passes"]}
+    assert "color-contrast" in passed
 
 
 @pytest.mark.parametrize("width", [360, 1200])

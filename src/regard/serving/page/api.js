@@ -1,5 +1,7 @@
 // Requests to the JSON API. An error response becomes an Error with the server's message.
 
+const TOP_TOKENS = 8;
+
 async function post(path, body) {
   let response;
   try {
@@ -31,6 +33,7 @@ export async function translate(model, source, { beamSize, nBest }, intervention
     n_best: nBest,
     heads: true,
     tree: true,
+    top_logprobs: TOP_TOKENS,
     pin: interventions.pins ?? null,
     prefix_tokens: interventions.prefix?.length ? interventions.prefix : null,
     ablate_heads: interventions.ablated ?? [],
@@ -40,4 +43,22 @@ export async function translate(model, source, { beamSize, nBest }, intervention
 
 export function explain(model, source, target, step, layer, head) {
   return post("/api/explain", { model, ...source, target, step: step + 1, layer, head });
+}
+
+// The model's distribution of the token after `tokens`, without pins and ablated heads.
+export async function nextTokens(model, source, tokens) {
+  const result = await post("/api/translate", {
+    model,
+    ...source,
+    beam_size: 1,
+    n_best: 1,
+    attention: false,
+    top_logprobs: TOP_TOKENS,
+    prefix_tokens: tokens.length ? tokens : null,
+  });
+  return result.translations[0].top_logprobs[tokens.length];
+}
+
+export function selfAttention(model, source, target, ablated) {
+  return post("/api/self-attention", { model, ...source, target, ablate_heads: ablated });
 }

@@ -1,7 +1,9 @@
 // The attention weights of one step as bars that can be dragged.
-import { direction, displayToken, element, formatWeight } from "./dom.js";
+import { direction, displayToken, element, formatWeight, helpButton } from "./dom.js";
+import { ablationNote } from "./interventions.js";
 import { applyPins, sum } from "./weights.js";
 
+const MANY = 24; // bars from which they are drawn lower
 const KEY_DELAY = 350; // milliseconds after the last key before the change is sent
 
 export class Bars {
@@ -9,18 +11,20 @@ export class Bars {
     this.view = view;
     this.row = element("div", { class: "bars" });
     this.sum = element("output", { class: "sum" });
-    this.node = element("div", {}, element("div", { class: "scroll" }, this.row), this.sum);
+    this.ablated = element("span", { class: "ablated-note" });
+    this.node = element("div", {}, this.row, element("p", { class: "sum-line" }, this.sum, helpButton("sum", "sum of the weights"), this.ablated));
     this.draft = {}; // pins being dragged, not yet sent to the server
   }
 
   render() {
-    const { source_tokens: source } = this.view.output;
+    const { source_tokens: source, unknown } = this.view.output;
     // bars of the same tokens are kept: one may be being dragged
     const key = source.join("\n");
     if (this.key !== key) {
       this.key = key;
       this.row.dir = direction(source);
-      this.row.replaceChildren(...source.map((token, i) => this.bar(token, i)));
+      this.row.classList.toggle("many", source.length > MANY);
+      this.row.replaceChildren(...source.map((token, i) => this.bar(token, i, unknown.includes(token))));
     }
     this.update();
   }
@@ -39,9 +43,10 @@ export class Bars {
       bar.querySelector(".value").textContent = formatWeight(weight);
     });
     this.sum.textContent = `sum ${sum(weights).toFixed(2)}`;
+    this.ablated.textContent = ablationNote(this.view);
   }
 
-  bar(token, i) {
+  bar(token, i, isUnknown) {
     const track = element("div", {
       class: "track", role: "slider", tabindex: 0, "aria-orientation": "vertical",
       "aria-label": `weight of ${token}`, "aria-valuemin": 0, "aria-valuemax": 1,
@@ -65,7 +70,7 @@ export class Bars {
     track.addEventListener("pointercancel", () => this.cancel());
     track.addEventListener("keydown", (event) => this.keydown(event, i));
     return element("div", { class: "bar", "data-source": i },
-      element("span", { class: "value" }), track, element("bdi", { class: "token" }, displayToken(token)));
+      element("span", { class: "value" }), track, element("bdi", { class: `token ${isUnknown ? "unknown" : ""}`, title: displayToken(token) }, displayToken(token)));
   }
 
   keydown(event, i) {

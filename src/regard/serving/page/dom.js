@@ -20,9 +20,25 @@ function fill(node, attributes, children) {
   return node;
 }
 
-// A token for display: whitespace becomes visible.
+// A part of a view: a title with tools at its end, one line of explanation, and the content.
+export function panel(title, { hint = null, help = null, tools = [], name = "" }, ...children) {
+  return element("div", { class: `panel ${name}`, role: "group", "aria-label": title },
+    element("div", { class: "panel-head" },
+      element("h3", {}, title), help && helpButton(help, title), element("span", { class: "tools" }, ...tools)),
+    hint && element("p", { class: "hint" }, hint), ...children);
+}
+
+export function helpButton(key, subject) {
+  return element("button", { type: "button", class: "help", "data-help": key, "aria-label": `Help: ${subject}` }, "?");
+}
+
+export const END = "</s>";
+const JOINER = /^‿(?=.)|(?<=.)‿$/gu; // marks the side of a punctuation mark that touches its neighbour
+
+// A token for display: whitespace becomes visible, marks of the tokenizer are left out.
 export function displayToken(token) {
-  return token.trim() === "" ? token.replace(/\s/g, "␣") || "∅" : token;
+  if (token.trim() === "") return token.replace(/\s/g, "␣") || "∅";
+  return token.replace(JOINER, "");
 }
 
 // The direction of a text is that of its first letter.
@@ -33,3 +49,22 @@ export function direction(tokens) {
 }
 
 export const formatWeight = (weight) => (Math.abs(weight) < 0.005 ? "0" : weight.toFixed(2));
+
+// A probability in percent with two significant digits; small ones with one decimal place.
+export function formatPercent(probability) {
+  const percent = 100 * probability;
+  if (percent >= 99.95) return "100 %";
+  if (percent < 0.05) return "< 0.1 %";
+  return `${percent >= 10 ? percent.toFixed(percent > 99 ? 1 : 0) : percent.toFixed(1)} %`;
+}
+
+let canvas;
+
+// The width of a text in pixels.
+export function textWidth(text, font) {
+  canvas ??= document.createElement("canvas").getContext("2d");
+  canvas.font = font;
+  return canvas.measureText(text).width;
+}
+
+export const FONT_FAMILY = 'system-ui, "Noto Sans", "Noto Sans CJK SC", "Noto Sans Devanagari", "Noto Naskh Arabic", sans-serif';

@@ -1,30 +1,38 @@
-// The attention heatmap: source across, output down. A table, so that screen readers can read it.
-import { direction, displayToken, element, formatWeight } from "./dom.js";
+// The attention heatmap: what is attended to across, what attends down. A table, so that screen readers can read it.
+import { FONT_FAMILY, direction, displayToken, element, formatWeight, textWidth } from "./dom.js";
 
-const MAX_COLUMNS_WITH_VALUES = 12;
-const MAX_HORIZONTAL_LABEL = 9;
-const INVERTED_ABOVE = 0.45; // weights whose cell needs the background colour as text colour
+const MAX_COLUMNS_WITH_VALUES = 14;
+const MIN_CELL_WITH_VALUE = 34; // pixels
+const MIN_CELL = 13; // below it, the heatmap scrolls
+const MAX_LABEL = 140;
+const INVERTED_ABOVE = 0.7616; // here black and white text have the same contrast, above 4.5 : 1, in both themes
 
-export function heatmap(view) {
-  const { source_tokens: source, tokens } = view.output;
-  const wide = source.length > MAX_COLUMNS_WITH_VALUES;
-  const rotated = wide || source.some((token) => token.length > MAX_HORIZONTAL_LABEL);
-  const head = element("tr", {}, element("td"), ...source.map((token, i) =>
-    element("th", { scope: "col", "data-source": i }, element("bdi", {}, displayToken(token)))));
-  const rows = tokens.map((token, t) =>
-    element("tr", { class: t === view.step ? "selected" : "", "data-step": t },
-      element("th", { scope: "row", "data-target": t, onclick: () => view.selectStep(t) }, element("bdi", {}, displayToken(token))),
-      ...view.weights[t].map((weight, i) =>
+// `step` and `onSelect` belong to rows that are steps of the output.
+export function heatmap({ rows, columns, weights, width, unknown = new Set(), step = null, onSelect = null }) {
+  const font = `14px ${FONT_FAMILY}`;
+  const longest = (tokens) => Math.max(0, ...tokens.map((token) => textWidth(displayToken(token), font)));
+  const label = Math.min(longest(rows) + 16, MAX_LABEL, width / 3);
+  const cell = (width - label) / columns.length;
+  const withValues = columns.length <= MAX_COLUMNS_WITH_VALUES && cell >= MIN_CELL_WITH_VALUE;
+  const rotated = longest(columns) + 6 > cell;
+  const cross = step !== null;
+  const head = element("tr", {}, element("td"), ...columns.map((token, i) =>
+    element("th", { scope: "col", class: unknown.has(token) ? "unknown" : "", ...(cross ? { "data-source": i } : {}) }, element("bdi", {}, displayToken(token)))));
+  const body = rows.map((token, t) =>
+    element("tr", cross ? { class: t === step ? "selected" : "", "data-step": t } : {},
+      element("th", { scope: "row", ...(cross ? { "data-target": t, onclick: () => onSelect(t) } : {}) }, element("bdi", {}, displayToken(token))),
+      ...(weights[t] ?? []).map((weight, i) =>
         element("td", {
-          "data-source": i,
-          "data-target": t,
+          ...(cross ? { "data-source": i, "data-target": t, onclick: () => onSelect(t) } : {}),
           style: { "--weight": Math.min(1, Math.max(0, weight)) },
-          class: weight > INVERTED_ABOVE ? "inverted" : "",
-          title: `${token} attends to ${source[i]}: ${weight.toFixed(3)}`,
-          onclick: () => view.selectStep(t),
+          class: `cell ${weight > INVERTED_ABOVE ? "inverted" : ""} ${weight < 0.005 ? "zero" : ""}`,
+          title: `${displayToken(token)} attends to ${displayToken(columns[i])}: ${weight.toFixed(3)}`,
         }, formatWeight(weight)))));
-  return element("div", { class: "scroll" },
-    element("table", { class: `heatmap ${wide ? "" : "with-values"} ${rotated ? "rotated-labels" : ""}`, dir: direction(source) },
-      element("caption", {}, "Columns are source tokens; rows are output tokens. A stronger colour means a higher weight."),
-      element("thead", {}, head), element("tbody", {}, ...rows)));
+  return element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "heatmap" },
+    element("table", {
+      class: `heatmap ${withValues ? "with-values" : ""} ${rotated ? "rotated-labels" : ""} ${cell < 16 ? "dense" : ""}`,
+      dir: direction(columns), style: { "--label": `${Math.ceil(label)}px`, "min-width": `${Math.ceil(label + columns.length * MIN_CELL)}px` },
+    },
+    element("caption", {}, "A stronger colour means a higher weight."),
+    element("thead", {}, head), element("tbody", {}, ...body)));
 }

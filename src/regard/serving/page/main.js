@@ -1,43 +1,123 @@
 // The page: one input text, and a view of the output of every model.
+import { element } from "./dom.js";
+import { installTooltips } from "./glossary.js";
+import { isEmpty } from "./interventions.js";
+import { fromHash, toHash } from "./permalink.js";
 import { View } from "./view.js";
 
-const { models, examples, max_beam_size: maxBeamSize } = JSON.parse(document.getElementById("content").textContent);
+const { models, examples, suggestions = [], max_beam_size: maxBeamSize } = JSON.parse(document.getElementById("content").textContent);
+const EXAMPLES = 3;
+const COPIED = 2000; // milliseconds that the confirmation of a copy stays
 const byId = (id) => document.getElementById(id);
 const setStatus = (text) => { byId("status").textContent = text; };
 const options = () => ({ beamSize: Number(byId("beam-size").value) || 5, nBest: Number(byId("n-best").value) || 1 });
+const defaultSize = Math.min(5, maxBeamSize);
 
-for (const id of ["beam-size", "n-best"]) {
-  byId(id).max = maxBeamSize;
-  byId(id).value = Math.min(5, maxBeamSize);
+function setOptions(beamSize, nBest) {
+  byId("beam-size").value = Math.min(beamSize || defaultSize, maxBeamSize);
+  byId("n-best").value = Math.min(nBest || defaultSize, maxBeamSize);
 }
 
-const { kind, decoder, attention, parameters } = models[0];
-byId("summary").textContent = models.length > 1
-  ? "Two models side by side"
-  : `${models[0].name}: ${[kind, decoder, attention === "none" ? "no attention" : attention && `${attention.replaceAll("_", " ")} attention`].filter(Boolean).join(", ")}${parameters ? `, ${parameters.toLocaleString("en")} parameters` : ""}`;
+for (const id of ["beam-size", "n-best"]) byId(id).max = maxBeamSize;
+setOptions();
 
-const views = models.map((model, number) => new View(number, model, options, setStatus));
-byId("views").classList.toggle("side-by-side", views.length > 1);
+const describe = ({ name, kind, decoder, attention, parameters }) => [
+  `${name}: ${[kind, decoder, attention === "none" ? "no attention" : attention && `${attention.replaceAll("_", " ")} attention`].filter(Boolean).join(", ")}`,
+  ...(parameters ? [`${parameters.toLocaleString("en")} parameters`] : []),
+].join(", ");
+byId("summary").textContent = models.length > 1 ? "Two models side by side" : describe(models[0]);
+
+let text = examples[0].source; // the text that is translated; the one in the form may be edited
+let starting = true;
+let linking = false;
+const sideBySide = models.length > 1;
+const views = models.map((model, number) => new View(number, model, { options, setStatus, changed, sideBySide }));
+byId("views").classList.toggle("side-by-side", sideBySide);
 byId("views").append(...views.map((view) => view.node));
-views.forEach((view, number) => view.show(examples[number]));
-byId("text").value = examples[0].source;
 
-async function translate() {
+// A change of one view: the other view follows to the same step, and the address holds the state.
+function changed(view) {
+  if (starting || linking) return;
+  linking = true;
+  for (const other of views) if (other !== view && other.step !== view.step) other.selectStep(view.step);
+  linking = false;
+  history.replaceState(null, "", isDefault() ? location.pathname + location.search : toHash(state()));
+}
+
+function state() {
+  const parts = views.map(({ interventions, layer, head, rank }) => ({ interventions, layer, head, rank }));
+  return { text, ...options(), step: Math.max(...views.map((view) => view.step)), views: parts };
+}
+
+function isDefault() {
+  const { beamSize, nBest, step, views: parts } = state();
+  return text === examples[0].source && beamSize === defaultSize && nBest === defaultSize && step === 0
+    && parts.every(({ interventions, layer, rank }) => isEmpty(interventions) && layer === null && rank === 0);
+}
+
+async function run(request) {
   setStatus("Translating …");
-  const text = byId("text").value.replace(/\n+/g, " ");
-  const errors = await Promise.all(views.map((view) => view.translate(text)));
+  const errors = await Promise.all(views.map(request));
   setStatus(errors.find(Boolean) ?? "");
 }
+
+function translate() {
+  const line = byId("text").value.replace(/\n+/g, " ");
+  return run((view) => view.translate(line).then((error) => { if (!error) text = line; changed(view); return error; }));
+}
+
+async function restore() {
+  const saved = fromHash(location.hash, views.length);
+  if (!saved) return;
+  text = byId("text").value = saved.text;
+  setOptions(saved.beamSize, saved.nBest);
+  starting = true;
+  await run((view) => view.restore({ ...saved, view: saved.views[view.number] }));
+  starting = false;
+}
+
+views.forEach((view, number) => view.show(examples[number]));
+byId("text").value = text;
+starting = false;
+restore();
+addEventListener("hashchange", restore);
+
+const lines = suggestions.length >= EXAMPLES ? suggestions.slice(0, EXAMPLES) : [examples[0].source, ...suggestions];
+byId("examples").append("Try ", ...lines.filter(Boolean).map((line) => element("button", {
+  type: "button", class: "example", dir: "auto", onclick: () => { byId("text").value = line; translate(); },
+}, line)));
 
 byId("form").addEventListener("submit", (event) => { event.preventDefault(); translate(); });
 byId("text").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); translate(); }
 });
 
+byId("copy-link").addEventListener("click", async () => {
+  const button = byId("copy-link");
+  button.textContent = (await copy(new URL(toHash(state()), location.href).href)) ? "Link copied" : "Copy failed";
+  setTimeout(() => { button.textContent = "Copy link"; }, COPIED);
+});
+
+// Outside localhost, an address without TLS has no clipboard interface.
+async function copy(address) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(address).then(() => true, () => false);
+  const field = element("textarea", { class: "offscreen" });
+  field.value = address;
+  document.body.append(field);
+  field.select();
+  const copied = document.execCommand("copy");
+  field.remove();
+  return copied;
+}
+
 // The theme follows the system until the user chooses one.
+const isDark = () => getComputedStyle(document.documentElement).getPropertyValue("--is-dark").trim() === "1";
+const repaint = () => views.forEach((view) => view.heads.render());
 const theme = localStorage.getItem("theme");
 if (theme) document.documentElement.dataset.theme = theme;
 byId("theme").addEventListener("click", () => {
-  const dark = getComputedStyle(document.documentElement).getPropertyValue("--is-dark").trim() === "1";
-  localStorage.setItem("theme", document.documentElement.dataset.theme = dark ? "light" : "dark");
+  localStorage.setItem("theme", document.documentElement.dataset.theme = isDark() ? "light" : "dark");
+  repaint();
 });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
+installTooltips();

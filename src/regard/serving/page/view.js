@@ -1,66 +1,88 @@
-// The output of one model: displays it and sends interventions.
+// The output of one model: its state, its requests, and the parts that display it.
+import { Alignment, fitsRows } from "./alignment.js";
 import { sourceFields, translate } from "./api.js";
-import { alignment } from "./alignment.js";
 import { Bars } from "./bars.js";
 import { calculation } from "./calculation.js";
-import { displayToken, element, formatWeight } from "./dom.js";
+import { displayToken, element, panel } from "./dom.js";
+import { downloads } from "./download.js";
+import { Heads } from "./heads.js";
 import { heatmap } from "./heatmap.js";
+import { isEmpty, listed, noInterventions, pinsBefore, withHead } from "./interventions.js";
+import { EMPTY, nBest } from "./n_best.js";
+import { NextToken } from "./next_token.js";
+import { alignmentPicture, heatmapPicture } from "./picture.js";
 import { tree } from "./tree.js";
 import { headWeights } from "./weights.js";
 
+const LONG_TEXT = 140; // characters from which the output is set smaller
 const CALCULATION_DELAY = 150; // milliseconds that the slider rests before the calculation is requested
-const EMPTY = "(empty output)";
-const noInterventions = () => ({ pins: {}, prefix: [], ablated: [] });
 
 export class View {
-  constructor(number, model, options, setStatus) {
-    Object.assign(this, { number, model, options, setStatus });
+  // `page`: options(), setStatus(text), changed(view) after every change of the state.
+  constructor(number, model, page) {
+    Object.assign(this, { number, model, page });
     this.interventions = noInterventions();
-    this.layer = this.head = null;
-    this.step = 0;
-    this.rank = 0;
-    this.requests = 0;
+    this.layer = this.head = this.own = null; // null: the model's selected layer; own: a head of self-attention
+    this.step = this.rank = this.requests = 0;
+    this.width = 800;
+    this.hasAttention = model.attention !== "none";
+    this.alignment = new Alignment(this);
     this.bars = new Bars(this);
+    this.nextToken = new NextToken(this);
+    this.heads = new Heads(this);
     this.build();
     this.node.addEventListener("pointerover", (event) => this.highlight(event));
     this.node.addEventListener("focusin", (event) => this.highlight(event));
+    new ResizeObserver(() => this.resize()).observe(this.measured);
   }
 
   get editable() {
-    return !this.loading && this.model.attention !== "none" && this.output.tokens.length > 0;
+    return !this.loading && this.hasAttention && this.output.tokens.length > 0;
   }
 
   build() {
     this.text = element("p", { class: "output", dir: "auto", "aria-live": "polite" });
     this.note = element("p", { class: "note" });
     this.chips = element("p", { class: "chips" });
-    this.alignment = element("div");
-    this.slider = element("input", { type: "range", min: 0, value: 0, "aria-label": "output step", oninput: () => this.selectStep(Number(this.slider.value)) });
-    this.stepLabel = element("output", { class: "step-label" });
-    this.heads = element("div", { class: "heads" });
+    this.measured = element("div", { class: "measure" });
+    this.heatmapTitle = element("p", { class: "hint" });
     this.heatmap = element("div");
-    this.nBest = element("ol", { class: "n-best" });
+    this.nBest = element("div");
     this.calculation = element("div");
     this.tree = element("div");
-    const attention = this.model.attention === "none"
-      ? [element("p", { class: "hint" }, "This model has no attention: the decoder receives the source as a single fixed-size vector.")]
-      : [
-        this.alignment,
-        element("section", { "aria-label": "attention of one step" },
-          element("div", { class: "step" }, this.slider, this.stepLabel), this.heads, this.bars.node,
-          element("p", { class: "hint" }, "Drag a bar, or focus it and use the arrow keys, to change a weight. The output is then decoded again from this step.")),
-        element("section", {}, element("h3", {}, "Attention at every step"), this.heatmap),
-        (this.calculationSection = this.section("Attention calculation for this step", this.calculation, () => this.showCalculation())),
-      ];
+    const absent = () => element("div"); // keeps the rows of two views aligned
     this.node = element("section", { class: "view", "aria-label": `model ${this.model.name}` },
-      element("h2", {}, this.model.name), this.text, this.note, this.chips, ...attention,
-      element("section", {}, element("h3", {}, "N-best outputs"), this.nBest,
-        element("p", { class: "hint" }, "Percentages are the probability of the complete output. The ranking also applies a length penalty, so it may differ.")),
-      this.section("Search tree", this.tree, () => this.tree.replaceChildren(tree(this))));
+      element("div", { class: "result" }, element("h2", {}, this.model.name), this.text, this.note, this.chips, this.measured),
+      this.stepPanel(),
+      this.heads.shown && this.hasAttention ? panel("Layers and heads", { help: "heads", hint: "Weights of every layer and head; rows attend to columns. Click one to display it." }, this.heads.node)
+        : this.page.sideBySide && this.hasAttention ? panel("Layers and heads", { hint: "This model has one layer with one head: the weights above." }) : absent(),
+      this.hasAttention ? panel("Attention at every step", {
+        tools: downloads("heatmap", () => heatmapPicture(this.heads.selection), () => this.data()),
+      }, this.heatmapTitle, this.heatmap) : absent(),
+      panel("N-best outputs", { hint: "The best outputs of beam search, ranked by score. Click one to display it." }, this.nBest),
+      this.hasAttention ? this.details("Attention calculation for this step", this.calculation, () => this.showCalculation()) : absent(),
+      this.details("Search tree", element("div", {},
+        element("p", { class: "hint" }, "Every hypothesis that beam search kept, with the probability of each token. Click a token to force the output up to it."), this.tree),
+      () => this.tree.replaceChildren(tree(this))));
   }
 
-  section(title, body, onOpen) {
-    const details = element("details", { ontoggle: () => details.open && onOpen() }, element("summary", {}, title), body);
+  stepPanel() {
+    this.slider = element("input", { type: "range", min: 0, value: 0, "aria-label": "output step", oninput: () => this.selectStep(Number(this.slider.value)) });
+    this.stepLabel = element("output", { class: "step-label" });
+    if (!this.hasAttention)
+      return panel("Steps", { hint: "This model has no attention: the decoder receives the source as a single fixed-size vector." },
+        element("div", { class: "step" }, this.slider, this.stepLabel), this.nextToken.node);
+    this.parts = element("div", { class: "parts" }, this.alignment.node,
+      panel("Attention of this step", { help: "weights", name: "weights", hint: "Drag a bar, or focus it and use the arrow keys, to change a weight. The output is then decoded again from this step." }, this.bars.node),
+      this.nextToken.node);
+    return panel("Alignment", {
+      help: "alignment", hint: "Each line connects an output token with the source tokens it attends to. Click an output token to select its step.",
+      tools: downloads("alignment", () => alignmentPicture({ rows: this.output.tokens, columns: this.output.source_tokens, weights: this.weights }), () => this.data()),
+    }, element("div", { class: "step" }, this.slider, this.stepLabel), this.parts);
+  }
+
+  details(title, body, onOpen) {
+    const details = element("details", { class: "panel", ontoggle: () => details.open && onOpen() }, element("summary", {}, title), body);
     (this.sections ??= []).push([details, onOpen]);
     return details;
   }
@@ -76,16 +98,27 @@ export class View {
 
   async apply(change) {
     if (this.loading) return this.bars.update();
-    this.setStatus((await this.request({ ...this.interventions, ...change })) ?? "");
+    this.page.setStatus((await this.request({ ...this.interventions, ...change })) ?? "");
+  }
+
+  // The state that a link holds. Returns the error message, if any.
+  async restore({ text, step, view: { interventions, layer, head, rank } }) {
+    const { layers, heads } = this.model;
+    const exists = layer !== null && layer < layers && (head === null || head < heads);
+    Object.assign(this, { step, own: null, layer: exists ? layer : null, head: exists ? head : null });
+    const error = await this.translate(text) ?? (isEmpty(interventions) ? undefined : await this.request(interventions));
+    if (!error && rank < (this.translation.n_best?.length ?? 1)) this.show(this.translation, rank);
+    if (!error) this.selectStep(step);
+    return error;
   }
 
   // Translate with these interventions; an error leaves the view unchanged.
   async request(interventions, text = this.translation.source) {
     const id = ++this.requests;
-    const baseline = this.hasInterventions ? this.baseline : this.translation?.text;
+    const baseline = isEmpty(this.interventions) ? this.translation?.text : this.baseline;
     this.node.setAttribute("aria-busy", "true");
     try {
-      const translation = await translate(this.number, sourceFields(this.model, text), this.options(), interventions);
+      const translation = await translate(this.number, sourceFields(this.model, text), this.page.options(), interventions);
       if (id !== this.requests) return;
       Object.assign(this, { interventions, baseline });
       this.show(translation);
@@ -104,12 +137,19 @@ export class View {
     this.output = { ...translation, ...(translation.n_best?.[rank] ?? {}) };
     this.step = Math.min(this.step, Math.max(0, this.output.tokens.length - 1));
     this.render();
+    this.page.changed(this);
   }
 
-  // The displayed weights: of the model's selected layer, or of the layer and head chosen in the menu.
+  // The displayed weights: of the model's selected layer, or of the selected layer and head.
   get weights() {
     if (this.layer === null) return this.output.attention ?? [];
     return headWeights(this.output.attention_heads, this.layer, this.head);
+  }
+
+  // What the JSON downloads hold.
+  data() {
+    const { source, text, source_tokens, tokens, score, log_prob } = this.output;
+    return { model: this.model.name, source, text, source_tokens, tokens, score, log_prob, interventions: this.interventions, displayed: this.heads.selection };
   }
 
   selectStep(step) {
@@ -121,60 +161,74 @@ export class View {
       if (node.hasAttribute("aria-pressed")) node.setAttribute("aria-pressed", String(selected));
     }
     this.showStep();
-    if (this.calculationSection.open) this.showCalculation();
+    if (this.hasAttention) this.alignment.selectStep();
+    for (const [details, onOpen] of this.sections) if (details.open && details.contains(this.calculation)) onOpen();
+    this.page.changed(this);
+  }
+
+  selectOutput(rank) {
+    this.show(this.translation, rank);
+  }
+
+  selectHead(kind, layer, head) {
+    if (kind === "cross") Object.assign(this, { layer, head, own: null });
+    else this.own = { kind, layer, head };
+    this.render();
+    this.page.changed(this);
   }
 
   // Pin weights of this step. Pins of later steps are dropped: they belong to another output.
   pin(pins) {
-    return this.apply({ pins: { ...this.pinsBefore(this.step), [this.step]: pins }, prefix: this.output.tokens.slice(0, this.step) });
+    return this.apply({ pins: { ...pinsBefore(this.interventions, this.step), [this.step]: pins }, prefix: this.output.tokens.slice(0, this.step) });
   }
 
   forcePrefix(tokens) {
-    return this.apply({ pins: this.pinsBefore(tokens.length), prefix: tokens });
+    return this.apply({ pins: pinsBefore(this.interventions, tokens.length), prefix: tokens });
   }
 
   ablateHead(layer, head, ablate) {
-    const others = this.interventions.ablated.filter(([l, h]) => l !== layer || h !== head);
-    return this.apply({ ablated: ablate ? [...others, [layer, head]] : others });
-  }
-
-  pinsBefore(end) {
-    return Object.fromEntries(Object.entries(this.interventions.pins).filter(([step]) => Number(step) < end));
-  }
-
-  get hasInterventions() {
-    const { pins, prefix, ablated } = this.interventions;
-    return Object.keys(pins).length + prefix.length + ablated.length > 0;
+    return this.apply(withHead(this.interventions, layer, head, ablate));
   }
 
   render() {
     const { output } = this;
     const focus = this.node.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
     this.text.textContent = output.text || EMPTY;
+    this.text.classList.toggle("long", output.text.length > LONG_TEXT);
     this.note.textContent = this.notes().join(" ");
     this.chips.replaceChildren(...this.interventionChips());
-    this.showNBest();
-    if (this.model.attention !== "none") this.showAttention();
+    this.nBest.replaceChildren(nBest(this));
+    if (this.hasAttention) this.showAttention();
+    this.showStep();
     for (const [details, onOpen] of this.sections) if (details.open) onOpen();
-    if (focus) this.node.querySelector(`[data-focus="${focus}"]`)?.focus({ preventScroll: true });
+    if (focus) this.node.querySelector(`[data-focus="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });
   }
 
   notes() {
     const notes = [];
-    if (this.output.unknown.length) notes.push(`Not in the vocabulary: ${this.output.unknown.join(" ")}.`);
+    if (this.output.unknown.length) notes.push(`Not in the vocabulary: ${this.output.unknown.map(displayToken).join(" ")}.`);
     if (!this.output.complete) notes.push("Output truncated at the length limit.");
-    if (this.hasInterventions)
+    if (!isEmpty(this.interventions))
       notes.push(this.baseline === this.translation.text ? "The interventions did not change the output." : `Without interventions: ${this.baseline || EMPTY}`);
     return notes;
   }
 
   showAttention() {
-    this.showHeads();
-    if (this.output.tokens.length) {
-      this.alignment.replaceChildren(alignment(this));
-      this.heatmap.replaceChildren(heatmap(this));
-    } else [this.alignment, this.heatmap, this.calculation].forEach((part) => part.replaceChildren());
-    this.showStep();
+    this.parts.classList.toggle("vertical", !fitsRows(this));
+    this.alignment.render();
+    this.heads.render();
+    this.showHeatmap();
+    if (!this.output.tokens.length) this.calculation.replaceChildren();
+  }
+
+  showHeatmap() {
+    const { kind, layer, head, rows, columns, weights } = this.heads.selection;
+    const place = this.heads.shown ? `, layer ${layer}, ${head === null ? "average over heads" : `head ${head}`}` : "";
+    this.heatmapTitle.textContent = kind === "cross"
+      ? `Each row is a step: an output token and its weights over the source tokens${place}.`
+      : `Self-attention of the ${kind}${place}: each row is a token and its weights over ${kind === "encoder" ? "the source" : "the tokens up to it"}.`;
+    const cross = kind === "cross" ? { step: this.step, onSelect: (step) => this.selectStep(step), unknown: new Set(this.output.unknown) } : {};
+    this.heatmap.replaceChildren(...(rows.length ? [heatmap({ rows, columns, weights, width: this.width, ...cross })] : []));
   }
 
   showStep() {
@@ -185,34 +239,8 @@ export class View {
     const label = tokens.length ? `step ${this.step + 1} of ${tokens.length}: ${displayToken(tokens[this.step])}` : "no step";
     this.slider.setAttribute("aria-valuetext", label);
     this.stepLabel.textContent = label;
-    this.bars.render();
-  }
-
-  showHeads() {
-    const { layers, heads, attention_layer: selectedLayer } = this.model;
-    if (layers * heads <= 1) return;
-    const choices = [element("option", { value: "" }, `layer ${selectedLayer} (default), average over heads`)];
-    for (let layer = 0; layer < layers; layer++) {
-      choices.push(element("option", { value: `${layer}`, selected: this.layer === layer && this.head === null }, `layer ${layer}, average over heads`));
-      for (let head = 0; head < heads; head++)
-        choices.push(element("option", { value: `${layer},${head}`, selected: this.layer === layer && this.head === head }, `layer ${layer}, head ${head}`));
-    }
-    const select = element("select", { "aria-label": "layer and head", onchange: () => {
-      const [layer, head] = select.value === "" ? [null, null] : select.value.split(",").map(Number);
-      Object.assign(this, { layer, head: head ?? null });
-      this.render();
-    }, "data-focus": "heads" }, ...choices);
-    const ablated = this.interventions.ablated.some(([l, h]) => l === this.layer && h === this.head);
-    const checkbox = element("input", { type: "checkbox", checked: ablated, "data-focus": "ablate", onchange: (event) => this.ablateHead(this.layer, this.head, event.target.checked) });
-    this.heads.replaceChildren(select, ...(this.head === null ? [] : [element("label", {}, checkbox, " ablate this head")]));
-  }
-
-  showNBest() {
-    const outputs = this.translation.n_best ?? [this.translation];
-    this.nBest.replaceChildren(...outputs.map((output, rank) => element("li", {},
-      element("button", { type: "button", "data-focus": `n-best ${rank}`, "aria-pressed": rank === this.rank, class: rank === this.rank ? "selected" : "", onclick: () => this.show(this.translation, rank) },
-        element("bdi", {}, output.text || EMPTY),
-        element("span", { class: "probability" }, `${(100 * Math.exp(output.log_prob)).toPrecision(3)} %`)))));
+    if (this.hasAttention) this.bars.render();
+    this.nextToken.render();
   }
 
   showCalculation() {
@@ -226,20 +254,18 @@ export class View {
   }
 
   // One button per intervention, which removes it.
-  *interventionChips() {
-    const { pins, prefix, ablated } = this.interventions;
+  interventionChips() {
     const chip = (text, change) => element("button", { type: "button", class: "chip", "aria-label": `${text}: remove`, onclick: () => this.apply(change) }, text, element("span", { "aria-hidden": "true" }, " ×"));
-    if (prefix.length) yield chip(`prefix ${prefix.map(displayToken).join(" ")}`, { prefix: [] });
-    for (const [step, weights] of Object.entries(pins))
-      for (const [i, weight] of Object.entries(weights)) {
-        const { [i]: _, ...otherWeights } = weights;
-        const { [step]: __, ...otherSteps } = pins;
-        yield chip(`step ${Number(step) + 1}: ${displayToken(this.output.source_tokens[i])} ${formatWeight(weight)}`,
-          { pins: Object.keys(otherWeights).length ? { ...otherSteps, [step]: otherWeights } : otherSteps });
-      }
-    for (const [layer, head] of ablated)
-      yield chip(`layer ${layer}, head ${head} ablated`, { ablated: ablated.filter(([l, h]) => l !== layer || h !== head) });
-    if (this.hasInterventions) yield chip("reset", noInterventions());
+    const chips = [...listed(this.interventions, this.output.source_tokens)].map(([text, change]) => chip(text, change));
+    return chips.length ? [...chips, chip("reset", noInterventions())] : [];
+  }
+
+  // The layout of alignment and heatmap depends on the width.
+  resize() {
+    const width = this.measured.clientWidth;
+    if (!width || width === this.width) return;
+    this.width = width;
+    if (this.output && this.hasAttention) this.showAttention();
   }
 
   // Highlight everything that belongs to the tokens under the pointer.

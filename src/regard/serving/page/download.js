@@ -1,0 +1,31 @@
+// Downloads of a picture as PNG or SVG, and of its numbers as JSON.
+import { element } from "./dom.js";
+
+const SCALE = 2; // pixels of the PNG per unit of the SVG
+
+// Buttons that download what `picture()` (an SVG element) and `data()` return.
+export function downloads(name, picture, data) {
+  const svg = () => new XMLSerializer().serializeToString(picture());
+  const makers = {
+    PNG: async () => save(`${name}.png`, await png(picture())),
+    SVG: () => save(`${name}.svg`, new Blob([svg()], { type: "image/svg+xml" })),
+    JSON: () => save(`${name}.json`, new Blob([JSON.stringify(data(), null, 1)], { type: "application/json" })),
+  };
+  return Object.entries(makers).map(([format, make]) =>
+    element("button", { type: "button", class: "download", "aria-label": `Download ${name} as ${format}`, onclick: make }, format));
+}
+
+async function png(svg) {
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(svg))}`;
+  await image.decode();
+  const canvas = element("canvas", { width: SCALE * Number(svg.getAttribute("width")), height: SCALE * Number(svg.getAttribute("height")) });
+  canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
+  return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+}
+
+function save(name, blob) {
+  const address = URL.createObjectURL(blob);
+  element("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
+}

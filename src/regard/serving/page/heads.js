@@ -1,0 +1,121 @@
+// Every layer and head as a thumbnail: cross-attention, and self-attention of encoder and decoder.
+import { selfAttention, sourceFields } from "./api.js";
+import { element, helpButton } from "./dom.js";
+import { isAblated } from "./interventions.js";
+import { headWeights } from "./weights.js";
+
+const PIXELS = 96; // side of a thumbnail's canvas
+const KINDS = { cross: "Cross-attention: output to source", encoder: "Encoder self-attention: source to source", decoder: "Decoder self-attention: output to output so far" };
+
+export class Heads {
+  constructor(view) {
+    this.view = view;
+    this.groups = element("div", { class: "head-groups" });
+    this.controls = element("p", { class: "head-controls" });
+    this.node = element("div", {}, this.groups, this.controls);
+    this.own = null; // self-attention of the displayed output
+  }
+
+  get shown() {
+    const { layers, heads } = this.view.model;
+    return layers * heads > 1 || this.view.model.kind === "transformer";
+  }
+
+  // Weights, row labels and column labels of the selected thumbnail.
+  get selection() {
+    const { view, own } = this;
+    const { source_tokens: source, tokens } = view.output;
+    if (view.own && own?.[view.own.kind].length) {
+      const labels = view.own.kind === "encoder" ? source : own.decoder_inputs;
+      return { ...view.own, weights: own[view.own.kind][view.own.layer][view.own.head], rows: labels, columns: labels };
+    }
+    return { kind: "cross", layer: view.layer ?? view.model.attention_layer, head: view.head, weights: view.weights, rows: tokens, columns: source };
+  }
+
+  render() {
+    if (!this.shown) return;
+    const { view } = this;
+    const key = JSON.stringify([view.output.source, view.output.tokens, view.interventions.ablated]);
+    if (this.key !== key) {
+      this.key = key;
+      this.own = null;
+      this.request(key);
+    }
+    const { layers, heads } = view.model;
+    const groups = [this.group("cross", layers, (layer) => [
+      this.thumbnail("cross", layer, null, view.output.tokens.length ? headWeights(view.output.attention_heads, layer, null) : []),
+      ...Array.from({ length: heads }, (_, head) => this.thumbnail("cross", layer, head, view.output.tokens.length ? headWeights(view.output.attention_heads, layer, head) : [])),
+    ])];
+    for (const kind of ["encoder", "decoder"])
+      if (this.own?.[kind].length)
+        groups.push(this.group(kind, this.own[kind].length, (layer) => this.own[kind][layer].map((weights, head) => this.thumbnail(kind, layer, head, weights))));
+    this.groups.replaceChildren(...groups);
+    this.showControls();
+  }
+
+  async request(key) {
+    const { view } = this;
+    if (!view.output.tokens.length) return;
+    const own = await selfAttention(view.number, sourceFields(view.model, view.output.source), view.output.tokens, view.interventions.ablated).catch(() => null);
+    if (!own || key !== this.key) return;
+    this.own = own;
+    this.render();
+    if (view.own) view.showHeatmap();
+  }
+
+  group(kind, layers, thumbnails) {
+    return element("div", { class: `head-group ${kind}`, role: "group", "aria-label": KINDS[kind] },
+      element("h4", {}, KINDS[kind]),
+      ...Array.from({ length: layers }, (_, layer) => element("div", { class: "head-row" },
+        element("span", { class: "layer-name" }, `layer ${layer}`), ...thumbnails(layer))));
+  }
+
+  thumbnail(kind, layer, head, weights) {
+    const { view } = this;
+    const isDefault = kind === "cross" && head === null && layer === view.model.attention_layer;
+    const selected = kind === "cross"
+      ? !view.own && (view.layer === null ? isDefault : view.layer === layer && view.head === head)
+      : view.own?.kind === kind && view.own.layer === layer && view.own.head === head;
+    const ablated = kind === "cross" && head !== null && isAblated(view.interventions, layer, head);
+    const name = head === null ? "average" : `head ${head}`;
+    return element("button", {
+      type: "button", class: `head ${selected ? "selected" : ""} ${ablated ? "ablated" : ""}`, "aria-pressed": selected,
+      "aria-label": `${kind === "cross" ? "" : `${kind} self-attention, `}layer ${layer}, ${head === null ? "average over heads" : name}${ablated ? ", ablated" : ""}`,
+      "data-focus": `${kind} ${layer} ${head}`, onclick: () => view.selectHead(kind, isDefault ? null : layer, head),
+    }, picture(weights), element("span", {}, ablated ? `${name} ablated` : name));
+  }
+
+  showControls() {
+    const { view } = this;
+    const { layer, head, own } = view;
+    if (own) {
+      return this.controls.replaceChildren(`The heatmap displays ${own.kind} self-attention, layer ${own.layer}, head ${own.head}. The alignment and the bars stay with cross-attention.`);
+    }
+    if (head === null) {
+      const chosen = layer === null ? `layer ${view.model.attention_layer} (default)` : `layer ${layer}`;
+      return this.controls.replaceChildren(`Displayed: cross-attention, ${chosen}, average over heads. Select a head to ablate it.`);
+    }
+    const ablated = isAblated(view.interventions, layer, head);
+    const checkbox = element("input", { type: "checkbox", checked: ablated, "data-focus": "ablate", onchange: (event) => view.ablateHead(layer, head, event.target.checked) });
+    this.controls.replaceChildren(`Displayed: cross-attention, layer ${layer}, head ${head}.`,
+      element("label", {}, checkbox, " ablate this head"), helpButton("heads", "heads"));
+  }
+}
+
+// The weights as shades of the text colour of the canvas.
+function picture(weights) {
+  const [rows, columns] = [weights.length, weights[0]?.length ?? 0];
+  const canvas = element("canvas", { width: PIXELS, height: PIXELS, "aria-hidden": true });
+  const paint = () => {
+    const context = canvas.getContext("2d");
+    context.clearRect(0, 0, PIXELS, PIXELS);
+    context.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--accent");
+    for (let t = 0; t < rows; t++)
+      for (let i = 0; i < columns; i++) {
+        context.globalAlpha = Math.min(1, Math.max(0, weights[t][i]));
+        context.fillRect((i * PIXELS) / columns, (t * PIXELS) / rows, PIXELS / columns, PIXELS / rows);
+      }
+  };
+  paint();
+  return canvas;
+}

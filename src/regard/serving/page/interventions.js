@@ -1,0 +1,48 @@
+// Interventions: pins {step: {source: weight}}, prefix (tokens to force), ablated [[layer, head]].
+import { displayToken, formatWeight } from "./dom.js";
+
+export const noInterventions = () => ({ pins: {}, prefix: [], ablated: [] });
+
+export function isEmpty({ pins, prefix, ablated }) {
+  return Object.keys(pins).length + prefix.length + ablated.length === 0;
+}
+
+export const isAblated = ({ ablated }, layer, head) => ablated.some(([l, h]) => l === layer && h === head);
+
+// Whether the distribution of a step can differ from the model's own, given the same output so far.
+export function changesDistribution({ pins, ablated }, step) {
+  return ablated.length > 0 || Object.keys(pins).some((pinned) => Number(pinned) <= step);
+}
+
+// The pins of the steps before `end`.
+export function pinsBefore({ pins }, end) {
+  return Object.fromEntries(Object.entries(pins).filter(([step]) => Number(step) < end));
+}
+
+export function withHead({ ablated }, layer, head, ablate) {
+  const others = ablated.filter(([l, h]) => l !== layer || h !== head);
+  return { ablated: ablate ? [...others, [layer, head]] : others };
+}
+
+// Every intervention in words, with the change that removes it.
+export function* listed({ pins, prefix, ablated }, sourceTokens) {
+  if (prefix.length) yield [`prefix ${prefix.map(displayToken).join(" ")}`, { prefix: [] }];
+  for (const [step, weights] of Object.entries(pins))
+    for (const [i, weight] of Object.entries(weights)) {
+      const { [i]: _, ...otherWeights } = weights;
+      const { [step]: __, ...otherSteps } = pins;
+      yield [`step ${Number(step) + 1}: ${displayToken(sourceTokens[i] ?? "")} ${formatWeight(weight)}`,
+        { pins: Object.keys(otherWeights).length ? { ...otherSteps, [step]: otherWeights } : otherSteps }];
+    }
+  for (const [layer, head] of ablated)
+    yield [`layer ${layer}, head ${head} ablated`, withHead({ ablated }, layer, head, false)];
+}
+
+// Why displayed weights are 0, in words; empty if no displayed head is ablated.
+export function ablationNote({ interventions, model, layer, head }) {
+  const shown = layer ?? model.attention_layer;
+  if (head !== null) return isAblated(interventions, shown, head) ? `Head ${head} of layer ${shown} is ablated: its weights are 0, and it passes nothing on.` : "";
+  const count = interventions.ablated.filter(([l]) => l === shown).length;
+  if (!count) return "";
+  return `${count} of ${model.heads} heads of layer ${shown} ${count === 1 ? "is ablated and counts" : "are ablated and count"} as 0 in this average.`;
+}
