@@ -1,30 +1,19 @@
 """Recurrent and Transformer encoders: source ids to states."""
 
+from collections.abc import Sequence
 from itertools import zip_longest
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import MultiHeadAttention, padding_from_lengths
+from regard.attention import Memory, MultiHeadAttention, padding_from_lengths
 from regard.attention.multihead import KeyValue
 from regard.cells import CELLS
 from regard.kernels.dropout import dropout
 from regard.layers import Embedding, FeedForward, Residual, TransformerConfig
 from regard.positions import HEAD_POSITIONS
-
-
-class EncoderOutput(NamedTuple):
-    """The states of a batch of sources."""
-
-    states: Tensor
-    """(B, T, Dk): one state per source token, 0 at padding."""
-    final: Tensor
-    """(B, F): one state for the whole source; of a recurrent encoder the last states of all
-    directions, concatenated; of a Transformer the mean."""
-    padding: Tensor
-    """(B, T), bool: True at padding."""
 
 
 class RecurrentEncoder(nn.Module):
@@ -71,7 +60,7 @@ class RecurrentEncoder(nn.Module):
         self.output_dim = output_dim or self.final_dim
         self.projection = _projection(self.final_dim, self.output_dim)
 
-    def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> EncoderOutput:
+    def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Memory:
         """Encode ids (B, T), of which the first `lengths` (B,) of each row are real."""
         padding = padding_from_lengths(lengths, source.shape[1])
         reversal = reversal_indices(lengths, source.shape[1])[..., None]
@@ -84,7 +73,7 @@ class RecurrentEncoder(nn.Module):
             states = self._dropout(torch.cat(directions, dim=-1))
         final = self._final(states, lengths)
         states = self.projection(states).masked_fill(padding[..., None], 0)
-        return EncoderOutput(states, final, padding)
+        return Memory(states, padding, final)
 
     def _final(self, states: Tensor, lengths: Tensor) -> Tensor:
         last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, states.shape[-1])
@@ -99,7 +88,7 @@ class RecurrentEncoder(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Base of the layers: self-attention and feed-forward network, with residual connections.
+    """Layer of an encoder, base of a decoder's: self-attention and feed-forward network, with residual connections.
 
     Args:
         config: sizes and options.
@@ -125,16 +114,17 @@ class TransformerLayer(nn.Module):
         self.feed_forward = FeedForward(
             dim, config.feed_forward_dim, config.activation, config.dropout
         )
-        self.residuals = nn.ModuleList(
+        residuals = nn.ModuleList(
             Residual(dim, config.pre_norm, config.dropout)
             for _ in range(2 if source_dim is None else 3)
         )
+        self.residuals = cast("Sequence[Residual]", residuals)
 
     def self_attend(
         self, states: Float[Tensor, "N L D"], masked: Tensor | None, past: KeyValue | None = None
     ) -> tuple[Float[Tensor, "N L D"], KeyValue]:
         """Return the states after self-attention, and all keys and values, those of `past` first."""
-        residual = self._residuals[0]
+        residual = self.residuals[0]
         inputs = residual.sublayer_input(states)
         length = 0 if past is None else past.values.shape[2]
         key_values = self.self_attention.project_key_value(inputs, inputs, length)
@@ -149,29 +139,15 @@ class TransformerLayer(nn.Module):
         self, states: Float[Tensor, "N L D"], masked: Tensor | None = None
     ) -> Float[Tensor, "N H L L"]:
         """Return the weights of self-attention over whole sequences."""
-        inputs, layer = self._residuals[0].sublayer_input(states), self.self_attention
+        inputs, layer = self.residuals[0].sublayer_input(states), self.self_attention
         query, (keys, values) = layer.project_query(inputs), layer.project_key_value(inputs, inputs)
         output = layer.attention.attend(query, keys, values, masked, need_weights=True)
         return cast("Tensor", output.weights)
 
     def feed(self, states: Float[Tensor, "N L D"]) -> Float[Tensor, "N L D"]:
         """Return the states after the feed-forward network."""
-        residual = self._residuals[-1]
+        residual = self.residuals[-1]
         return residual.add(states, self.feed_forward(residual.sublayer_input(states)))
-
-    @property
-    def _residuals(self) -> list[Residual]:
-        return cast("list[Residual]", list(self.residuals))
-
-
-class EncoderLayer(TransformerLayer):
-    """Self-attention and feed-forward network."""
-
-    def forward(
-        self, states: Float[Tensor, "B T D"], masked: Bool[Tensor, "B 1 1 T"]
-    ) -> Float[Tensor, "B T D"]:
-        """Return the states after this layer; every position attends to all that are not masked."""
-        return self.feed(self.self_attend(states, masked)[0])
 
 
 class TransformerEncoder(nn.Module):
@@ -191,22 +167,23 @@ class TransformerEncoder(nn.Module):
         super().__init__()
         dim = config.dim
         self.embedding = Embedding(vocabulary, dim, config.positions, config.dropout)
-        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
+        layers = nn.ModuleList(TransformerLayer(config) for _ in range(config.layers))
+        self.layers = cast("Sequence[TransformerLayer]", layers)
         self.norm = nn.LayerNorm(dim) if config.pre_norm else nn.Identity()
         self.final_dim = dim
         self.output_dim = output_dim or dim
         self.projection = _projection(dim, self.output_dim)
 
-    def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> EncoderOutput:
+    def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Memory:
         """Encode ids (B, T), of which the first `lengths` (B,) of each row are real."""
         padding = padding_from_lengths(lengths, source.shape[1])
         states = self.embedding(source)
         for layer in self.layers:
-            states = layer(states, padding[:, None, None])
+            states = layer.feed(layer.self_attend(states, padding[:, None, None])[0])
         states = self.norm(states).masked_fill(padding[..., None], 0)
         final = states.sum(1) / lengths.clamp(min=1)[:, None]
         states = self.projection(states).masked_fill(padding[..., None], 0)
-        return EncoderOutput(states, final, padding)
+        return Memory(states, padding, final)
 
     def self_attention_weights(
         self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]
@@ -214,9 +191,9 @@ class TransformerEncoder(nn.Module):
         """Return the self-attention weights of every layer."""
         masked = padding_from_lengths(lengths, source.shape[1])[:, None, None]
         states, by_layer = self.embedding(source), list[Tensor]()
-        for layer in cast("list[EncoderLayer]", list(self.layers)):
+        for layer in self.layers:
             by_layer.append(layer.self_attention_weights(states, masked))
-            states = layer(states, masked)
+            states = layer.feed(layer.self_attend(states, masked)[0])
         return torch.stack(by_layer, dim=1)
 
 

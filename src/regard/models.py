@@ -154,6 +154,7 @@ def _decoder(
         dropout=config.dropout,
         tie_embeddings=config.tie_embeddings,
         copying=config.copy,
+        input_feeding=config.input_feeding,
     )
     if config.attention == "none":
         return FixedContextDecoder(sizes)
@@ -169,9 +170,8 @@ def _decoder(
     if config.window != "none":
         window = LocalWindow(config.window, config.window_radius, config.decoder_dim)
     coverage = Coverage(config.attention_dim) if config.coverage else None
-    if config.decoder == "bahdanau":
-        return BahdanauDecoder(sizes, attention, window, coverage)
-    return LuongDecoder(sizes, attention, window, coverage, input_feeding=config.input_feeding)
+    decoder = BahdanauDecoder if config.decoder == "bahdanau" else LuongDecoder
+    return decoder(sizes, attention, window, coverage)
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -10,14 +10,15 @@ from regard.kernels.additive import AdditiveKeys
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """A batch of encoded sources with prepared keys and values."""
+    """A batch of encoded sources; the decoder adds prepared keys and values to an encoder's output."""
 
     states: Tensor
-    """(B, T, Dk): the encoder's states."""
+    """(B, T, Dk): the encoder's states, one per source token, 0 at padding."""
     padding: Tensor
     """(B, T), bool: True at padding."""
     final: Tensor
-    """(B, F): the encoder's final state, the only input of a decoder without attention."""
+    """(B, F): one state for the whole source, the only input of a decoder without attention; of a
+    recurrent encoder the last states of all directions, concatenated; of a Transformer the mean."""
     keys: tuple[Tensor | AdditiveKeys, ...] = ()
     """Prepared keys of every attention over the source, (B, T, E) or with heads (B, H, T, E)."""
     values: tuple[Tensor, ...] = ()

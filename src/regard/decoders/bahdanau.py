@@ -23,13 +23,13 @@ class BahdanauDecoder(AttendingDecoder):
     ) -> Unrolled:
         """Compute all steps: the first layer one by one, everything else at once."""
         state = self.start(memory)
-        hidden = tuple(self._layer_state(state.hidden, 0))
+        hidden = state.hidden[0]
         states: list[Tensor] = []
         contexts: list[Tensor] = []
         by_step: list[Tensor | None] = []
         for inputs in self._project(tokens).unbind(1):
             context, weights, state = self._attend_step(hidden[0], state, need_weights)
-            hidden = self._layers[0].step(inputs, context, hidden)
+            hidden = self.cells[0].step(inputs, context, hidden)
             states.append(hidden[0])
             contexts.append(context)
             by_step.append(weights)

@@ -6,9 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.attention import Attention, Intervention, Memory
-from regard.attention.coverage import Coverage
-from regard.attention.window import LocalWindow
+from regard.attention import Intervention, Memory
 from regard.decoders.protocol import Unrolled
 from regard.decoders.recurrent import AttendingDecoder, RecurrentDecoderConfig, RecurrentState
 
@@ -20,31 +18,21 @@ class LuongDecoder(AttendingDecoder):
 
     With input feeding (section 3.3) the attentional state s~_{t-1} is read beside the embedding.
     Without it and without coverage no step depends on an attention, so whole targets run at once.
-
-    Args:
-        config, attention, window, coverage: as for `AttendingDecoder`.
-        input_feeding: read the previous attentional state (default False).
+    The arguments are those of `AttendingDecoder`.
     """
 
-    def __init__(
-        self,
-        config: RecurrentDecoderConfig,
-        attention: Attention,
-        window: LocalWindow | None = None,
-        coverage: Coverage | None = None,
-        *,
-        input_feeding: bool = False,
-    ) -> None:
-        extra_dim = config.readout_dim if input_feeding else 0
-        super().__init__(config, attention, window, coverage, extra_dim=extra_dim)
-        self.input_feeding = input_feeding
+    @staticmethod
+    def extra_dim(config: RecurrentDecoderConfig) -> int:
+        """Return the width of the attentional state, with input feeding."""
+        return config.readout_dim if config.input_feeding else 0
 
     def start(self, memory: Memory) -> RecurrentState:
         """Return the first state; its feed is zero."""
         state = super().start(memory)
         if not self.input_feeding:
             return state
-        feed = state.hidden[0].new_zeros(len(state.hidden[0]), self.readout.out_features)
+        hidden = state.hidden[0][0]
+        feed = hidden.new_zeros(len(hidden), self.readout.out_features)
         return dataclasses.replace(state, feed=feed)
 
     def unroll(
@@ -61,7 +49,7 @@ class LuongDecoder(AttendingDecoder):
 
     def query(self, before: RecurrentState, after: RecurrentState) -> Float[Tensor, "N D"]:
         """s_t."""
-        return after.hidden[-self.state_tensors]
+        return after.hidden[-1][0]
 
     def advance(
         self,
@@ -72,7 +60,7 @@ class LuongDecoder(AttendingDecoder):
     ) -> tuple[Tensor, Tensor | None, RecurrentState]:
         """Return the readout, the weights and the state after one step."""
         hidden = self._step_cells(inputs, state.feed, state.hidden)
-        top = hidden[-self.state_tensors]
+        top = hidden[-1][0]
         context, weights, state = self._attend_step(top, state, need_weights, intervention)
         readout = self._read_out(context, top)
         feed = readout if self.input_feeding else None

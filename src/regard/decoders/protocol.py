@@ -6,7 +6,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention import Attention, Intervention, Memory
-from regard.encoders import EncoderOutput
 
 
 @runtime_checkable
@@ -61,8 +60,8 @@ class Decoder(Protocol):
     attention_heads: int
     """Attention heads of each of these layers; 0 without attention."""
 
-    def prepare_memory(self, encoded: EncoderOutput) -> Memory:
-        """Compute what every step needs of the source, once."""
+    def prepare_memory(self, encoded: Memory) -> Memory:
+        """Add to the encoder's output what every step needs of the source, once."""
         ...
 
     def start(self, memory: Memory) -> Any:

@@ -1,6 +1,7 @@
 """Base classes of the recurrent decoders: embedding, cells and readout; attention to the source."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import cast
 
@@ -14,7 +15,6 @@ from regard.attention.window import LocalWindow
 from regard.cells import Cell
 from regard.decoders.output import OutputDecoder, known_tokens, repeat_beams
 from regard.decoders.protocol import AttentionInputs, Step, Unrolled
-from regard.encoders import EncoderOutput
 from regard.kernels.dropout import dropout
 
 
@@ -42,6 +42,8 @@ class RecurrentDecoderConfig:
     """One matrix for embeddings and output layer."""
     copying: bool = False
     """The next token may be copied from the source."""
+    input_feeding: bool = False
+    """The first cell reads the previous attentional state (`LuongDecoder` only)."""
 
     @property
     def readout_dim(self) -> int:
@@ -54,8 +56,8 @@ class RecurrentState:
     """The state of a recurrent decoder, N rows."""
 
     memory: Memory
-    hidden: tuple[Tensor, ...]
-    """State tensors of all layers in order, such as (h,) or (h, c) of each; (N, D) each."""
+    hidden: tuple[tuple[Tensor, ...], ...]
+    """State tensors of each layer, such as (h,) or (h, c); (N, D) each."""
     feed: Tensor | None = None
     """(N, R): the previous attentional state, with input feeding."""
     steps: int = 0
@@ -67,7 +69,7 @@ class RecurrentState:
         """Return these rows; with `items`, the memory of these sources only."""
         return type(self)(
             memory=self.memory if items is None else self.memory.select(items),
-            hidden=tuple(tensor[rows] for tensor in self.hidden),
+            hidden=tuple(tuple(tensor[rows] for tensor in layer) for layer in self.hidden),
             feed=None if self.feed is None else self.feed[rows],
             steps=self.steps,
             coverage=None if self.coverage is None else self.coverage[rows],
@@ -75,44 +77,40 @@ class RecurrentState:
 
 
 class RecurrentDecoder(OutputDecoder):
-    """Base of the recurrent decoders: embedding, bridge, cells, readout and output layer.
-
-    Args:
-        config: sizes and options.
-        extra_dim: width of what each step feeds to its first cell besides the embedding; None: that
-            of the context.
-    """
+    """Base of the recurrent decoders: embedding, bridge, cells, readout and output layer."""
 
     attention_layers = 0
     attention_heads = 0
 
-    def __init__(self, config: RecurrentDecoderConfig, extra_dim: int | None = None) -> None:
+    def __init__(self, config: RecurrentDecoderConfig) -> None:
         super().__init__()
         hidden_dim = config.hidden_dim
-        extra_dim = config.context_dim if extra_dim is None else extra_dim
         self.vocabulary = config.vocabulary
         self.embedding = nn.Embedding(config.vocabulary, config.embedding_dim)
         nn.init.normal_(self.embedding.weight, std=config.embedding_dim**-0.5)
-        self.cells = nn.ModuleList(
-            Cell(hidden_dim, 0, hidden_dim, config.cell)
-            if layer
-            else Cell(config.embedding_dim, extra_dim, hidden_dim, config.cell)
-            for layer in range(config.layers)
-        )
-        self.state_tensors = self._layers[0].cell.state_tensors
-        self.bridge = nn.Linear(config.final_dim, config.layers * self.state_tensors * hidden_dim)
+        first = Cell(config.embedding_dim, self.extra_dim(config), hidden_dim, config.cell)
+        others = [Cell(hidden_dim, 0, hidden_dim, config.cell) for _ in range(config.layers - 1)]
+        self.cells = cast("Sequence[Cell]", nn.ModuleList([first, *others]))
+        self.state_shape = config.layers, first.cell.state_tensors, hidden_dim
+        self.bridge = nn.Linear(config.final_dim, math.prod(self.state_shape))
         self.readout = nn.Linear(config.context_dim + hidden_dim, config.readout_dim)
         self._add_output(config.readout_dim, self.embedding, config.tie_embeddings, config.copying)
+        self.input_feeding = config.input_feeding
         self.dropout = config.dropout
 
-    def prepare_memory(self, encoded: EncoderOutput) -> Memory:
-        """Compute what every step needs of the source."""
-        return Memory(encoded.states, encoded.padding, encoded.final)
+    @staticmethod
+    def extra_dim(config: RecurrentDecoderConfig) -> int:
+        """Return the width of what a step feeds to its first cell besides the embedding."""
+        return config.context_dim
+
+    def prepare_memory(self, encoded: Memory) -> Memory:
+        """Return the encoder's output; without attention there is nothing to prepare."""
+        return encoded
 
     def start(self, memory: Memory) -> RecurrentState:
         """Return the first state: tanh of a linear map of the encoder's final state."""
-        hidden = torch.tanh(self.bridge(memory.final))
-        return RecurrentState(memory, hidden.chunk(len(self.cells) * self.state_tensors, dim=-1))
+        hidden = torch.tanh(self.bridge(memory.final)).unflatten(-1, self.state_shape)
+        return RecurrentState(memory, tuple(layer.unbind(1) for layer in hidden.unbind(1)))
 
     def step(
         self,
@@ -137,10 +135,10 @@ class RecurrentDecoder(OutputDecoder):
         `inputs` is the embedded token, projected for the first cell. By default the decoder attends
         with the state before the step, and the first cell reads the context.
         """
-        query = state.hidden[0]
+        query = state.hidden[0][0]
         context, weights, state = self._attend_step(query, state, need_weights, intervention)
         hidden = self._step_cells(inputs, context, state.hidden)
-        readout = self._read_out(context, hidden[-self.state_tensors])
+        readout = self._read_out(context, hidden[-1][0])
         return readout, weights, dataclasses.replace(state, hidden=hidden)
 
     def unroll(
@@ -179,33 +177,28 @@ class RecurrentDecoder(OutputDecoder):
     def _dropout(self, tensor: Tensor) -> Tensor:
         return dropout(tensor, self.dropout, self.training)
 
-    @property
-    def _layers(self) -> list[Cell]:
-        return cast("list[Cell]", list(self.cells))
-
-    def _layer_state(self, hidden: Sequence[Tensor], layer: int) -> Sequence[Tensor]:
-        return hidden[layer * self.state_tensors : (layer + 1) * self.state_tensors]
-
     def _project(self, tokens: Tensor) -> Tensor:
         """Project the embeddings for the first cell, for any number of steps."""
-        return self._layers[0].project(self._embed(tokens))
+        return self.cells[0].project(self._embed(tokens))
 
     def _step_cells(
-        self, projected: Tensor, extra: Tensor | None, hidden: Sequence[Tensor]
-    ) -> tuple[Tensor, ...]:
+        self, projected: Tensor, extra: Tensor | None, hidden: Sequence[Sequence[Tensor]]
+    ) -> tuple[tuple[Tensor, ...], ...]:
         """Return the state tensors of all layers after one step."""
-        new: list[Tensor] = []
-        for layer, cell in enumerate(self._layers):
-            if layer:
-                projected, extra = cell.project(self._dropout(new[-self.state_tensors])), None
-            new += cell.step(projected, extra, self._layer_state(hidden, layer))
+        new: list[tuple[Tensor, ...]] = []
+        for cell, state in zip(self.cells, hidden, strict=True):
+            if new:
+                projected, extra = cell.project(self._dropout(new[-1][0])), None
+            new.append(cell.step(projected, extra, state))
         return tuple(new)
 
-    def _run_cells(self, inputs: Tensor, hidden: Sequence[Tensor], first: int = 0) -> Tensor:
+    def _run_cells(
+        self, inputs: Tensor, hidden: Sequence[Sequence[Tensor]], first: int = 0
+    ) -> Tensor:
         """Return the top states of the layers from `first` on for a whole sequence."""
-        for layer, cell in enumerate(self._layers[first:], start=first):
+        for layer in range(first, len(self.cells)):
             inputs = self._dropout(inputs) if layer else inputs
-            inputs = cell.run(inputs, self._layer_state(hidden, layer))
+            inputs = self.cells[layer].run(inputs, hidden[layer])
         return inputs
 
 
@@ -217,7 +210,6 @@ class AttendingDecoder(RecurrentDecoder):
         attention: with queries of width `hidden_dim`.
         window: attend to a part of the source only; None: to all of it.
         coverage: feed accumulated attention to the score; for additive scores.
-        extra_dim: as for `RecurrentDecoder`.
     """
 
     attention_layers = 1
@@ -229,20 +221,18 @@ class AttendingDecoder(RecurrentDecoder):
         attention: Attention,
         window: LocalWindow | None = None,
         coverage: Coverage | None = None,
-        *,
-        extra_dim: int | None = None,
     ) -> None:
-        super().__init__(config, extra_dim)
+        super().__init__(config)
         self.attention = attention
         self.window = window
         self.coverage = coverage
 
-    def prepare_memory(self, encoded: EncoderOutput) -> Memory:
+    def prepare_memory(self, encoded: Memory) -> Memory:
         """Project the keys, once per source."""
         keys = self.attention.project_key(encoded.states)
         if self.coverage is None:  # which changes the keys at every step
             keys = self.attention.prepare_keys(keys)
-        return Memory(encoded.states, encoded.padding, encoded.final, keys=(keys,))
+        return dataclasses.replace(encoded, keys=(keys,))
 
     def start(self, memory: Memory) -> RecurrentState:
         """Return the first state; its coverage is zero."""
@@ -265,7 +255,7 @@ class AttendingDecoder(RecurrentDecoder):
 
     def query(self, before: RecurrentState, after: RecurrentState) -> Float[Tensor, "N D"]:
         """Return the query of the step between two states, by default s_{t-1}."""
-        return before.hidden[0]
+        return before.hidden[0][0]
 
     def _attend(
         self,

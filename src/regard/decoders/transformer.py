@@ -4,6 +4,7 @@ Vaswani et al. 2017, "Attention Is All You Need" (arXiv:1706.03762), section 3.1
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -14,7 +15,7 @@ from regard.attention import Intervention, Memory
 from regard.attention.multihead import KeyValue, causal_mask
 from regard.decoders.output import OutputDecoder, known_tokens
 from regard.decoders.protocol import AttentionInputs, Step, Unrolled
-from regard.encoders import EncoderOutput, TransformerLayer
+from regard.encoders import TransformerLayer
 from regard.kernels.additive import AdditiveKeys
 from regard.layers import Embedding, TransformerConfig
 
@@ -27,11 +28,6 @@ class TransformerState:
     past: tuple[KeyValue, ...]
     """For each layer the keys and values of the t tokens read, (N, H, t, E) each."""
 
-    @property
-    def length(self) -> int:
-        """Number of tokens read so far."""
-        return self.past[0].values.shape[2]
-
     def select(self, rows: Int[Tensor, " N2"], items: Tensor | None = None) -> "TransformerState":
         """Return these rows; with `items`, the memory of these sources only."""
         return TransformerState(
@@ -41,44 +37,36 @@ class TransformerState:
 
 
 class DecoderLayer(TransformerLayer):
-    """Self-attention, attention to the source and feed-forward network.
-
-    Args:
-        config: sizes and options.
-        source_dim: width of the encoder's states.
-        index: index of the layer, from 0.
-    """
-
-    def __init__(self, config: TransformerConfig, source_dim: int, index: int) -> None:
-        super().__init__(config, source_dim)
-        self.index = index
+    """Self-attention, attention to the source and feed-forward network."""
 
     def forward(
         self,
         states: Float[Tensor, "N L D"],
         past: KeyValue | None,
         memory: Memory,
+        index: int,
         need_weights: bool,
         intervention: Intervention | None,
     ) -> tuple[Tensor, KeyValue, Tensor | None]:
         """Return the new states, all keys and values of the target so far, and the weights.
 
         Without a past the states are whole targets, N = B; with one they are the next token of each
-        of N = B x beams hypotheses. The weights are (B, H, L, T) and (B, H, beams, T).
+        of N = B x beams hypotheses. The weights are (B, H, L, T) and (B, H, beams, T). `index` is
+        the number of this layer, from 0.
         """
         states, past = self.self_attend_causal(states, past)
         # the queries of one source form one axis, whether steps or beams
         rows = states.view(memory.padding.shape[0], -1, states.shape[-1])
-        residual, values = self._residuals[1], memory.values[self.index]
+        residual, values = self.residuals[1], memory.values[index]
         context, weights = self.cross_attention.attention.attend(
             self.cross_attention.project_query(residual.sublayer_input(rows)),
-            memory.keys[self.index],
+            memory.keys[index],
             values,
             memory.padding[:, None, None],
             need_weights=need_weights,
         )
         if intervention is not None and weights is not None:
-            context, weights = intervention.apply(weights, values, self.index)
+            context, weights = intervention.apply(weights, values, index)
         states = residual.add(states, self.cross_attention.combine_heads(context).view_as(states))
         return self.feed(states), past, weights
 
@@ -90,10 +78,6 @@ class DecoderLayer(TransformerLayer):
         if past is None and states.shape[1] > 1:
             masked = causal_mask(states.shape[1], states.device)[None, None]
         return self.self_attend(states, masked, past)
-
-    def source_query(self, states: Float[Tensor, "B L D"]) -> Float[Tensor, "B L D"]:
-        """Return the projected queries of all heads for the states after self-attention."""
-        return self.cross_attention.query_proj(self._residuals[1].sublayer_input(states))
 
 
 class TransformerDecoder(OutputDecoder):
@@ -123,27 +107,26 @@ class TransformerDecoder(OutputDecoder):
         self.vocabulary = vocabulary
         self.attention_layers, self.attention_heads = config.layers, config.num_heads
         self.embedding = Embedding(vocabulary, dim, config.positions, config.dropout)
-        self.layers = nn.ModuleList(
-            DecoderLayer(config, source_dim, index) for index in range(config.layers)
-        )
+        layers = nn.ModuleList(DecoderLayer(config, source_dim) for _ in range(config.layers))
+        self.layers = cast("Sequence[DecoderLayer]", layers)
         self.norm = nn.LayerNorm(dim) if config.pre_norm else nn.Identity()
         self._add_output(dim, self.embedding.tokens, tie_embeddings, copying)
 
-    def prepare_memory(self, encoded: EncoderOutput) -> Memory:
+    def prepare_memory(self, encoded: Memory) -> Memory:
         """Project keys and values of the source for every layer, once per source."""
         keys: list[Tensor | AdditiveKeys] = []
         values: list[Tensor] = []
-        for layer in self._layers:
+        for layer in self.layers:
             projected = layer.cross_attention.project_key_value(encoded.states, encoded.states)
             keys.append(layer.cross_attention.attention.prepare_keys(projected.keys))
             values.append(projected.values)
-        return Memory(encoded.states, encoded.padding, encoded.final, tuple(keys), tuple(values))
+        return dataclasses.replace(encoded, keys=tuple(keys), values=tuple(values))
 
     def start(self, memory: Memory) -> TransformerState:
         """Return the state of empty targets."""
         states = memory.states
-        empty = states.new_zeros(states.shape[0], 0, self._layers[0].self_attention.embed_dim)
-        past = [layer.self_attention.project_key_value(empty, empty) for layer in self._layers]
+        empty = states.new_zeros(states.shape[0], 0, self.layers[0].self_attention.embed_dim)
+        past = [layer.self_attention.project_key_value(empty, empty) for layer in self.layers]
         return TransformerState(memory, tuple(past))
 
     def step(
@@ -153,12 +136,13 @@ class TransformerDecoder(OutputDecoder):
         intervention: Intervention | None = None,
     ) -> Step:
         """Read one token and return the log-probabilities of the next."""
-        inputs = self.embedding(known_tokens(token, self.vocabulary)[:, None], state.length)
-        states, past, by_layer = self._run_layers(
+        length = state.past[0].values.shape[2]
+        inputs = self.embedding(known_tokens(token, self.vocabulary)[:, None], length)
+        states, past, weights = self._run_layers(
             inputs, state.past, state.memory, True, intervention
         )
-        weights = torch.stack([layer.transpose(1, 2).flatten(0, 1) for layer in by_layer], dim=1)
-        log_probs = self._log_probs(states[:, 0], weights, state.memory.copies)
+        weights = None if weights is None else weights.flatten(0, 1)
+        log_probs = self._log_probs(self.norm(states[:, 0]), weights, state.memory.copies)
         return Step(log_probs, TransformerState(state.memory, past), weights)
 
     def unroll(
@@ -166,25 +150,24 @@ class TransformerDecoder(OutputDecoder):
     ) -> Unrolled:
         """Compute all steps at once, with a causal mask."""
         inputs = self.embedding(known_tokens(tokens, self.vocabulary))
-        states, _, by_layer = self._run_layers(inputs, None, memory, need_weights)
-        if not by_layer:
-            return Unrolled(states, None)
-        return Unrolled(states, torch.stack([layer.transpose(1, 2) for layer in by_layer], dim=2))
+        states, _, weights = self._run_layers(inputs, None, memory, need_weights)
+        return Unrolled(self.norm(states), weights)
 
     def attention_inputs(
         self, memory: Memory, tokens: Int[Tensor, "B L"], layer: int = 0, head: int = 0
     ) -> AttentionInputs:
         """Return the projected queries, keys and values of one head."""
-        chosen = self._layers[layer]
+        chosen, attention = self.layers[layer], self.layers[layer].cross_attention
         inputs = self.embedding(known_tokens(tokens, self.vocabulary))
         states = self._run_layers(inputs, None, memory, False, layers=layer)[0]
+        states = chosen.self_attend_causal(states)[0]
         rows = (
-            chosen.source_query(chosen.self_attend_causal(states)[0]),
-            chosen.cross_attention.key_proj(memory.states),
-            chosen.cross_attention.value_proj(memory.states),
+            attention.query_proj(chosen.residuals[1].sublayer_input(states)),
+            attention.key_proj(memory.states),
+            attention.value_proj(memory.states),
         )
         heads = [row.chunk(self.attention_heads, dim=-1)[head] for row in rows]
-        return AttentionInputs(chosen.cross_attention.attention, *heads)
+        return AttentionInputs(attention.attention, *heads)
 
     def weights_of_layers(
         self,
@@ -196,15 +179,11 @@ class TransformerDecoder(OutputDecoder):
         masked = causal_mask(tokens.shape[1], tokens.device)[None, None]
         states = self.embedding(known_tokens(tokens, self.vocabulary))
         own, cross = list[Tensor](), list[Tensor]()
-        for layer in self._layers:
+        for index, layer in enumerate(self.layers):
             own.append(layer.self_attention_weights(states, masked))
-            states, _, weights = layer(states, None, memory, True, intervention)
+            states, _, weights = layer(states, None, memory, index, True, intervention)
             cross.append(weights)
         return torch.stack(own, dim=1), torch.stack(cross, dim=1)
-
-    @property
-    def _layers(self) -> list[DecoderLayer]:
-        return cast("list[DecoderLayer]", list(self.layers))
 
     def _run_layers(
         self,
@@ -214,16 +193,19 @@ class TransformerDecoder(OutputDecoder):
         need_weights: bool,
         intervention: Intervention | None = None,
         layers: int | None = None,
-    ) -> tuple[Tensor, tuple[KeyValue, ...], list[Tensor]]:
-        """Run all layers, or the first ones: states, keys and values so far, weights if asked for."""
+    ) -> tuple[Tensor, tuple[KeyValue, ...], Tensor | None]:
+        """Run all layers, or the first ones: states, keys and values so far, weights if asked for.
+
+        The weights are (B, L, layers, H, T) and (B, beams, layers, H, T).
+        """
         new_past: list[KeyValue] = []
         by_layer: list[Tensor] = []
-        for layer in self._layers[:layers]:
-            layer_past = None if past is None else past[layer.index]
+        for index, layer in enumerate(self.layers[:layers]):
+            layer_past = None if past is None else past[index]
             states, key_values, weights = layer(
-                states, layer_past, memory, need_weights, intervention
+                states, layer_past, memory, index, need_weights, intervention
             )
             new_past.append(key_values)
             if weights is not None:
-                by_layer.append(weights)
-        return (states if layers is not None else self.norm(states)), tuple(new_past), by_layer
+                by_layer.append(weights.transpose(1, 2))
+        return states, tuple(new_past), torch.stack(by_layer, dim=2) if by_layer else None
