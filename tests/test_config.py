@@ -23,7 +23,7 @@ CHANGED = Config(
 
 @pytest.mark.parametrize("settings", [Config(), CHANGED])
 def test_settings_round_trip_through_json(settings: Config) -> None:
-    assert config.from_dict(json.loads(json.dumps(config.to_dict(settings)))) == settings
+    assert config.from_dict(json.loads(json.dumps(dataclasses.asdict(settings)))) == settings
 
 
 def test_missing_settings_have_defaults() -> None:

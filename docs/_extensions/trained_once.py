@@ -88,7 +88,7 @@ def _stored(settings: config.Config, pairs: Sequence[Any], dev: Sequence[Any] | 
 
 
 def _key(settings: config.Config, pairs: Sequence[Any], dev: Sequence[Any] | None) -> str:
-    described = {**config.to_dict(settings), "out": "", "device": ""}
+    described = {**dataclasses.asdict(settings), "out": "", "device": ""}
     digest = hashlib.sha256(json.dumps([described, pairs, dev], sort_keys=True).encode())
     for path in sorted(_PACKAGE.rglob("*.py")):
         if path.relative_to(_PACKAGE).parts[0] not in _NOT_TRAINING:

@@ -133,20 +133,6 @@ class ModelConfig:
             return  # the resolved copy has been checked
         self._check_transformer()
         self._check_attention()
-        self._check_input_feeding()
-
-    def _check_input_feeding(self) -> None:
-        if self.input_feeding and self.decoder != "luong":
-            raise ConfigError(
-                "model.input_feeding needs model.decoder luong; the bahdanau decoder feeds its "
-                "context to the cell already: leave input_feeding out or choose luong"
-            )
-        if self.input_feeding and (self.kind != "rnn" or self.attention == "none"):
-            raise ConfigError(
-                "model.input_feeding needs a recurrent decoder with attention, got model.kind "
-                f"{self.kind} and model.attention {self.attention}: leave it out, or choose "
-                "model.kind rnn and a score"
-            )
 
     def resolved(self) -> "ModelConfig":
         """Return a copy with the defaults that depend on the architecture."""
@@ -178,6 +164,17 @@ class ModelConfig:
         if self.copy and self.normalizer == "none":
             raise ConfigError(
                 "model.copy needs weights that are probabilities: choose another model.normalizer"
+            )
+        if self.input_feeding and self.decoder != "luong":
+            raise ConfigError(
+                "model.input_feeding needs model.decoder luong; the bahdanau decoder feeds its "
+                "context to the cell already: leave input_feeding out or choose luong"
+            )
+        if self.input_feeding and not recurrent:
+            raise ConfigError(
+                "model.input_feeding needs a recurrent decoder with attention, got model.kind "
+                f"{self.kind} and model.attention {self.attention}: leave it out, or choose "
+                "model.kind rnn and a score"
             )
 
     def _check_transformer(self) -> None:
@@ -280,13 +277,8 @@ GROUPS: dict[str, Any] = {
 """Groups of settings and their dataclasses."""
 
 
-def to_dict(config: Config) -> dict[str, Any]:
-    """Return the settings as nested dictionaries, as in config.json."""
-    return dataclasses.asdict(config)
-
-
 def from_dict(values: Mapping[str, Any]) -> Config:
-    """Build a Config from nested dictionaries.
+    """Build a Config from nested dictionaries, the inverse of `dataclasses.asdict`.
 
     Raises:
         ConfigError: a key is unknown, or a value is invalid.

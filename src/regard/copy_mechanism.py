@@ -51,8 +51,6 @@ def hide_tokens(example: Example, vocabulary: int, rng: random.Random) -> Exampl
     for id in sorted(set(example.copies)):
         if len(SPECIAL_TOKENS) <= id < vocabulary and rng.random() < HIDDEN_SHARE:
             new[id] = next_id + len(new)
-    if not new:
-        return example
     pairs = zip(example.source, example.copies, strict=True)
     return Example(
         [UNK if copy in new else id for id, copy in pairs],

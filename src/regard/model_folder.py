@@ -9,7 +9,7 @@ last/                checkpoint for --resume (checkpoints.py)
 """
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from regard import migrations
-from regard.config import Config, from_dict, to_dict
+from regard.config import Config, from_dict
 from regard.errors import ConfigError, FolderError
 from regard.files import atomic_write, write_json, write_text
 from regard.models import Seq2Seq, build
@@ -50,7 +50,7 @@ def save_description(folder: str | Path, trained: TrainedModel) -> None:
     config = {
         "format": migrations.FORMAT,
         "regard": package_version(),
-        **to_dict(trained.config),
+        **asdict(trained.config),
         "metadata": trained.metadata,
     }
     write_text(folder / "source.json", trained.source.to_json() + "\n")

@@ -151,11 +151,8 @@ class Translation:
     def to_dict(self) -> dict[str, Any]:
         """Return the object that `regard translate --attention` writes."""
         names = ("source", "source_tokens", "tokens", "text", "score", "complete")
-        attention = None if self.attention is None else self.attention.astype(float).round(6)
-        return {
-            **{name: getattr(self, name) for name in names},
-            "attention": None if attention is None else attention.tolist(),
-        }
+        values = {name: getattr(self, name) for name in names}
+        return {**values, "attention": rounded(self.attention)}
 
     def _weights(self) -> np.ndarray:
         if self.attention is None:
@@ -164,6 +161,11 @@ class Translation:
                 "another --model.attention"
             )
         return self.attention
+
+
+def rounded(weights: np.ndarray | None) -> list[Any] | None:
+    """Return weights as nested lists for JSON, with six decimals."""
+    return None if weights is None else weights.astype(float).round(6).tolist()
 
 
 def empty_translation(text: str, attends: bool) -> Translation:

@@ -281,14 +281,10 @@ def find_device(name: str) -> torch.device:
     Raises:
         ConfigError: the device is not available.
     """
-    available = {
-        "cuda": torch.cuda.is_available(),
-        "mps": torch.backends.mps.is_available(),
-        "cpu": True,
-    }
-    if name == "auto":
-        name = next(kind for kind, present in available.items() if present)
-    if not available.get(name, False):
-        choices = ", ".join(kind for kind, present in available.items() if present)
+    accelerators = {"cuda": torch.cuda, "mps": torch.backends.mps}
+    available = [kind for kind, backend in accelerators.items() if backend.is_available()]
+    available.append("cpu")
+    if name not in ("auto", *available):
+        choices = ", ".join(available)
         raise ConfigError(f"there is no device {name!r} here; choose auto or one of {choices}")
-    return torch.device(name)
+    return torch.device(available[0] if name == "auto" else name)

@@ -104,12 +104,12 @@ def _split_mask(
 def check_mask(attn_mask: Tensor, key: Tensor, length: int, heads: int | None) -> None:
     """Raise a ShapeError unless the mask fits `length` queries and the keys."""
     batch, width = key.shape[:2]
-    shapes: list[tuple[int, ...]] = [(length, width), (batch, length, width)]
+    shapes: dict[str, tuple[int, ...]]
+    shapes = {"(L, T)": (length, width), "(B, L, T)": (batch, length, width)}
     if heads is not None:
-        shapes.append((batch, heads, length, width))
-    if attn_mask.shape not in shapes:
-        names = ("(L, T)", "(B, L, T)", "(B, H, L, T)")
-        axes = " or ".join(f"{name} = {size}" for name, size in zip(names, shapes, strict=False))
+        shapes["(B, H, L, T)"] = (batch, heads, length, width)
+    if attn_mask.shape not in shapes.values():
+        axes = " or ".join(f"{name} = {size}" for name, size in shapes.items())
         raise ShapeError(f"expected attn_mask {axes}, got {shape(attn_mask)}")
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         raise ShapeError(

@@ -160,12 +160,8 @@ class SelfAttention(nn.Module):
     Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.3, with any score.
 
     Args:
-        embed_dim: width D of the sequence.
-        num_heads: number H of heads (default 1).
+        embed_dim, num_heads (default 1), score, dropout, normalizer: as in `MultiHeadAttention`.
         causal: mask the positions after the query (default False).
-        score: as in `MultiHeadAttention`.
-        dropout: probability of dropping a weight in training.
-        normalizer: as in `Attention`.
     """
 
     def __init__(

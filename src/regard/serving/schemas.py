@@ -9,7 +9,7 @@ from regard.explanation.self_attention import LayerWeights
 from regard.request import TextOrTokens
 from regard.search import length_normalization
 from regard.text import SourceLike
-from regard.translation import Translation
+from regard.translation import Translation, rounded
 
 Weight = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Index = Annotated[int, Field(ge=0)]
@@ -243,9 +243,9 @@ def _output(request: TranslateRequest, output: Translation) -> dict[str, Any]:
         "complete": output.complete,
     }
     if request.attention:
-        result["attention"] = _rounded(output.attention)
+        result["attention"] = rounded(output.attention)
     if request.heads:
-        result["attention_heads"] = _rounded(output.attention_heads)
+        result["attention_heads"] = rounded(output.attention_heads)
     if output.top_logprobs is not None:
         result["top_logprobs"] = [
             [token._asdict() for token in step] for step in output.top_logprobs
@@ -256,8 +256,4 @@ def _output(request: TranslateRequest, output: Translation) -> dict[str, Any]:
 def layer_weights_response(weights: LayerWeights) -> dict[str, Any]:
     """Return the JSON object of all weights of a Transformer."""
     arrays = ("encoder", "decoder", "cross")
-    return {**weights._asdict(), **{name: _rounded(getattr(weights, name)) for name in arrays}}
-
-
-def _rounded(weights: Any) -> Any:
-    return None if weights is None else weights.astype(float).round(6).tolist()
+    return {**weights._asdict(), **{name: rounded(getattr(weights, name)) for name in arrays}}
