@@ -147,10 +147,7 @@ def _read(
         parsed = read_pairs(path, config.data.features_column)
     else:
         return None
-    if config.data.bad_lines == "stop":
-        parsed.require_valid(_REMEDY)
-    if not parsed.pairs:
-        raise DataError(f"{parsed.name} holds no pair; expected lines of source TAB target")
+    parsed.require_valid(_REMEDY if config.data.bad_lines == "stop" else None)
     notes.append(f"{name}: {len(parsed.pairs):,} pairs read from {parsed.name}")
     if parsed.extra_columns:
         notes.append(f"{name}: further columns ignored on {parsed.extra_columns:,} lines")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,10 @@ class Report:
     """One per distinct source, in the order of the pairs."""
     references: list[list[str]]
     """The targets of each source."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document that `regard evaluate --json` writes."""
+        return self.metrics.to_dict()
 
 
 def evaluate(

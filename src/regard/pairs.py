@@ -54,9 +54,9 @@ class ParsedPairs(NamedTuple):
             numbers=[self.numbers[index] for index in indices],
         )
 
-    def require_valid(self, remedy: str) -> None:
-        """Raise a DataError that lists the bad lines, if there are any."""
-        if self.bad:
+    def require_valid(self, remedy: str | None) -> None:
+        """Raise a DataError if there is no pair or, unless `remedy` is None, if there is a bad line."""
+        if self.bad and remedy is not None:
             lines = [f"line {number} {reason}" for number, reason in self.bad[:_MAX_LISTED]]
             more = len(self.bad) - _MAX_LISTED
             total = len(self.bad) + len(self.pairs)
@@ -64,6 +64,8 @@ class ParsedPairs(NamedTuple):
                 f"{self.name}: {len(self.bad):,} of {total:,} lines cannot be used: "
                 f"{'; '.join(lines)}{f'; and {more:,} more' if more > 0 else ''}; {remedy}"
             )
+        if not self.pairs:
+            raise DataError(f"{self.name} holds no pair; expected lines of source TAB target")
 
 
 def read_pairs(path: str, features_column: int | None = None) -> ParsedPairs:

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from torch import nn
 
-from regard import checkpoints, model_card, model_folder
+from regard import checkpoints, model_folder
 from regard.batching import Batch, Example, bucket, collate, epoch
 from regard.config import Config, TrainingConfig
 from regard.copy_mechanism import hide_tokens
@@ -69,13 +69,10 @@ class Trainer:
         trained: the model with its settings, tokenizers and metadata; it is trained in place.
         corpus: training and validation examples.
         out: the model folder.
-        command: how the model was trained, for the model card.
     """
 
-    def __init__(
-        self, trained: model_folder.TrainedModel, corpus: Corpus, out: Path, command: str | None
-    ) -> None:
-        self.trained, self.corpus, self.out, self.command = trained, corpus, out, command
+    def __init__(self, trained: model_folder.TrainedModel, corpus: Corpus, out: Path) -> None:
+        self.trained, self.corpus, self.out = trained, corpus, out
         self.settings = trained.config.training
         self.metric = _metric(self.settings, corpus.target)
         self.schedule = Schedule(self.settings)
@@ -120,7 +117,6 @@ class Trainer:
                 "--resume"
             )
             raise KeyboardInterrupt
-        model_card.write(self.out, self.trained, self.history, self.metric, self.command)
 
     def restore(self) -> bool:
         """Restore the state saved in `last/`; return False if there is none.
@@ -180,15 +176,14 @@ class Trainer:
         started = time.perf_counter()
         self.model.eval()
         loss = self._dev_loss()
-        sources, references = self.corpus.dev_sources, self.corpus.dev_references
-        if self.metric == "loss":
-            outputs = self.translator.translate(sources[:3], beam_size=1)
-            value = loss
-        else:
-            outputs = self.translator.translate(sources, beam_size=1)
+        metric = METRICS.get(self.metric)  # None for the loss
+        sources = self.corpus.dev_sources if metric else self.corpus.dev_sources[:3]
+        outputs = self.translator.translate(sources, beam_size=1)
+        value = loss
+        if metric:
             texts = [output.text for output in outputs]
-            value = METRICS[self.metric].compute(texts, references).value
-        lower_is_better = self.metric == "loss" or METRICS[self.metric].lower_is_better
+            value = metric.compute(texts, self.corpus.dev_references).value
+        lower_is_better = metric is None or metric.lower_is_better
         best = self.schedule.validated(-value if lower_is_better else value)
         if best:
             model_folder.save_weights(self.out, self.trained.model)

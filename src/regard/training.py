@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from regard import model_folder
+from regard import model_card, model_folder
 from regard.config import Config
 from regard.corpus import Corpus, make_corpus, resolve_config
 from regard.errors import ConfigError
@@ -67,7 +67,7 @@ def train(
         "examples": corpus.examples,
     }
     trained = TrainedModel(config, model, corpus.source, corpus.target, metadata)
-    trainer = Trainer(trained, corpus, out, command)
+    trainer = Trainer(trained, corpus, out)
     notes = [
         *corpus.notes,
         f"model: {metadata['parameters']:,} parameters on {trainer.device} "
@@ -83,6 +83,7 @@ def train(
         for note in notes:
             progress.print(note)
         trainer.train(progress)
+        model_card.write(out, trained, trainer.history, trainer.metric, command)
         translator = Translator.load(out, config.device)
         return _choose_attention_layer(translator, out, corpus, progress)
 

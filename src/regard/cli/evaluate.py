@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> None:
             lowercase=args.lowercase,
             on_progress=progress.advance,
         )
-    metrics = report.metrics.to_dict()
+    metrics = report.to_dict()
     if args.json:
         write_json(args.json, metrics)
     _print_tables(metrics, sum(not output.complete for output in report.translations))

@@ -2,7 +2,6 @@
 
 import sys
 
-from regard.errors import DataError
 from regard.pairs import Pair, read_pairs
 
 
@@ -18,8 +17,6 @@ def read_valid_pairs(path: str, features_column: int | None = None) -> list[Pair
     """
     parsed = read_pairs(path, features_column)
     parsed.require_valid("correct or remove them")
-    if not parsed.pairs:
-        raise DataError(f"{path} holds no pair; expected lines of source TAB target")
     if parsed.extra_columns:
         print(
             f"regard: further columns ignored on {parsed.extra_columns:,} lines of {path}",

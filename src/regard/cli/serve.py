@@ -4,13 +4,11 @@ The page loads nothing from other hosts. The server listens to this machine only
 given.
 """
 
-import contextlib
 import dataclasses
 import json
 import os
 import socket
 import tempfile
-from collections.abc import Generator
 from typing import Any
 
 from jsonargparse import Namespace
@@ -64,7 +62,11 @@ def run(arguments: list[str]) -> None:
             return
     for folder in filter(None, (args.folder, args.compare_with)):
         Translator.load(folder, args.device)  # report an error once, not from every worker
-    with _worker_environment(dataclasses.asdict(settings), args.workers):
+    with tempfile.TemporaryDirectory() as metrics_folder:
+        threads = max(1, (os.cpu_count() or 1) // args.workers)
+        values = {**dataclasses.asdict(settings), "threads": threads}
+        os.environ["REGARD_SERVE"] = json.dumps(values)
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics_folder
         _announce(args.host, port)
         uvicorn.run(
             "regard.serving.app:from_environment",
@@ -122,13 +124,3 @@ def _bind(host: str, port: int) -> socket.socket:
 def _announce(host: str, port: int) -> None:
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     print(f"regard is at {address} (interface: {address}/docs; Ctrl-C stops it)", flush=True)
-
-
-@contextlib.contextmanager
-def _worker_environment(settings: dict[str, Any], workers: int) -> Generator[None]:
-    """Set the environment variables that worker processes read."""
-    with tempfile.TemporaryDirectory() as metrics_folder:
-        threads = max(1, (os.cpu_count() or 1) // workers)
-        os.environ["REGARD_SERVE"] = json.dumps({**settings, "threads": threads})
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics_folder
-        yield

@@ -33,8 +33,9 @@ def run(arguments: list[str]) -> None:
     reads_features = translator.source.features is not None
     truncated = without_features = 0
     unknown = Counter[str]()
+    lines = _translate(translator, args)
     with _open(args.attention) as attention, _open(args.alignments) as alignments:
-        for number, (_, features), outputs in _translate(translator, args):
+        for number, ((_, features), outputs) in enumerate(lines, start=1):
             best = outputs[0]
             truncated += not best.complete
             without_features += reads_features and bool(best.tokens) and features is None
@@ -88,8 +89,8 @@ def _require_attention(translator: "Translator", args: Namespace) -> None:
 
 def _translate(
     translator: "Translator", args: Namespace
-) -> Iterator[tuple[int, tuple[str, str | None], list["Translation"]]]:
-    """Yield each line's number, from 1, source and outputs, best first; flush after each chunk."""
+) -> Iterator[tuple[tuple[str, str | None], list["Translation"]]]:
+    """Yield each line's source and its outputs, best first; flush after each chunk."""
     from regard.request import prepare
 
     if args.file is None and sys.stdin.isatty():
@@ -103,18 +104,13 @@ def _translate(
         )
         chunks = (lines[start : start + _CHUNK] for start in range(0, len(lines), _CHUNK))
         total = len(lines)
-    first = 1
     with Progress("translating", total, "lines") as progress:
         for chunk in chunks:
             sources = [translator.source.parse_source(line) for line in chunk]
             request = prepare(translator.trained, sources)
             outputs = translator.search(request, args.beam_size, args.n_best, args.length_penalty)
-            for number, (source, hypotheses) in enumerate(
-                zip(sources, outputs, strict=True), first
-            ):
-                yield number, source, hypotheses
+            yield from zip(sources, outputs, strict=True)
             sys.stdout.flush()
-            first += len(chunk)
             progress.advance(len(chunk))
 
 
