@@ -171,3 +171,7 @@ def test_a_notebook_needs_no_file_and_no_extension(
         if cell.cell_type == "markdown":
             assert cell.source.count("<details>") == cell.source.count("</details>")
     assert notebook.cells[1].source == notebooks.INSTALL
+    # every exercise has a solution
+    exercises, _, _ = text.partition("## Exercises")[2].partition("## Sources")
+    numbered = re.findall(r"^\*\*\d+\.\*\*", exercises, re.MULTILINE)
+    assert len(numbered) == exercises.count('<details class="solution">') >= 2

@@ -154,6 +154,6 @@ def _variances(span: str, form: str) -> str:
         "Variance of a dot product of components N(0, 1): derived D, divided by sqrt(D) 1, by D 1 / D.",
         "", "| D | s . h | s . h / sqrt(D) | s . h / D |", "|---|---|---|---|",
         *(f"| {row['dim']} | {row['dot']:.4g} | {row['scaled_dot']:.4f} | {row['over_dim']:.6f} |" for row in rows),
-        "", "(20,000 pairs of vectors per width, seed 1.)",
+        "", "(20,000 pairs of vectors for each number, seed 1.)",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"

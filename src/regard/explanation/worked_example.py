@@ -7,6 +7,7 @@ Computed in float64 from the formulas, independently of the layers.
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -157,21 +158,27 @@ def variances(
     """Measure the variance of s . h, s . h / sqrt(D) and s . h / D for every width D.
 
     The components of s and h are drawn from N(0, 1), so s . h is a sum of D products of variance 1:
-    the derivation gives D, 1 and 1 / D (Vaswani et al. 2017, arXiv:1706.03762, footnote 4).
+    the derivation gives D, 1 and 1 / D (Vaswani et al. 2017, arXiv:1706.03762, footnote 4). Each of
+    the three is measured on its own sample.
     """
     rng = np.random.default_rng(seed)
-    rows: list[dict[str, int | float]] = []
-    for dim in dims:
-        chunk = 2_000_000 // dim + 1
-        products = np.concatenate([
-            np.einsum("nd,nd->n", *rng.standard_normal((2, min(chunk, samples - start), dim)))
-            for start in range(0, samples, chunk)
-        ])  # fmt: skip
-        variance = float(products.var())
-        rows.append({
-            "dim": dim, "dot": variance, "scaled_dot": variance / dim, "over_dim": variance / dim**2,
-        })  # fmt: skip
-    return rows
+    return [
+        {
+            "dim": dim,
+            "dot": float(_dot_products(rng, dim, samples).var()),
+            "scaled_dot": float((_dot_products(rng, dim, samples) / math.sqrt(dim)).var()),
+            "over_dim": float((_dot_products(rng, dim, samples) / dim).var()),
+        }
+        for dim in dims
+    ]
+
+
+def _dot_products(rng: np.random.Generator, dim: int, samples: int) -> Vector:
+    """Return dot products of random vectors, drawn in chunks of bounded memory."""
+    chunk = 2_000_000 // dim + 1
+    sizes = (min(chunk, samples - start) for start in range(0, samples, chunk))
+    products = (np.einsum("nd,nd->n", *rng.standard_normal((2, size, dim))) for size in sizes)
+    return np.concatenate(list(products))
 
 
 def _scores(entry: ScoreEntry, query: Vector, keys: Vector, parameters: Parameters) -> Vector:
