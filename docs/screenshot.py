@@ -15,7 +15,7 @@ from playwright.sync_api import sync_playwright
 
 from regard.demo import MAP_SENTENCE
 
-SIZE = {"width": 860, "height": 730}
+SIZE = {"width": 960, "height": 1066}
 
 
 def main(folder: str, out: Path) -> None:

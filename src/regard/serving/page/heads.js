@@ -17,15 +17,20 @@ export class Heads {
   }
 
   get shown() {
-    const { layers, heads } = this.view.model;
-    return layers * heads > 1 || this.view.model.kind === "transformer";
+    const { layers, heads, encoder } = this.view.model;
+    return layers * heads > 1 || encoder === "transformer";
+  }
+
+  // A recurrent decoder has one distribution per step, and no heads to ablate.
+  get canAblate() {
+    return this.view.model.kind === "transformer";
   }
 
   // Weights, row labels and column labels of the selected thumbnail.
   get selection() {
     const { view, own } = this;
     const { source_tokens: source, tokens } = view.output;
-    if (view.own && own?.[view.own.kind].length) {
+    if (view.own && own?.[view.own.kind]?.length) {
       const labels = view.own.kind === "encoder" ? source : own.decoder_inputs;
       return { ...view.own, weights: own[view.own.kind][view.own.layer][view.own.head], rows: labels, columns: labels };
     }
@@ -41,13 +46,11 @@ export class Heads {
       this.own = null;
       this.request(key);
     }
-    const { layers, heads } = view.model;
-    const groups = [this.group("cross", layers, (layer) => [
-      this.thumbnail("cross", layer, null, view.output.tokens.length ? headWeights(view.output.attention_heads, layer, null) : []),
-      ...Array.from({ length: heads }, (_, head) => this.thumbnail("cross", layer, head, view.output.tokens.length ? headWeights(view.output.attention_heads, layer, head) : [])),
-    ])];
+    const weights = (layer, head) => (view.output.tokens.length ? headWeights(view.output.attention_heads, layer, head) : []);
+    const heads = this.canAblate ? Array.from({ length: view.model.heads }, (_, head) => head) : [];
+    const groups = [this.group("cross", view.model.layers, (layer) => [null, ...heads].map((head) => this.thumbnail("cross", layer, head, weights(layer, head))))];
     for (const kind of ["encoder", "decoder"])
-      if (this.own?.[kind].length)
+      if (this.own?.[kind]?.length)
         groups.push(this.group(kind, this.own[kind].length, (layer) => this.own[kind][layer].map((weights, head) => this.thumbnail(kind, layer, head, weights))));
     this.groups.replaceChildren(...groups);
     this.showControls();
@@ -77,7 +80,7 @@ export class Heads {
       ? !view.own && (view.layer === null ? isDefault : view.layer === layer && view.head === head)
       : view.own?.kind === kind && view.own.layer === layer && view.own.head === head;
     const ablated = kind === "cross" && head !== null && isAblated(view.interventions, layer, head);
-    const name = head === null ? "average" : `head ${head}`;
+    const name = head === null ? (this.canAblate ? "average" : "weights") : `head ${head}`;
     return element("button", {
       type: "button", class: `head ${selected ? "selected" : ""} ${ablated ? "ablated" : ""}`, "aria-pressed": selected,
       "aria-label": `${kind === "cross" ? "" : `${kind} self-attention, `}layer ${layer}, ${head === null ? "average over heads" : name}${ablated ? ", ablated" : ""}`,
@@ -93,7 +96,7 @@ export class Heads {
     }
     if (head === null) {
       const chosen = layer === null ? `layer ${view.model.attention_layer} (default)` : `layer ${layer}`;
-      return this.controls.replaceChildren(`Displayed: cross-attention, ${chosen}, average over heads. Select a head to ablate it.`);
+      return this.controls.replaceChildren(this.canAblate ? `Displayed: cross-attention, ${chosen}, average over heads. Select a head to ablate it.` : "Displayed: cross-attention.");
     }
     const ablated = isAblated(view.interventions, layer, head);
     const checkbox = element("input", { type: "checkbox", checked: ablated, "data-focus": "ablate", onchange: (event) => view.ablateHead(layer, head, event.target.checked) });

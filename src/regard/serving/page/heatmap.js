@@ -33,6 +33,6 @@ export function heatmap({ rows, columns, weights, width, unknown = new Set(), st
       class: `heatmap ${withValues ? "with-values" : ""} ${rotated ? "rotated-labels" : ""} ${cell < 16 ? "dense" : ""}`,
       dir: direction(columns), style: { "--label": `${Math.ceil(label)}px`, "min-width": `${Math.ceil(label + columns.length * MIN_CELL)}px` },
     },
-    element("caption", {}, "A stronger colour means a higher weight."),
+    element("caption", { dir: "ltr" }, "A stronger colour means a higher weight."),
     element("thead", {}, head), element("tbody", {}, ...body)));
 }

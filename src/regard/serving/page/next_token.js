@@ -56,7 +56,7 @@ export class NextToken {
     this.rows.replaceChildren(element("table", { style: { "--label": `${Math.min(120, Math.max(...widths) + 16)}px` } },
       element("caption", {}, forced ? "The token of this step is forced by the prefix." : ""),
       before && element("thead", {}, element("tr", {}, element("td"),
-        element("th", { scope: "col" }, "before"), element("th", { scope: "col", class: "after" }, "after the intervention"))),
+        element("th", { scope: "col" }, "before"), element("th", { scope: "col", class: "after" }, "after"))),
       element("tbody", {}, ...tokens.map(row))));
   }
 
