@@ -542,6 +542,115 @@ def test_a_nonfinite_key_reaches_only_queries_that_may_attend_to_it(
         assert_close(gradient[:, 1:], expected_gradients[:, 1:], 1e-13)
 
 
+@pytest.mark.parametrize(("name", "need_weights"), NAN_SAFE_PATHS)
+def test_gradients_of_other_queries_do_not_see_a_nonfinite_key(
+    name: str, need_weights: bool
+) -> None:
+    """A loss without the queries that attend to it has the gradients of a finite key."""
+    attention, rows = _attention(name), _rows(name)
+    masked = torch.zeros(L, T, dtype=torch.bool)
+    masked[1:, 2] = True
+    inputs = [*rows, *_parameters(attention)]
+
+    def call() -> tuple[Tensor, ...]:
+        context = attention(*rows, attn_mask=masked, need_weights=need_weights).context
+        return gradients(context[:, 1:], inputs)
+
+    expected = call()
+    for row in rows[1:]:
+        row.data[0, 2] = math.nan
+    assert_all_close(call(), expected, 1e-13)
+
+
+# Function transforms, export and compilation.
+
+
+def _batches(name: str) -> list[Tensor]:
+    """Return three batches of queries, keys, values, padding and bool or float masks."""
+    rows = [torch.stack([row.detach(), -row.detach(), row.detach() + 1]) for row in _rows(name)]
+    padding = torch.stack([_padding(), _padding().flip(0), torch.zeros(B, T).bool()])
+    masked = torch.rand(3, L, T) < 0.3
+    return [*rows, padding, masked]
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+def test_vmap_with_masks_equals_a_loop(
+    name: str, need_weights: bool, normalizer: str, kind: str
+) -> None:
+    attention, batches = _attention(name, normalizer), _batches(name)
+    if kind == "float":
+        bias = torch.randn(3, L, T, dtype=torch.float64)
+        batches[-1] = bias.masked_fill(batches[-1], -torch.inf)
+
+    def call(*inputs: Tensor) -> Tensor:
+        return _call(attention, *inputs, need_weights=need_weights).context
+
+    actual = torch.vmap(call)(*batches)
+    for number in range(3):
+        assert_close(actual[number], call(*(batch[number] for batch in batches)), 1e-13)
+
+
+# PyTorch's own import of its rules for forward mode
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+def test_forward_mode_equals_reverse_mode(name: str, need_weights: bool, normalizer: str) -> None:
+    """<u, J t> = <J' u, t> for random u and t, with both kinds of mask."""
+    attention, rows = _attention(name, normalizer), _rows(name)
+    mask = _float_mask(torch.float64).detach()
+
+    def call(*inputs: Tensor) -> Tensor:
+        return _call(attention, *inputs, _padding(), mask, need_weights=need_weights).context
+
+    tangents = tuple(torch.randn_like(row) for row in rows)
+    primals = tuple(row.detach() for row in rows)
+    context, tangent = torch.func.jvp(call, primals, tangents)
+    assert_close(context, call(*rows), 1e-13)
+    adjoint = gradients(call(*rows), rows)
+    unit = torch.linspace(-1, 2, tangent.numel(), dtype=torch.float64).view_as(tangent).bfloat16()
+    forward = (unit.double() * tangent).sum()
+    reverse = sum((a * b).sum() for a, b in zip(adjoint, tangents, strict=True))
+    assert_close(forward, reverse, 1e-12)
+
+
+def _module(attention: Attention, need_weights: bool) -> nn.Module:
+    class Module(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = attention
+
+        def forward(self, *inputs: Tensor) -> list[Tensor]:
+            output = _call(self.attention, *inputs, need_weights=need_weights)
+            return [tensor for tensor in output if tensor is not None]
+
+    return Module()
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+def test_export_and_fullgraph_compilation_with_masks(
+    name: str, need_weights: bool, kind: str, unchecked: None
+) -> None:
+    rows = [row.detach() for row in _rows(name, torch.float32)]
+    mask = _float_mask(torch.float32).detach()
+    inputs = (*rows, _padding(), mask if kind == "float" else mask == -torch.inf)
+    module = _module(_attention(name, dtype=torch.float32), need_weights)
+    expected = module(*inputs)
+    assert len(expected) == 1 + need_weights
+    exported = torch.export.export(module, inputs).module()
+    torch.compiler.reset()
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    nan_key = rows[1].clone()
+    nan_key[0, 2] = math.nan
+    changed = (rows[0], nan_key, *inputs[2:])
+    for call in (exported, compiled):
+        assert_all_close(call(*inputs), expected, 1e-6)
+        for actual, reference in zip(call(*changed), module(*changed), strict=True):
+            assert torch.equal(actual.isnan(), reference.isnan())  # in no branch of the first call
+
+
 # Shapes, strides, dtypes.
 
 

@@ -296,6 +296,37 @@ def test_a_predicted_window_prefers_its_centre() -> None:
     torch.testing.assert_close(bias, -((torch.arange(9) - centres[..., None]) ** 2) / 2)
 
 
+@pytest.mark.parametrize("options", [{"window": "local-p"}, {"copy": True}, {"coverage": True}])
+def test_a_float64_model_computes_in_float64(options: dict[str, object]) -> None:
+    """Steps equal whole sequences to 1e-12, and nothing is rounded to float32."""
+    model = _model({"attention": "additive", **options}).double()
+    source, lengths = _sources()
+    copies = source if "copy" in options else None
+    memory = model.encode(source, lengths, copies)
+    unrolled = model.decoder.unroll(memory, _targets(), need_weights=True)
+    expected = model.decoder.predict(unrolled.states, unrolled.weights, copies)
+    expected = torch.log_softmax(expected, -1)
+    state = model.decoder.start(memory)
+    for t, tokens in enumerate(_targets().unbind(1)):
+        step = model.decoder.step(tokens, state)
+        state = step.state
+        assert step.log_probs.dtype == step.weights.dtype == torch.float64
+        torch.testing.assert_close(step.log_probs, expected[:, t], atol=1e-12, rtol=1e-12)
+        values = torch.cat([step.log_probs.exp().flatten(), step.weights.flatten()])
+        assert not values.equal(values.float().double())
+    batch = Batch(source, lengths, _targets(), _targets(), copies)
+    assert model(batch).dtype == torch.float64
+
+
+def test_the_predicted_window_of_a_float64_model_is_computed_in_float64() -> None:
+    window = _model({"attention": "dot", "window": "local-p"}).decoder.window.double()
+    query, padding = torch.randn(3, 4, 7).double(), torch.zeros(3, 9, dtype=torch.bool)
+    _, bias = window(query, padding, torch.arange(4))
+    centres = 8 * torch.sigmoid(window.position_predictor(query))
+    expected = -2 * ((torch.arange(9) - centres) / window.radius).square()
+    torch.testing.assert_close(bias, expected, atol=1e-14, rtol=1e-14)
+
+
 @pytest.mark.parametrize("decoder", ["luong", "bahdanau"])
 def test_coverage_is_the_sum_of_earlier_weights(decoder: str) -> None:
     model = _model({"attention": "additive", "coverage": True, "decoder": decoder})

@@ -179,6 +179,19 @@ def test_cosine_is_bounded_at_any_norm(temperature: float) -> None:
     assert score(torch.zeros_like(query), key).abs().max() == 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_cosine_computes_the_norms_of_half_precisions_in_float32(dtype: torch.dtype) -> None:
+    """Squares of 300 overflow in float16, and those of 1e-4 underflow."""
+    query, key = (row.detach().to(dtype) for row in _rows("cosine"))
+    for scale in (1e-4, 1.0, 300.0, 10000.0):
+        rows = (query * scale).to(dtype), (key * scale).to(dtype)
+        expected = FORMULAS["cosine"](Cosine().double(), *(row.double() for row in rows))
+        actual = Cosine().to(dtype)(*rows)
+        assert actual.dtype == dtype
+        assert_close(actual, expected, 4 * torch.finfo(dtype).eps)
+    assert not Cosine()(torch.zeros_like(query), key).any()
+
+
 def test_cosine_learns_its_temperature_as_an_option() -> None:
     assert not _parameters(Cosine())
     score = make_score("cosine", query_dim=5, key_dim=5, hidden_dim=7, learned_temperature=True)

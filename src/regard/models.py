@@ -22,6 +22,7 @@ from regard.decoders import (
     TransformerDecoder,
 )
 from regard.encoders import RecurrentEncoder, TransformerEncoder
+from regard.kernels.weighted_sum import to_compute_dtype
 from regard.layers import TransformerConfig
 from regard.score_registry import SCORES
 from regard.text import PAD
@@ -66,7 +67,7 @@ class Seq2Seq(nn.Module):
         )
         real = targets != PAD
         if copies is None:
-            logits = self.decoder.predict(unrolled.states[real]).float()
+            logits = to_compute_dtype(self.decoder.predict(unrolled.states[real]))
             loss = functional.cross_entropy(logits, targets[real], label_smoothing=label_smoothing)
         else:
             assert unrolled.weights is not None

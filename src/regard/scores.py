@@ -20,6 +20,7 @@ from torch.nn import functional
 
 from regard.errors import ConfigError, ShapeError
 from regard.kernels import additive
+from regard.kernels.weighted_sum import to_compute_dtype
 from regard.score_registry import find_score
 
 
@@ -107,6 +108,8 @@ class ScaledDot(EqualWidthScore):
 class Cosine(EqualWidthScore):
     """e = s . h / (|s| |h| temperature): bounded by 1 / temperature at any norm.
 
+    Norms of half precisions are computed in float32; the score of a zero vector is 0.
+
     Args:
         temperature: divisor of the cosine, above 0 (default 1).
         learned_temperature: train the temperature (as exp of a parameter, so it stays above 0).
@@ -122,12 +125,12 @@ class Cosine(EqualWidthScore):
 
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
         """Scale queries to norm 1 / temperature."""
-        scale = torch.exp(-self.log_temperature).to(query.dtype)
-        return functional.normalize(query, dim=-1) * scale
+        rows = functional.normalize(to_compute_dtype(query), dim=-1)
+        return (rows * torch.exp(-self.log_temperature).to(rows.dtype)).to(query.dtype)
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """Scale keys to norm 1."""
-        return functional.normalize(key, dim=-1)
+        return functional.normalize(to_compute_dtype(key), dim=-1).to(key.dtype)
 
     def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
         """Return the temperature."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.attention import Intervention, Memory
 from regard.batching import pad
 from regard.decoders import Decoder
+from regard.kernels.weighted_sum import to_compute_dtype
 from regard.text import BOS, EOS, PAD
 
 
@@ -162,7 +163,9 @@ def forced_decode(
     inputs = pad([[BOS, *target] for target in targets]).to(device)
     unrolled = decoder.unroll(memory, inputs, need_weights=True)
     logits = decoder.predict(unrolled.states, unrolled.weights, memory.copies)
-    log_probs = torch.log_softmax(logits.float(), dim=-1).gather(2, outputs[..., None])[..., 0]
+    log_probs = torch.log_softmax(to_compute_dtype(logits), dim=-1).gather(2, outputs[..., None])[
+        ..., 0
+    ]
     log_probs = log_probs.masked_fill(outputs == PAD, 0).sum(1).cpu()
     scores = log_probs / length_normalization(torch.tensor(lengths), length_penalty)
     weights = None if unrolled.weights is None else unrolled.weights.float().cpu().numpy()

@@ -11,11 +11,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.attention.masks import Masks, resolve_masks, zero_rows
+from regard.attention.masks import Masks, nonfinite_rows, resolve_masks, zero_rows
 from regard.errors import ConfigError, ShapeError
 from regard.kernels import additive
 from regard.kernels.normalizers import NORMALIZERS
-from regard.kernels.weighted_sum import to_compute_dtype, weighted_sum
+from regard.kernels.weighted_sum import in_forward_mode, in_vmap, to_compute_dtype, weighted_sum
 from regard.scores import InnerProductScore, PairwiseScore, Score, check_pair, shape
 
 
@@ -84,10 +84,11 @@ class Attention(nn.Module):
         Returns:
             The context (B, L, Dv), and the weights (B, L, T) or None. A query that may attend to
             nothing gets a zero context, zero weights and zero gradients. The content of padding has
-            no effect, forward or backward, NaN and infinities included. If `attn_mask` masks a key
-            for some queries only, a NaN in that key reaches only the other queries when the score
-            is pairwise or weights are returned. Otherwise PyTorch's operator computes the result
-            and propagates the NaN to every query of the batch item.
+            no effect, forward or backward, NaN and infinities included. If an `attn_mask` is given
+            and a key or value with NaN or infinities is masked for some queries only, the result
+            of the other queries is NaN when the score is pairwise or weights are returned.
+            Otherwise PyTorch's operator computes the result and propagates the NaN to every query
+            of the batch item.
 
         Raises:
             ShapeError: shapes or dtypes do not fit; the message names them.
@@ -112,32 +113,23 @@ class Attention(nn.Module):
     ) -> AttentionOutput:
         """Attend from queries to the result of `project(key, value)`; masked content has no effect.
 
-        If some queries may not attend to a key with NaN or infinities, keys and values are projected
-        twice: unchanged, and with zeros for the rows that are not finite. Attention runs on the
-        latter; scores and values of the former enter as constants, for the other queries.
+        With an `attn_mask`, rows of keys and values that are not finite are replaced by zeros, and
+        the result of every query that may attend to one of them is NaN. The values of the masks
+        decide no branch, so that the call can be transformed, compiled and exported.
         """
-        if masks.masked_keys is not None:  # a weight of 0 is not enough, as 0 x NaN is NaN
-            key, value = zero_rows(key, masks.masked_keys), zero_rows(value, masks.masked_keys)
-        nonfinite = None
-        if masks.per_query and not self._uses_sdpa(need_weights):
-            nonfinite = ~(key.isfinite().all(-1) & value.isfinite().all(-1))
-        keys, values = project(key, value)
-        if nonfinite is None or not bool(nonfinite.any()):
-            return self.attend(query, keys, values, masks.masked, masks.bias, need_weights)
-        finite_keys, finite_values = project(zero_rows(key, nonfinite), zero_rows(value, nonfinite))
+        zeroed, nonfinite = masks.masked_keys, None
+        if zeroed is not None and masks.per_query and not self._uses_sdpa(need_weights):
+            nonfinite = nonfinite_rows(key, value)
+            zeroed = zeroed | nonfinite
+        if zeroed is not None:  # a weight of 0 is not enough, as 0 x NaN is NaN
+            is_key = value is key
+            key = zero_rows(key, zeroed)
+            value = key if is_key else zero_rows(value, zeroed)
+        output = self.attend(query, *project(key, value), masks.masked, masks.bias, need_weights)
+        if nonfinite is None or masks.masked is None:
+            return output
         nonfinite = nonfinite[:, None] if query.dim() == 3 else nonfinite[:, None, None]
-        with torch.no_grad():
-            constants = self._scores(query, keys)
-        scores = torch.where(nonfinite, constants, self._scores(query, finite_keys))
-        dropout = self.dropout if self.training else 0.0
-        context, weights = weighted_sum(
-            scores, finite_values, masks.masked, masks.bias, self.normalizer, dropout
-        )
-        attended = nonfinite if masks.masked is None else nonfinite & ~masks.masked
-        with torch.no_grad():
-            difference = weights @ values - context
-        context = context + torch.where(attended.any(-1, keepdim=True), difference, 0)
-        return AttentionOutput(context, weights if need_weights else None)
+        return _nan_where_attended(output, nonfinite, masks.masked)
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """Return the keys that `attend` takes, computed once per source."""
@@ -184,6 +176,8 @@ class Attention(nn.Module):
             isinstance(self.score, InnerProductScore)
             and self.normalizer == "softmax"
             and not need_weights
+            # PyTorch's operator has no forward-mode derivative and no batching rule
+            and not (in_forward_mode() or in_vmap())
         )
 
     def _scores(self, query: Tensor, keys: Tensor) -> Tensor:
@@ -210,6 +204,21 @@ def check_rows(query: Tensor, key: Tensor, value: Tensor) -> None:
             f"expected query, key and value of one dtype, got {query.dtype}, {key.dtype} and "
             f"{value.dtype}; convert them first"
         )
+
+
+def _nan_where_attended(
+    output: AttentionOutput, nonfinite: Tensor, masked: Tensor
+) -> AttentionOutput:
+    """Return NaN for the queries with a nonfinite key that is not masked; masked weights stay 0."""
+    attended = torch.gt(nonfinite, masked).any(-1, keepdim=True)
+    # added, so that gradients do not depend on it
+    context = output.context + torch.zeros_like(attended, dtype=output.context.dtype).masked_fill(
+        attended, torch.nan
+    )
+    weights = output.weights
+    if weights is not None:
+        weights = weights.masked_fill(torch.gt(attended, masked), torch.nan)
+    return AttentionOutput(context, weights)
 
 
 def _sdpa(

@@ -62,6 +62,13 @@ def zero_rows(rows: Float[Tensor, "B T D"], mask: Bool[Tensor, "B T"]) -> Float[
     return rows.masked_fill(mask[..., None], 0)
 
 
+def nonfinite_rows(*tensors: Float[Tensor, "B T _"]) -> Bool[Tensor, "B T"]:
+    """Return a mask that is True where a row of any of the tensors holds NaN or an infinity."""
+    # the largest magnitude of a row, in one pass and without temporary tensors
+    norms = [torch.linalg.vector_norm(rows.detach(), torch.inf, dim=-1) for rows in tensors]
+    return ~torch.stack(norms).isfinite().all(0)
+
+
 def _padding(
     key: Tensor, key_padding_mask: Tensor | None, key_lengths: Tensor | None
 ) -> Tensor | None:

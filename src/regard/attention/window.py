@@ -4,6 +4,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from regard.kernels.weighted_sum import to_compute_dtype
+
 
 class LocalWindow(nn.Module):
     """Window of local attention: positions at most `radius` from a centre p_t.
@@ -38,7 +40,7 @@ class LocalWindow(nn.Module):
         if self.position_predictor is None:
             centres = torch.minimum(steps[None], last)[..., None]
             return (positions - centres).abs() > self.radius, None
-        centres = last[..., None] * torch.sigmoid(self.position_predictor(query).float())
+        centres = last[..., None] * torch.sigmoid(to_compute_dtype(self.position_predictor(query)))
         distances = positions - centres
         bias = -2 * (distances / self.radius).square()
         return distances.abs() > self.radius, bias.to(query.dtype)

@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
+from regard.kernels.weighted_sum import to_compute_dtype
 from regard.text import UNK
 
 
@@ -32,7 +33,7 @@ class OutputDecoder(nn.Module):
     def _log_probs(self, states: Tensor, weights: Tensor | None, copies: Tensor | None) -> Tensor:
         """Return the log-probabilities of one step, for N = B x beams rows."""
         copies = None if copies is None else repeat_beams(copies, len(states))
-        return torch.log_softmax(self.predict(states, weights, copies).float(), dim=-1)
+        return torch.log_softmax(to_compute_dtype(self.predict(states, weights, copies)), dim=-1)
 
 
 class CopyingOutput(nn.Linear):
@@ -59,9 +60,9 @@ class CopyingOutput(nn.Linear):
         """Return log-probabilities; -inf for tokens of neither vocabulary nor source."""
         assert weights is not None
         assert copies is not None
-        p_vocab = torch.softmax(super().forward(input).float(), dim=-1)
-        p_gen = torch.sigmoid(self.gate(input).float())
-        alpha = weights[..., -1, :, :].mean(-2).float()
+        p_vocab = torch.softmax(to_compute_dtype(super().forward(input)), dim=-1)
+        p_gen = torch.sigmoid(to_compute_dtype(self.gate(input)))
+        alpha = to_compute_dtype(weights[..., -1, :, :].mean(-2))
         extra = max(0, int(copies.max()) + 1 - self.out_features)
         mixture = nn.functional.pad(p_gen * p_vocab, (0, extra))
         ids = copies if copies.dim() == alpha.dim() else copies[:, None]

@@ -32,7 +32,9 @@ def apply_normalizer(scores: Float[Tensor, "*n T"], normalizer: str) -> Float[Te
         return scores
     if normalizer == "softmax":
         return torch.softmax(scores, dim=-1)
-    return cast("Tensor", _Sparse.apply(scores, normalizer))
+    # torch.compile does not support functions with a rule for forward mode
+    function = _Sparse if torch.compiler.is_compiling() else _TransformableSparse
+    return cast("Tensor", function.apply(scores, normalizer))
 
 
 def normalizer_backward(
@@ -63,18 +65,32 @@ class _Sparse(torch.autograd.Function):
     """Sparsemax and entmax15, differentiable any number of times."""
 
     @staticmethod
-    def forward(ctx: Any, scores: Tensor, normalizer: str) -> Tensor:
+    def forward(scores: Tensor, normalizer: str) -> Tensor:
         function = _sparsemax if normalizer == "sparsemax" else _entmax15
         # with the maximum at 0, scores below -2 have weight 0; the clamp removes -inf
-        weights = function((scores - scores.amax(-1, keepdim=True)).clamp(min=-4))
-        ctx.save_for_backward(weights)
-        ctx.normalizer = normalizer
-        return weights
+        return function((scores - scores.amax(-1, keepdim=True)).clamp(min=-4))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.save_for_forward(output)
+        ctx.normalizer = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         (weights,) = ctx.saved_tensors
         return normalizer_backward(gradients[0], weights, ctx.normalizer), None
+
+
+class _TransformableSparse(_Sparse):
+    """The same function, for `torch.vmap` and forward mode too."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Tensor:
+        (weights,) = ctx.saved_tensors
+        return normalizer_backward(tangents[0], weights, ctx.normalizer)  # J is symmetric
 
 
 def _sparsemax(scores: Tensor) -> Tensor:

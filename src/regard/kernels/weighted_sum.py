@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from regard.kernels.dropout import dropout_mask
 from regard.kernels.normalizers import normalize
@@ -20,6 +21,20 @@ def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     if torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
+
+
+def in_forward_mode() -> bool:
+    """Return whether forward-mode derivatives are computed, as by `torch.func.jvp`."""
+    return forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
+
+
+def in_vmap() -> bool:
+    """Return whether `torch.vmap` is active, outside of a compiler."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    if torch.compiler.is_compiling():
+        return False
+    stack = functorch.get_interpreter_stack() or []
+    return any(level.key() == functorch.TransformType.Vmap for level in stack)
 
 
 def to_compute_dtype(tensor: Tensor) -> Tensor:

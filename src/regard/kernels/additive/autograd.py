@@ -5,8 +5,8 @@ operators too. Where PyTorch's dispatcher need not see the call, the implementat
 directly: a call through a Python operator adds a twentieth to the time of 32 x 32 pairs of 32 items,
 and its first use imports 140 MB.
 
-Derivatives of any order are correct: a backward pass that is itself differentiated runs on plain
-autograd and holds all B x L x T x D pairs.
+Derivatives of any order are correct: a backward pass that is itself differentiated, and forward mode
+(`torch.func.jvp`), run on plain autograd and hold all B x L x T x D pairs.
 """
 
 import functools
@@ -22,7 +22,7 @@ from regard.kernels.additive import blocks, dispatch
 from regard.kernels.additive.blocks import Arguments
 from regard.kernels.dropout import dropout_mask
 from regard.kernels.normalizers import normalize
-from regard.kernels.weighted_sum import without_autocast
+from regard.kernels.weighted_sum import in_forward_mode, without_autocast
 
 _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
@@ -47,12 +47,20 @@ class _Computation:
         return (self.operator if _needs_dispatcher(inputs) else self.compute)(*inputs)
 
     def with_gradients(
-        self, save: Callable[..., None], differentiate: Callable[..., Any]
+        self,
+        save: Callable[..., None],
+        differentiate: Callable[..., Any],
+        pairwise: Callable[..., Any],
     ) -> Callable[..., Any]:
-        """Register the backward pass; return the computation with gradients."""
+        """Register the backward pass; return the computation with gradients.
+
+        In forward mode the result is that of `pairwise`, the same function in PyTorch's operators.
+        """
         self.operator.register_autograd(differentiate, setup_context=save)
 
         def call(*inputs: Any) -> Any:
+            if in_forward_mode():
+                return pairwise(*inputs)
             if not torch.compiler.is_compiling() and _torch._are_functorch_transforms_active():
                 # torch.vmap, torch.func.grad and the like transform functions, not operators
                 return Function.apply(*inputs)
@@ -218,10 +226,16 @@ def _loop_over_batch(call: Callable[..., Any]) -> Any:
     return staticmethod(rule)
 
 
-scores = scores_forward.with_gradients(_save_scores, _backward_of_scores)
+scores = scores_forward.with_gradients(
+    _save_scores, _backward_of_scores, lambda *inputs: _pairwise_scores(*inputs[:3])[0]
+)
 """Return the scores of a (N, L, D), b (N, T, D), v (H, D); item n uses row n mod H of v."""
 
-attention = attention_forward.with_gradients(_save_attention, _backward_of_attention)
+attention = attention_forward.with_gradients(
+    _save_attention,
+    _backward_of_attention,
+    lambda *inputs: tuple(_pairwise_attention(inputs[8:], *inputs[:8])),
+)
 """Return the context and the log-sum-exp for the fields of `Arguments`, with gradients."""
 
 
