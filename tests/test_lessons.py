@@ -124,7 +124,7 @@ def test_every_score_starts_with_the_default_parameters_of_the_library(
 def test_vectors_are_changed_by_pointer_keys_and_fields(page: Page) -> None:
     key = page.get_by_role("button", name="h₁, 1, 0")
     box = key.locator("circle").bounding_box()
-    unit = page.evaluate("document.querySelector('.attention-widget svg').getScreenCTM().a") * 40
+    unit = page.evaluate("document.querySelector('.attention-widget svg').getScreenCTM().a") * 52
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.down()
     page.mouse.move(

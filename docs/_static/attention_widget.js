@@ -5,8 +5,8 @@
  * `regardAttention.attend` computes scores, weights and context in float64, as `regard.explain` does.
  */
 const regardAttention = (() => {
-  const LIMIT = 4;
-  const UNIT = 40; // pixels
+  const LIMIT = 3;
+  const UNIT = 52; // pixels
   const SVG = "http://www.w3.org/2000/svg";
   const MAX_KEYS = 6;
   const SUBSCRIPTS = "₀₁₂₃₄₅₆";
@@ -119,13 +119,14 @@ const regardAttention = (() => {
       this.table = html("table", { class: "vectors" });
       this.result = html("output", { class: "result" });
       this.plane = svg("svg", {
-        viewBox: `${-LIMIT * UNIT - 8} ${-LIMIT * UNIT - 8} ${2 * LIMIT * UNIT + 16} ${2 * LIMIT * UNIT + 16}`,
+        viewBox: `${-LIMIT * UNIT - 16} ${-LIMIT * UNIT - 16} ${2 * LIMIT * UNIT + 32} ${2 * LIMIT * UNIT + 32}`,
         role: "group",
         "aria-label": "query, keys and context in the plane",
       });
       this.drawGrid();
       this.cloud = this.plane.appendChild(svg("g"));
       this.points = this.plane.appendChild(svg("g"));
+      this.mark = this.plane.appendChild(svg("g", { class: "context" }));
       const button = (label, act) => {
         const element = html("button", { type: "button" }, label);
         element.addEventListener("click", () => {
@@ -273,7 +274,7 @@ const regardAttention = (() => {
         const [x, y] = this.vector(i);
         group.setAttribute("transform", `translate(${x * UNIT} ${-y * UNIT})`);
         group.setAttribute("aria-label", `${vectorName(i)}, ${x}, ${y}; arrow keys move it`);
-        if (i >= 0) shape.setAttribute("r", 5 + 9 * Math.sqrt(weights[i] || 0));
+        if (i >= 0) shape.setAttribute("r", 5 + 7 * Math.sqrt(weights[i] || 0));
       }
       this.drawContext(weights, context);
       this.result.dataset.numbers = JSON.stringify({ scores, partition, weights, context });
@@ -288,14 +289,18 @@ const regardAttention = (() => {
     /* Draw a line from every key to the context, as wide as its weight. */
     drawContext(weights, context) {
       this.cloud.replaceChildren();
+      this.mark.replaceChildren();
       if (!context.every(Number.isFinite)) return;
       const [x, y] = [context[0] * UNIT, -context[1] * UNIT];
       const lines = this.keys.map((key, i) =>
         svg("line", { class: "share", x1: key[0] * UNIT, y1: -key[1] * UNIT, x2: x, y2: y, "stroke-width": 1 + 8 * weights[i] }),
       );
       const arrow = svg("line", { class: "query-line", x1: 0, y1: 0, x2: this.query[0] * UNIT, y2: -this.query[1] * UNIT });
-      const mark = svg("g", { class: "context" }, svg("rect", { x: x - 5, y: y - 5, width: 10, height: 10 }), svg("text", { x: x + 10, y: y + 17 }, "c"));
-      this.cloud.append(arrow, ...lines, mark);
+      this.cloud.append(arrow, ...lines);
+      this.mark.append(
+        svg("rect", { x: x - 5, y: y - 5, width: 10, height: 10 }),
+        svg("text", { x: x - 20, y: y + 17 }, "c"),
+      );
     }
   }
 
