@@ -32,6 +32,7 @@ RANKS = {
     "demo": 15, "compare": 15, "curves": 15, "explanation": 15,
     "serving": 16,
     "cli": 17,
+    "__main__": 18,
 }  # fmt: skip
 
 

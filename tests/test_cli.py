@@ -153,6 +153,34 @@ def test_a_call_without_a_command_prints_help(regard: Command) -> None:
     assert regard().status == 2
     assert regard().out == regard("--help").out == regard("-h").out
     assert regard("--version").out.startswith("regard 0.")
+    assert regard("-V").out == regard("--version").out
+
+
+def test_the_package_can_be_run_as_a_module(regard: Command) -> None:
+    call = [sys.executable, "-m", "regard", "--version"]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, regard("--version").out)
+
+
+def test_output_is_not_redirected_to_the_terminal_of_the_progress_bar(tmp_path: Path) -> None:
+    pty = pytest.importorskip("pty")
+    code = """
+from regard.progress import Progress
+with Progress("translating", 2, "lines") as progress:
+    print("long " * 40)
+    progress.advance(2)
+"""
+    terminal, standard_error = pty.openpty()
+    with (tmp_path / "out").open("w") as out:
+        call = [sys.executable, "-c", code]
+        environment = {**os.environ, "TERM": "xterm"}
+        subprocess.run(call, stdout=out, stderr=standard_error, env=environment, check=True)
+    os.close(standard_error)
+    drawn = os.read(terminal, 100_000)
+    os.close(terminal)
+    assert (tmp_path / "out").read_text() == "long " * 40 + "\n"
+    assert b"translating" in drawn
+    assert b"long" not in drawn
 
 
 def test_an_unknown_command_suggests_the_nearest(regard: Command) -> None:
@@ -608,10 +636,11 @@ def test_evaluate_writes_every_metric_as_json(
     path = tmp_path / "metrics.json"
     result = regard("evaluate", folders.model, folders.pairs, "--json", path)
     assert result.status == 0
-    for name in ("exact match", "WER", "PER", "CER", "BLEU", "chrF", "95 % interval"):
+    labels = ("outputs not exact (WER of g2p papers)", "word error rate", "token error rate")
+    for name in (*labels, "exact match", "WER", "PER", "CER", "BLEU", "chrF", "95 % interval"):
         assert name in result.out
     metrics = json.loads(path.read_text())
-    names = ["bleu", "chrf", "exact_match", "wer", "per", "cer"]
+    names = ["bleu", "chrf", "exact_match", "wer", "word_error_rate", "per", "cer"]
     assert list(metrics) == ["n", *names, "by_length"]
     assert metrics["n"] == len({source for source, _ in read_pairs(folders.pairs)})
     for name in names:

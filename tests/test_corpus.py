@@ -1,3 +1,4 @@
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -6,7 +7,7 @@ import pytest
 from regard.config import Config, DataConfig, TextConfig, TrainingConfig
 from regard.corpus import Corpus, make_corpus, resolve_config
 from regard.errors import ConfigError, DataError
-from regard.text import EOS, UNK, Tokenizer
+from regard.text import EOS, UNK, Tokenizer, unknown_tokens_message
 
 PAIRS = [("ab", "A B"), ("ba", "B A"), ("aab", "A A B"), ("ab", "A B B")]
 DEV = [("ab", "A B"), ("bb", "B B"), ("ab", "B")]
@@ -170,3 +171,8 @@ def test_the_chosen_unit_is_noted_and_resolved() -> None:
     assert (resolved.source.unit, resolved.target.unit) == (result.source.unit, result.target.unit)
     assert resolved.source.lowercase
     assert "auto" not in (resolved.source.unit, resolved.target.unit)
+
+
+def test_unknown_tokens_are_reported_without_joiners() -> None:
+    message = unknown_tokens_message(Counter({"‿.": 2, ".": 1, "‿": 1}))
+    assert message == "tokens not in the vocabulary: 4 ('.' 3x, '‿' 1x)"

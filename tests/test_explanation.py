@@ -165,6 +165,21 @@ def test_invalid_arguments_raise(arguments: Any, error: type[Exception], message
         explain([1, 2], STATES, parameters={"W": [[1]]})
 
 
+def test_long_rows_are_shortened_everywhere() -> None:
+    rng = np.random.default_rng(1)
+    text = explain(
+        rng.normal(size=128) / 9, rng.normal(size=(3, 128)), score="scaled_dot"
+    ).to_text()
+    assert "truncated to two digits" in text
+    assert max(map(len, text.splitlines())) < 200
+
+
+def test_each_variance_is_measured() -> None:
+    (row,) = variances([7])
+    assert row["scaled_dot"] != pytest.approx(row["dot"] / 7, rel=1e-6)
+    assert row["over_dim"] != pytest.approx(row["dot"] / 49, rel=1e-6)
+
+
 def test_measured_variances_equal_the_derived_ones() -> None:
     for row in variances([1, 16, 300]):
         # from 20,000 samples the variance is estimated with an error of about one percent
@@ -186,15 +201,15 @@ def test_a_step_of_a_model_equals_its_attention(
     make_translator: MakeTranslator, settings: dict[str, object]
 ) -> None:
     translator = make_translator(**settings)
-    for step in (1, 3):
+    for step in (0, 2):
         explanation, output = explain_step(translator, "a c b a", step, target="c b a")
-        heads = output.attention_heads[step - 1]
+        heads = output.attention_heads[step]
         layer = translator.attention_layer
         np.testing.assert_allclose(explanation.weights, heads[layer, 0], atol=1e-5)
-        assert explanation.labels == ["a(1)", "c(2)", "b(3)", "a(4)", "</s>(5)"]
+        assert explanation.labels == ["a(0)", "c(1)", "b(2)", "a(3)", "</s>(4)"]
     if settings.get("kind") == "transformer":
         explanation, output = explain_step(
-            translator, "a c b a", 2, target="c b a", layer=2, head=1
+            translator, "a c b a", 1, target="c b a", layer=2, head=1
         )
         np.testing.assert_allclose(explanation.weights, output.attention_heads[1, 2, 1], atol=1e-5)
 
@@ -204,7 +219,12 @@ def test_a_step_of_a_model_equals_its_attention(
     [
         ({"attention": "none"}, {}, "no attention to explain"),
         ({"normalizer": "sparsemax"}, {}, "only softmax attention over the whole source"),
-        ({}, {"step": 9}, "--step must be from 1 to 2 for this output, got 9"),
+        (
+            {},
+            {"step": 2},
+            r"--step must be from 0 to 1 for this output \(steps are counted from 0\), got 2",
+        ),
+        ({}, {"step": -1}, "--step must be from 0 to 1"),
         ({"kind": "transformer"}, {"layer": 3}, "the model has 3 layers of 2 heads, both counted"),
         ({"kind": "transformer"}, {"head": 2}, "there is no layer 1, head 2"),
     ],
@@ -217,7 +237,7 @@ def test_steps_that_do_not_exist_raise(
 ) -> None:
     translator = make_translator(**settings)
     with pytest.raises(ConfigError, match=message):
-        explain_step(translator, "a b", options.pop("step", 1), target="a b", **options)
+        explain_step(translator, "a b", options.pop("step", 0), target="a b", **options)
 
 
 def test_the_command_prints_explanations_and_errors(
@@ -253,9 +273,9 @@ def test_the_command_prints_explanations_and_errors(
     model_folder.save_description(tmp_path / "model", translator.trained)
     model_folder.save_weights(tmp_path / "model", translator.trained.model)
     output = translator.align(["a b"], ["c a"])[0]
-    text = run("--model", str(tmp_path / "model"), "a b", "--target", "c a", "--step", "2")
-    assert text.startswith("a b -> c a; step 2: a\n")
-    assert f"{output.attention[1, 0]:.4f} a(1) + {output.attention[1, 1]:.4f} b(2)" in text
+    text = run("--model", str(tmp_path / "model"), "a b", "--target", "c a", "--step", "1")
+    assert text.startswith("a b -> c a; step 1: a\n")
+    assert f"{output.attention[1, 0]:.4f} a(0) + {output.attention[1, 1]:.4f} b(1)" in text
     for arguments, message in (
         ((), "give --query and --keys"),
         (("--query", "1,x", "--keys", "1"), "--query takes numbers separated by commas"),

@@ -51,6 +51,16 @@ def test_per_divides_summed_edits_by_summed_lengths():
     assert metrics.per(outputs, references).value == pytest.approx(40)
 
 
+def test_word_error_rate_is_the_edit_distance_over_the_reference_words():
+    # by hand: 1 substitution, then 1 insertion and 1 deletion; 3 edits of 4 + 5 reference words
+    outputs = ["the cat sat up", "she has a very dog"]
+    references = [["the cat sat down"], ["she has a dog now"]]
+    assert metrics.word_error_rate(outputs, references).value == pytest.approx(100 * 3 / 9)
+    assert metrics.wer(outputs, references).value == 100
+    # more edits than reference words: above 100 %
+    assert metrics.word_error_rate(["a b c"], [["x"]]).value == pytest.approx(300)
+
+
 def test_cer_counts_code_points_including_spaces():
     assert metrics.cer(["ab c"], [["abc"]]).value == pytest.approx(100 / 3)
     assert metrics.cer(["kitten"], [["sitting"]]).value == pytest.approx(300 / 7)
@@ -190,7 +200,7 @@ def test_report_equals_the_metrics_computed_separately():
     computed = metrics.report(OUTPUTS, VARYING, [6, 4, 1, 5], bleu_tokenize="char", lowercase=True)
     assert computed.n == 4
     assert computed.bleu == metrics.bleu(OUTPUTS, VARYING, "char", lowercase=True)
-    for name in ("chrf", "exact_match", "wer", "per", "cer"):
+    for name in ("chrf", "exact_match", "wer", "word_error_rate", "per", "cer"):
         assert getattr(computed, name) == getattr(metrics, name)(OUTPUTS, VARYING, lowercase=True)
 
 
@@ -231,7 +241,7 @@ def test_every_output_is_in_one_bin(lengths):
 def test_to_dict_is_the_json_of_evaluate():
     computed = metrics.report(OUTPUTS, SINGLE, [6, 4, 1, 5])
     written = json.loads(json.dumps(computed.to_dict()))
-    names = ["bleu", "chrf", "exact_match", "wer", "per", "cer"]
+    names = ["bleu", "chrf", "exact_match", "wer", "word_error_rate", "per", "cer"]
     assert list(written) == ["n", *names, "by_length"]
     for name in names:
         signed = {"signature"} if name in ("bleu", "chrf") else set()

@@ -227,7 +227,7 @@ def test_unknown_paths_and_hosts_are_rejected(client: TestClient) -> None:
 
 
 def test_explain_returns_the_values_of_a_step(client: TestClient, folder: Path) -> None:
-    body = {"text": "a b c", "target": "b a", "step": 2}
+    body = {"text": "a b c", "target": "b a", "step": 1}
     explanation = client.post("/api/explain", json=body).json()
     forced = regard.Translator.load(folder, "cpu").align(["a b c"], ["b a"])[0]
     assert np.allclose(explanation["weights"], forced.attention[1], atol=1e-4)
@@ -235,7 +235,7 @@ def test_explain_returns_the_values_of_a_step(client: TestClient, folder: Path) 
     assert explanation["formula"].startswith("v")
     response = client.post("/api/explain", json={**body, "step": 99})
     assert response.status_code == 422
-    assert "--step must be from 1" in response.json()["error"]
+    assert "--step must be from 0" in response.json()["error"]
 
 
 def test_top_logprobs_are_those_of_the_translator(client: TestClient, folder: Path) -> None:
@@ -332,7 +332,7 @@ def test_models_without_attention_or_with_copying_are_served(
         outputs = _translate(client, texts=["a b c", "b x y"])
         expected = regard.Translator.load(folder, "cpu").translate(["a b c", "b x y"])
         assert [output["tokens"] for output in outputs] == [output.tokens for output in expected]
-        body = {"text": "a x c", "target": ["c", "x"], "step": 2}
+        body = {"text": "a x c", "target": ["c", "x"], "step": 1}
         explanation = client.post("/api/explain", json=body)
         if "copy" in model:
             forced = regard.Translator.load(folder, "cpu").align(["a x c"], [["c", "x"]])[0]

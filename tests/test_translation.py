@@ -1,5 +1,7 @@
 """Translations merged into words, and as arguments of BertViz."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -127,6 +129,17 @@ def test_bertviz_gets_the_average_without_heads():
 def test_bertviz_needs_attention():
     with pytest.raises(ConfigError, match="no attention to show"):
         make_translation(None, [0], [0]).to_bertviz()
+
+
+def test_a_chart_hides_joiners_and_marks_unknown_tokens():
+    tokens = ["¿‿", "Te", "‿", "</s>"]
+    translation = dataclasses.replace(
+        make_translation(WEIGHTS, [0, 1, 2, None], [0, 1, 1], tokens, ["I", "do", "‿."]),
+        unknown=["Te"],
+    )
+    chart = translation.chart()
+    assert chart.source_tokens == ["¿", "Te <unk>", "‿", "</s>"]
+    assert chart.target_tokens == ["I", "do", "."]
 
 
 def test_a_chart_contains_the_heads():

@@ -74,6 +74,7 @@ class MetricValues:
     chrf: MetricValue
     exact_match: MetricValue
     wer: MetricValue
+    word_error_rate: MetricValue
     per: MetricValue
     cer: MetricValue
     by_length: tuple[LengthBin, ...]
@@ -157,10 +158,22 @@ def wer(outputs: Sequence[str], references: References, lowercase: bool = False)
     """Compute the percentage of outputs that equal none of their references: 100 - exact match.
 
     This is the word error rate of papers on grapheme-to-phoneme conversion, where each source is
-    one word. It is not the edit rate over words, which is `per` on texts with spaces between words.
+    one word. The edit rate over words is `word_error_rate`.
     """
     right = exact_match(outputs, references, lowercase)
     return MetricValue(100 - right.value, 100 - right.high, 100 - right.low)
+
+
+def word_error_rate(
+    outputs: Sequence[str], references: References, lowercase: bool = False
+) -> MetricValue:
+    """Compute the word error rate, `100 * sum of edits / sum of reference words`.
+
+    Words are separated by whitespace; an edit inserts, deletes or replaces one. With one reference for
+    each output this is the word error rate of speech recognition, which jiwer computes. It counts
+    the same edits as `per`, whose tokens are words if the targets are sentences.
+    """
+    return per(outputs, references, lowercase)
 
 
 def per(outputs: Sequence[str], references: References, lowercase: bool = False) -> MetricValue:
@@ -221,9 +234,10 @@ METRICS = {
     "bleu": MetricDefinition("BLEU", bleu),
     "chrf": MetricDefinition("chrF", chrf),
     "exact_match": MetricDefinition("exact match", exact_match),
-    "wer": MetricDefinition("WER", wer, lower_is_better=True),
-    "per": MetricDefinition("PER", per, lower_is_better=True),
-    "cer": MetricDefinition("CER", cer, lower_is_better=True),
+    "wer": MetricDefinition("outputs not exact (WER of g2p papers)", wer, lower_is_better=True),
+    "word_error_rate": MetricDefinition("word error rate", word_error_rate, lower_is_better=True),
+    "per": MetricDefinition("token error rate (PER of g2p papers)", per, lower_is_better=True),
+    "cer": MetricDefinition("character error rate (CER)", cer, lower_is_better=True),
 }
 """All metrics; those of `MetricName` in config.py can select the best checkpoint."""
 

@@ -39,6 +39,7 @@ class Progress:
                 console=Console(stderr=True),
                 transient=True,
                 expand=True,
+                redirect_stdout=False,  # rich would write it to standard error
             )
             self._task = self._bar.add_task(self.label, total=self.total, note="", left="")
             self._bar.start()

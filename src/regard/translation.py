@@ -9,6 +9,7 @@ import numpy as np
 
 from regard.alignment import Alignment, from_weights
 from regard.errors import ConfigError
+from regard.text import SPECIAL_TOKENS, UNK, display_token
 
 if TYPE_CHECKING:
     from regard.charts import Heatmap
@@ -66,6 +67,23 @@ class Translation:
     top_logprobs: list[list[TokenLogProb]] | None = field(default=None, repr=False)
     """The most probable next tokens at each of the len(tokens) + 1 steps, best first, if requested."""
 
+    @property
+    def source_labels(self) -> list[str]:
+        """The source tokens as charts display them: without joiners, unknown ones with `<unk>`."""
+        unknown = set(self.unknown)
+        labels = [
+            f"{display_token(token)} {SPECIAL_TOKENS[UNK]}"
+            if token in unknown
+            else display_token(token)
+            for token in self.source_tokens[:-1]
+        ]
+        return [*labels, *self.source_tokens[-1:]]
+
+    @property
+    def target_labels(self) -> list[str]:
+        """The tokens of the output as charts display them: without joiners."""
+        return [display_token(token) for token in self.tokens]
+
     def alignment(self) -> Alignment:
         """Return the pairs (source word, target word), 0-based; `str()` gives Pharaoh, `0-0 1-2`.
 
@@ -101,7 +119,7 @@ class Translation:
                     f"{count} heads, both counted from 0"
                 )
             weights = heads[:, layer].mean(1) if head is None else heads[:, layer, head]
-        return heatmap(weights, self.source_tokens, self.tokens, title=title, heads=heads)
+        return heatmap(weights, self.source_labels, self.target_labels, title=title, heads=heads)
 
     def words(self) -> "Translation":
         """Return the translation with subwords merged into words, so that `words().chart()` shows words.
@@ -201,6 +219,4 @@ def _merge_tokens(tokens: Sequence[str], groups: Sequence[Sequence[int]]) -> lis
 
 def _strip_marks(token: str) -> str:
     """Strip the marks of a preceding space and of a joint from a token."""
-    if token.startswith("▁"):
-        return token[1:]
-    return token.removeprefix("‿").removesuffix("‿") if len(token) > 1 else token
+    return token[1:] if token.startswith("▁") else display_token(token)

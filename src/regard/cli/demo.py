@@ -24,4 +24,6 @@ def run(arguments: list[str]) -> None:
 def _command() -> str:
     """Return how to call this command: its path where the shell would not find it."""
     program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return "python -m regard"
     return "regard" if shutil.which("regard") or program.name != "regard" else str(program)

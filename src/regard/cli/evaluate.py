@@ -51,15 +51,17 @@ def _print_tables(metrics: dict[str, Any], truncated: int) -> None:
     from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table("metric", "value", "95 % interval", "signature", box=box.SIMPLE)
-    # metrics with a signature last
-    for name in sorted(METRICS, key=lambda name: "signature" in metrics[name]):
+    table = Table("metric", "value", "95 % interval", box=box.SIMPLE)
+    signatures: list[str] = []
+    for name, definition in METRICS.items():
         metric = metrics[name]
         interval = f"{metric['low']:.2f} – {metric['high']:.2f}"
-        signature = metric.get("signature", "")
-        table.add_row(METRICS[name].label, f"{metric['value']:.2f}", interval, signature)
+        table.add_row(definition.label, f"{metric['value']:.2f}", interval)
+        if "signature" in metric:
+            signatures.append(f"{definition.label}: {metric['signature']}")
     console.print(f"{metrics['n']:,} distinct sources, percent")
     console.print(table)
+    console.print("\n".join(signatures), soft_wrap=True)
     lengths = Table("source length", "sources", "exact match", "PER", "CER", box=box.SIMPLE)
     for part in metrics["by_length"]:
         values = [f"{part[name]:.2f}" for name in ("exact_match", "per", "cer")]

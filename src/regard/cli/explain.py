@@ -29,16 +29,22 @@ def run(arguments: list[str]) -> None:
         help=".json or .npz file with parameters of the score by letter (W, U, v, …)",
     )
     parser.add_argument("--model", help="a model folder")
-    parser.add_argument("--step", type=int, default=1, help="output token to explain, from 1")
-    parser.add_argument("--target", help="with --model: output to force")
-    parser.add_argument("--layer", type=int, help="with --model: layer of a Transformer, from 0")
     parser.add_argument(
-        "--head", type=int, default=0, help="with --model: head of a Transformer, from 0"
+        "--step", type=int, default=0, help="output token to explain, counted from 0"
+    )
+    parser.add_argument("--target", help="with --model: output to force")
+    parser.add_argument(
+        "--layer", type=int, help="with --model: layer of a Transformer, counted from 0"
+    )
+    parser.add_argument(
+        "--head", type=int, default=0, help="with --model: head of a Transformer, counted from 0"
     )
     parser.add_argument(
         "--unnormalised", action="store_true", help="also show the sum weighted by the scores"
     )
-    parser.add_argument("--dim", help="widths A..B: variance of dot products, measured and derived")
+    parser.add_argument(
+        "--dim", help="widths A..B: variance of dot products at each width, measured and derived"
+    )
     parser.add_argument("--digits", type=int, default=4, help="digits after the decimal point")
     parser.add_argument(
         "--format", default="text", help="text, markdown (formulas in LaTeX) or json"
@@ -59,18 +65,19 @@ def run(arguments: list[str]) -> None:
 
 def _from_model(options: Namespace) -> Any:
     from regard.explanation.from_model import explain_step
+    from regard.text import display_token
     from regard.translator import Translator
 
     if not (options.text or "").strip():
         raise DataError(
-            "--model needs a text to translate: regard explain --model DIR TEXT --step 1"
+            "--model needs a text to translate: regard explain --model DIR TEXT --step 0"
         )
     translator = Translator.load(options.model, "cpu")
     source = translator.source.parse_source(options.text)
     names = ("step", "target", "layer", "head")
     explanation, output = explain_step(translator, source, **{n: options[n] for n in names})
     if options.format != "json":
-        token = output.tokens[options.step - 1]
+        token = display_token(output.tokens[options.step])
         print(f"{options.text} -> {output.text}; step {options.step}: {token}\n")
     return explanation
 

@@ -49,11 +49,11 @@ def _dispatch(arguments: list[str]) -> int:
         print(
             "usage: regard COMMAND …\n\n"
             "Train sequence-to-sequence models and inspect or edit their attention.\n\n"
-            f"{commands}\n\nregard COMMAND --help shows the options of a command."
+            f"{commands}\n\nregard COMMAND --help shows the options of a command, regard --version the version."
         )
         return 0 if arguments else 2
     name, *rest = arguments
-    if name == "--version":
+    if name in ("-V", "--version"):
         from importlib.metadata import version
 
         print(f"regard {version('regard')}")

@@ -11,7 +11,7 @@ from regard.explanation.worked_example import Explanation, explain
 from regard.request import TextOrTokens, prepare
 from regard.score_registry import SCORES
 from regard.scores import Score
-from regard.text import BOS, SourceLike
+from regard.text import BOS, SourceLike, display_token
 from regard.translation import Translation
 from regard.translator import Translator
 
@@ -30,7 +30,7 @@ def explain_step(
     Args:
         translator: a model with softmax attention over the whole source.
         text: text to translate, or pair (text, features).
-        step: number of the output token, from 1.
+        step: number of the output token, from 0.
         target: output to force, as text or tokens; None: the output of the model.
         layer: layer of a Transformer, from 0; None: the layer that `Translation.attention` is from.
         head: head of a Transformer, from 0.
@@ -52,9 +52,12 @@ def explain_step(
             f"model.normalizer {settings.normalizer}"
         )
     output = translator.align([text], [target])[0] if target else translator.translate([text])[0]
-    if not 1 <= step <= len(output.tokens):
+    if not output.tokens:
+        raise ConfigError("the output for this text is empty, so there is no step to explain")
+    if not 0 <= step < len(output.tokens):
         raise ConfigError(
-            f"--step must be from 1 to {len(output.tokens)} for this output, got {step}"
+            f"--step must be from 0 to {len(output.tokens) - 1} for this output (steps are counted "
+            f"from 0), got {step}"
         )
     layers, heads = decoder.attention_layers, decoder.attention_heads
     number = translator.attention_layer if layer is None else layer
@@ -65,13 +68,13 @@ def explain_step(
         )
     # equal tokens are told apart by their positions
     labels = [
-        f"{token}({position})" for position, token in enumerate(output.source_tokens, start=1)
+        f"{display_token(token)}({position})" for position, token in enumerate(output.source_tokens)
     ]
     request = prepare(translator.trained, [text], [output.tokens])
     tokens = torch.tensor([[BOS, *request.sources[0].prefix.ids]])
     with torch.inference_mode():
         memory = request.encode(translator.trained.model, translator.device)
-        tokens = tokens[:, :step].to(translator.device)
+        tokens = tokens[:, : step + 1].to(translator.device)
         inputs = decoder.attention_inputs(memory, tokens, number, head)
         return _explain_last(inputs, head, labels), output
 

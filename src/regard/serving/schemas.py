@@ -132,7 +132,7 @@ class _TargetRequest(_Request):
 class ExplainRequest(_TargetRequest):
     """One attention step of one output."""
 
-    step: int = Field(ge=1, description="number of the output token, from 1")
+    step: int = Field(ge=0, description="number of the output token, from 0")
     layer: int | None = Field(None, ge=0, description="layer of a Transformer, from 0")
     head: int = Field(0, ge=0, description="head of that layer, from 0")
 

@@ -36,6 +36,7 @@ from regard.text.features import SourceLike, split_features, split_source
 from regard.text.normalization import normalize
 from regard.text.special_tokens import SPECIAL_TOKENS, UNK
 from regard.text.units import UNITS, choose_unit
+from regard.text.words import display_token
 
 if TYPE_CHECKING:
     import tokenizers
@@ -296,6 +297,9 @@ class Tokenizer:
 
 def unknown_tokens_message(tokens: Counter[str]) -> str:
     """Return a message with the number of unknown tokens and the most frequent of them."""
-    examples = ", ".join(f"{token!r} {count}x" for token, count in tokens.most_common(5))
-    more = ", …" if len(tokens) > 5 else ""
+    displayed: Counter[str] = Counter()
+    for token, count in tokens.items():
+        displayed[display_token(token)] += count
+    examples = ", ".join(f"{token!r} {count}x" for token, count in displayed.most_common(5))
+    more = ", …" if len(displayed) > 5 else ""
     return f"tokens not in the vocabulary: {tokens.total():,} ({examples}{more})"

@@ -60,6 +60,11 @@ def join_words(tokens: Sequence[str]) -> list[str]:
     return pieces
 
 
+def display_token(token: str) -> str:
+    """Return a word token without its joiners."""
+    return token.removeprefix(JOINER).removesuffix(JOINER) if len(token) > 1 else token
+
+
 def _mark_joins(pieces: Sequence[str]) -> list[str]:
     tokens = list(pieces)
     for left, right in pairwise(range(len(pieces))):

@@ -42,7 +42,7 @@ export async function translate(model, source, { beamSize, nBest }, intervention
 }
 
 export function explain(model, source, target, step, layer, head) {
-  return post("/api/explain", { model, ...source, target, step: step + 1, layer, head });
+  return post("/api/explain", { model, ...source, target, step, layer, head });
 }
 
 // The model's distribution of the token after `tokens`, without pins and ablated heads.
