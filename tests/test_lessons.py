@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -160,7 +159,6 @@ def test_a_notebook_needs_no_file_and_no_extension(
     monkeypatch.syspath_prepend(str(DOCS / "_extensions"))
     import notebooks
 
-    sys.modules.pop("kernels", None)
     text = lesson.read_text("utf-8")
     notebook = notebooks.convert(text)
     code = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "code")

@@ -160,7 +160,7 @@ class SelfAttention(nn.Module):
     Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.3, with any score.
 
     Args:
-        embed_dim, num_heads (default 1), score, dropout, normalizer: as in `MultiHeadAttention`.
+        embed_dim, num_heads, score, dropout, normalizer: as in `MultiHeadAttention`; one head by default.
         causal: mask the positions after the query (default False).
     """
 
