@@ -34,10 +34,11 @@ def test_missing_settings_have_defaults() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"modle": {}}, "unknown setting modle; known: data, device, model"),
+        ({"surprise": {}}, "unknown setting surprise; known: data, device, model"),
+        ({"modle": {}}, r"unknown setting modle; did you mean model\?"),
         (
             {"model": {"atention": "dot"}},
-            r"unknown setting model\.atention; known: activation, attention,",
+            r"unknown setting model\.atention; did you mean attention\?",
         ),
         ({"model": 3}, "model takes settings by name, got 3"),
     ],
@@ -160,3 +161,11 @@ def test_invalid_transformer_settings_raise(settings: dict[str, Any], message: s
 def test_incompatible_attention_settings_raise(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ModelConfig(**settings)
+
+
+def test_an_unknown_argument_gets_the_nearest_setting() -> None:
+    with pytest.raises(ConfigError, match=r"training\.max_minuts; did you mean max_minutes\?"):
+        TrainingConfig(max_minuts=1)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"unknown setting attention; known: data, device, model"):
+        Config(attention="dot")  # type: ignore[call-arg]
+    assert str(inspect.signature(TextConfig)).startswith("(*, unit: ")

@@ -5,11 +5,14 @@ import PyTorch, so that `regard --help` is fast.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin,
+)  # fmt: skip
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, nearest
 from regard.score_registry import ALL_NAMES, SCORES, check_rotary, find_score
 
 Unit = Literal["auto", "char", "grapheme", "word", "whitespace", "bpe", "unigram"]
@@ -30,7 +33,34 @@ _RANGES: dict[str, Callable[[float], bool]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+_T = TypeVar("_T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def _settings(group: str) -> Callable[[type[_T]], type[_T]]:
+    """Make a class a frozen dataclass whose constructor names the nearest setting to an unknown one."""
+
+    def decorate(cls: type[_T]) -> type[_T]:
+        cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+        initialize = cls.__init__
+
+        @functools.wraps(initialize)
+        def checked(self: Any, **values: Any) -> None:
+            known = [field.name for field in dataclasses.fields(self)]
+            for name in values:
+                if name not in known:
+                    where = f"{group}.{name}" if group else name
+                    hint = nearest(name, known) or f"; known: {', '.join(sorted(known))}"
+                    raise ConfigError(f"unknown setting {where}{hint}")
+            initialize(self, **values)
+
+        cls.__init__ = checked
+        return cls
+
+    return decorate
+
+
+@_settings("data")
 class DataConfig:
     """Files of pairs, and the treatment of invalid lines."""
 
@@ -49,7 +79,7 @@ class DataConfig:
         _check(self, "data", {"be at least 1": ["max_length", "features_column"]})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@_settings("text")
 class TextConfig:
     """Tokenisation of the source or the target."""
 
@@ -68,7 +98,7 @@ class TextConfig:
         _check(self, "text", {"be at least 1": ["vocabulary_size", "min_frequency"]})
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@_settings("model")
 class ModelConfig:
     """Encoder, decoder and attention."""
 
@@ -197,7 +227,7 @@ class ModelConfig:
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@_settings("training")
 class TrainingConfig:
     """Batches, optimiser, schedule, validation and early stopping."""
 
@@ -249,7 +279,7 @@ class TrainingConfig:
         _check(self, "training", ranges)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@_settings("")
 class Config:
     """All settings of a training run."""
 
@@ -293,11 +323,6 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 def _build(cls: type, values: Any, group: str) -> Any:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{group or 'config'} takes settings by name, got {values!r}")
-    known = {field.name for field in dataclasses.fields(cls)}
-    for name in values:
-        if name not in known:
-            where = f"{group}.{name}" if group else name
-            raise ConfigError(f"unknown setting {where}; known: {', '.join(sorted(known))}")
     return cls(**values)
 
 
