@@ -20,17 +20,20 @@ def reversed_pairs(count: int, seed: int) -> list[tuple[str, str]]:
 def main(updates: int = 600) -> None:
     """Learn to reverse sequences; the alignment is the anti-diagonal."""
     with tempfile.TemporaryDirectory() as folder:
-        config = regard.Config(
+        translator = regard.fit(
+            reversed_pairs(4000, seed=1),
+            reversed_pairs(100, seed=2),
             out=f"{folder}/model",
-            model=regard.ModelConfig(
-                attention="additive", embedding_dim=32, encoder_dim=32, decoder_dim=32
-            ),
-            training=regard.TrainingConfig(
-                max_updates=updates, batch_tokens=1000, validate_every=200, learning_rate=5e-3
-            ),
-        )
-        translator = regard.train(config, reversed_pairs(4000, seed=1), reversed_pairs(100, seed=2))
-        translation = translator.translate(["a b c d"])[0]
+            max_minutes=None,
+            model={
+                "attention": "additive", "embedding_dim": 32, "encoder_dim": 32, "decoder_dim": 32,
+            },
+            training={
+                "max_updates": updates, "batch_tokens": 1000, "validate_every": 200,
+                "learning_rate": 5e-3,
+            },
+        )  # fmt: skip
+    translation = translator.translate("a b c d")
     print(translation.source, "->", translation.text, f"(score {translation.score:.3f})")
     print("alignment", translation.alignment())
     print(translation.attention.round(2) if translation.attention is not None else "")

@@ -69,7 +69,7 @@ def test_a_folder_has_these_files_and_states_its_versions(folder: Path) -> None:
     assert sorted(os.listdir(folder)) == names
     config = json.loads((folder / "config.json").read_text())
     assert config["format"] == FORMAT == 2
-    assert config["regard"] == model_folder.package_version()
+    assert config["regard"] == regard.__version__
     assert config["model"]["embedding_dim"] == 4
 
 

@@ -4,6 +4,9 @@ import contextlib
 import dataclasses
 import json
 import signal
+import sys
+import tempfile
+import types
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -345,3 +348,48 @@ def test_the_model_card_states_the_settings_that_apply(
 ) -> None:
     regard.train(_config(tmp_path / "model", model, max_updates=1), PAIRS, DEV)
     assert line in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_fit_trains_on_pairs_with_a_time_budget(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    settings = _config(tmp_path)
+    groups = {
+        "model": dataclasses.asdict(settings.model),
+        "training": dataclasses.asdict(settings.training),
+    }
+    del groups["training"]["max_minutes"]
+    translator = regard.fit(zip(*zip(*PAIRS, strict=True), strict=True), DEV, **groups)
+    assert translator.trained.config.training.max_minutes == 5
+    (folder,) = tmp_path.glob("regard-*")
+    assert f"model folder: {folder} (temporary)" in capfd.readouterr().err
+    assert regard.Translator.load(folder).translate("a b").text == translator.translate("a b").text
+    named = regard.fit(PAIRS, out=tmp_path / "named", max_minutes=None, **groups)
+    assert (tmp_path / "named" / "config.json").exists()
+    assert named.trained.config.training.max_minutes is None
+    with pytest.raises(ConfigError, match=r"unknown setting model\.atention; did you mean"):
+        regard.fit(PAIRS, model={"atention": "dot"})
+
+
+def test_progress_in_a_notebook_redraws_one_output(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn: list[str] = []
+    display = types.SimpleNamespace(
+        HTML=str,
+        display=lambda text, display_id: (
+            drawn.append(text) or types.SimpleNamespace(update=drawn.append)
+        ),
+    )
+    shell = types.SimpleNamespace(kernel=object())
+    ipython = types.SimpleNamespace(get_ipython=lambda: shell, display=display)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    with Progress("training <x>", 4, "updates") as progress:
+        progress.advance(3)
+        progress.print("update 3")
+    assert len(drawn) == 2
+    assert 'max="4" value="3"' in drawn[-1]
+    assert "training &lt;x&gt;: 3/4 updates" in drawn[-1]
+    assert capsys.readouterr() == ("update 3\n", "")

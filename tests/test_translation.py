@@ -1,4 +1,7 @@
-"""Translations merged into words, and as arguments of BertViz."""
+"""Translations merged into words, displayed, and as data of other packages."""
+
+import dataclasses
+import xml.etree.ElementTree as ET
 
 import dataclasses
 
@@ -9,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import ConfigError
-from regard.translation import Translation, empty_translation
+from regard.translation import TokenLogProb, Translation, empty_translation
 
 WEIGHTS = np.array(
     [[0.5, 0.3, 0.1, 0.1], [0.1, 0.5, 0.2, 0.2], [0.0, 0.1, 0.8, 0.1]], dtype=np.float32
@@ -146,3 +149,49 @@ def test_a_chart_contains_the_heads():
     heads = np.repeat(WEIGHTS[:, None, None], 2, axis=1)
     chart = make_translation(WEIGHTS, [0, 1, 2, None], [0, 1, 2], heads=heads).chart()
     np.testing.assert_array_equal(chart.heads, heads)
+
+
+def _example() -> Translation:
+    return dataclasses.replace(
+        make_translation(WEIGHTS, [0, 1, 2, None], [0, 1, 2]), source="te quiero", text="i love you"
+    )
+
+
+def test_repr_is_one_short_line() -> None:
+    translation = _example()
+    assert repr(translation).startswith(f"Translation({translation.source!r} -> ")
+    assert "attention=" in repr(translation)
+    assert len(repr(translation)) < 200
+    assert "\n" not in repr(translation)
+
+
+def test_notebooks_display_text_heatmap_and_alternatives() -> None:
+    other = dataclasses.replace(_example(), text="<b>other</b>", score=-2.5)
+    steps = [[TokenLogProb("x", -0.5), TokenLogProb(None, -1.0)]]
+    page = dataclasses.replace(
+        _example(), alternatives=[other], top_logprobs=steps, unknown=["ü"], complete=False
+    )._repr_html_()
+    for part in (
+        "<svg",
+        "&lt;b&gt;other&lt;/b&gt; (-2.500)",
+        "60.7 %",
+        "&lt;/s&gt;",
+        "ü",
+        "truncated",
+    ):
+        assert part in page
+    assert "<script" not in page
+    ET.fromstring(page)
+    plain = dataclasses.replace(_example(), attention=None)._repr_html_()
+    assert "<svg" not in plain
+    assert "<details" not in plain
+
+
+def test_to_pandas_has_a_row_per_output_token() -> None:
+    translation = _example()
+    table = translation.to_pandas()
+    assert list(table.index) == translation.tokens
+    assert list(table.columns) == translation.source_tokens
+    np.testing.assert_array_equal(table.to_numpy(), translation.attention)
+    with pytest.raises(ConfigError, match="no attention to show"):
+        dataclasses.replace(translation, attention=None).to_pandas()

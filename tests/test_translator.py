@@ -1,8 +1,11 @@
 """The translator: order, attention, alignments, forced targets, unknown tokens, devices."""
 
 import dataclasses
+import subprocess
+import sys
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
@@ -78,6 +81,57 @@ def test_blank_texts_give_no_tokens() -> None:
     assert (blank.tokens, blank.text, blank.source_tokens) == ([], "", [])
     assert blank.attention.shape == (0, 0)
     assert str(blank.alignment()) == ""
+
+
+def test_one_string_gives_one_translation() -> None:
+    translator = _translator()
+    single, (listed,) = translator.translate("a b c"), translator.translate(["a b c"])
+    assert isinstance(single, regard.Translation)
+    assert (single.text, single.tokens, single.score) == (listed.text, listed.tokens, listed.score)
+    best = translator.translate("a b c", n_best=3)
+    assert [output.text for output in best] == [
+        output.text for output in translator.translate(["a b c"], n_best=3)[0]
+    ]
+    alternatives = [output.text for output in best[1].alternatives]
+    assert alternatives == [best[0].text, best[2].text]
+    assert single.alternatives == []
+    forced = translator.align("a b c", "b a")
+    assert forced.tokens == ["b", "a"]
+    assert forced.score == translator.align(["a b c"], ["b a"])[0].score
+
+
+def test_any_iterable_of_texts_is_translated_in_order() -> None:
+    translator = _translator()
+    expected = [output.text for output in translator.translate(SOURCES)]
+    column = pandas.DataFrame({"source": SOURCES}, index=range(10, 10 + len(SOURCES)))["source"]
+    for texts in (column, iter(SOURCES), tuple(SOURCES), np.array(SOURCES)):
+        assert [output.text for output in translator.translate(texts)] == expected
+
+
+def test_arguments_of_another_type_are_named() -> None:
+    # in a process of its own, where annotations are not checked at run time
+    script = """
+import regard
+from regard.translator import to_list
+for item in (3, None, float("nan"), ["a", "b"], b"a"):
+    try:
+        to_list(["a", item])
+    except regard.DataError as error:
+        print(error)
+try:
+    regard.train([("a", "b")])
+except regard.ConfigError as error:
+    print(error)
+"""
+    lines = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    for line, item in zip(lines, ["3", "None", "nan", "['a', 'b']", "b'a'"], strict=False):
+        assert line.startswith("expected a string or a pair (source, features) as text 1 (counted ")
+        assert line.endswith(f"got {item}")
+    assert lines[5] == (
+        "train takes a Config first, got a list; regard.fit(pairs) trains without one"
+    )
 
 
 def test_n_best_gives_lists_best_first() -> None:

@@ -10,6 +10,7 @@ from .config import DataConfig as DataConfig
 from .config import ModelConfig as ModelConfig
 from .config import TextConfig as TextConfig
 from .config import TrainingConfig as TrainingConfig
+from .decoders import Decoder as Decoder
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import ExtraError as ExtraError
@@ -20,6 +21,7 @@ from .evaluation import Report as Report
 from .evaluation import evaluate as evaluate
 from .explanation import Explanation as Explanation
 from .explanation import explain as explain
+from .models import Seq2Seq as Seq2Seq
 from .scores import Additive as Additive
 from .scores import Bilinear as Bilinear
 from .scores import Concat as Concat
@@ -28,6 +30,10 @@ from .scores import Dot as Dot
 from .scores import InnerProduct as InnerProduct
 from .scores import ScaledDot as ScaledDot
 from .scores import make_score as make_score
+from .search import beam_search as beam_search
+from .text import Tokenizer as Tokenizer
+from .training import fit as fit
 from .training import train as train
 from .translation import Translation as Translation
 from .translator import Translator as Translator
+from .version import __version__ as __version__

@@ -9,7 +9,14 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import UnionType
 from typing import (
-    TYPE_CHECKING, Any, Literal, TypeVar, Union, dataclass_transform, get_args, get_origin,
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
 )  # fmt: skip
 
 from regard.errors import ConfigError, nearest

@@ -6,6 +6,7 @@ from typing import Any
 from regard import model_folder
 from regard.config import ModelConfig
 from regard.files import write_text
+from regard.version import __version__
 
 
 def write(
@@ -21,7 +22,7 @@ def write(
     lines = [
         f"# {out.name}",
         "",
-        f"A sequence-to-sequence model trained with regard {model_folder.package_version()}.",
+        f"A sequence-to-sequence model trained with regard {__version__}.",
         "",
         f"- source: {config.source.unit}, vocabulary of {len(trained.source):,}",
         f"- target: {config.target.unit}, vocabulary of {len(trained.target):,}",

@@ -10,7 +10,6 @@ last/                checkpoint for --resume (checkpoints.py)
 
 import json
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from regard.errors import ConfigError, FolderError
 from regard.files import atomic_write, write_json, write_text
 from regard.models import Seq2Seq, build
 from regard.text import Tokenizer
+from regard.version import __version__
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,12 @@ class TrainedModel:
     """Properties of the data and the model, such as `max_target_length`."""
 
 
-def package_version() -> str:
-    """Return the version of the installed package."""
-    try:
-        return version("regard")
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def save_description(folder: str | Path, trained: TrainedModel) -> None:
     """Write config.json and the tokenizers."""
     folder = Path(folder)
     config = {
         "format": migrations.FORMAT,
-        "regard": package_version(),
+        "regard": __version__,
         **asdict(trained.config),
         "metadata": trained.metadata,
     }

@@ -1,15 +1,19 @@
-"""Progress on standard error: a bar on a terminal, plain lines elsewhere."""
+"""Progress: a bar in notebooks and on a terminal, plain lines on standard error elsewhere."""
 
+import html
 import sys
 import time
+from typing import Any
 
 _SECONDS_BETWEEN_LINES = 10.0
+_SECONDS_BETWEEN_UPDATES = 0.5
 
 
 class Progress:
     """Display the progress, rate and remaining time of a task.
 
-    On a terminal rich redraws one line; elsewhere a plain line is printed every 10 seconds.
+    On a terminal rich redraws one line, and a notebook redraws one output; elsewhere a plain line is
+    printed every 10 seconds.
 
     Args:
         label: name of the task.
@@ -23,9 +27,14 @@ class Progress:
         self.done = self._initial = initial
         self._started = self._printed = time.monotonic()
         self._bar = None
+        self._output: Any = None
 
     def __enter__(self) -> "Progress":
-        if sys.stderr.isatty():
+        if _in_notebook():
+            from IPython.display import HTML, display  # pyright: ignore
+
+            self._output = display(HTML(self._html("", "")), display_id=True)
+        elif sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
             from rich.progress import Progress as Bar
@@ -48,6 +57,8 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+        if self._output is not None:
+            self._redraw("", "")
 
     def advance(self, count: int = 1, note: str = "", remaining: float | None = None) -> None:
         """Count `count` more units done.
@@ -61,16 +72,31 @@ class Progress:
         left = self._left(remaining)
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, note=note, left=left)
+        elif self._output is not None:
+            if time.monotonic() - self._printed >= _SECONDS_BETWEEN_UPDATES:
+                self._printed = time.monotonic()
+                self._redraw(left, note)
         elif time.monotonic() - self._printed >= _SECONDS_BETWEEN_LINES:
             self._printed = time.monotonic()
             print(self._line(left, note), file=sys.stderr, flush=True)  # noqa: T201
 
     def print(self, text: str) -> None:
         """Print a line above the bar."""
-        if self._bar is not None:
+        if self._output is not None:
+            print(text, flush=True)  # noqa: T201  (notebooks colour standard error as an error)
+        elif self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)  # noqa: T201
+
+    def _redraw(self, left: str, note: str) -> None:
+        from IPython.display import HTML  # pyright: ignore
+
+        self._output.update(HTML(self._html(left, note)))
+
+    def _html(self, left: str, note: str) -> str:
+        bar = f'<progress max="{self.total}" value="{self.done}"></progress> ' if self.total else ""
+        return f"<div>{bar}{html.escape(self._line(left, note))}</div>"
 
     def _line(self, left: str, note: str) -> str:
         total = "" if self.total is None else f"/{self.total:,}"
@@ -86,3 +112,9 @@ class Progress:
             seconds = (time.monotonic() - self._started) / done * (self.total - self.done)
         minutes, seconds = divmod(round(max(0.0, seconds)), 60)
         return f"{minutes}:{seconds:02d} left"
+
+
+def _in_notebook() -> bool:
+    """Return True in a notebook, whose front end displays HTML."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None

@@ -2,14 +2,15 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from regard import model_card, model_folder
-from regard.config import Config
+from regard.config import Config, from_dict
 from regard.corpus import Corpus, make_corpus, resolve_config
 from regard.errors import ConfigError
 from regard.evaluation import layer_agreements
@@ -26,6 +27,36 @@ _ERASURE_TOKENS = 100_000
 """Bound on the tokens processed to choose the displayed attention layer."""
 
 
+def fit(
+    pairs: Iterable[PairLike],
+    dev: Iterable[PairLike] | None = None,
+    *,
+    out: str | Path | None = None,
+    max_minutes: float | None = 5.0,
+    **settings: Mapping[str, Any],
+) -> Translator:
+    """Train on pairs in memory with the default settings and return a translator.
+
+        translator = regard.fit([("te quiero", "i love you"), …])
+        translator = regard.fit(pairs, max_minutes=1, model={"attention": "dot"})
+
+    Args:
+        pairs: training pairs, (source, target) or (source, target, features).
+        dev: validation pairs; None holds out some of the training pairs.
+        out: the model folder to write; None: a temporary folder, which the output names.
+        max_minutes: time budget, in minutes; None: no limit. Training stops earlier when validation
+            no longer improves.
+        settings: groups of settings that differ from the defaults, named as in `Config`: `model`,
+            `training`, `source`, `target` or `data`.
+
+    Raises:
+        RegardError: settings or pairs cannot be used.
+    """
+    training = {"max_minutes": max_minutes, **settings.pop("training", {})}
+    config = from_dict({"out": None if out is None else str(out), "training": training, **settings})
+    return train(config, list(pairs), None if dev is None else list(dev))
+
+
 def train(
     config: Config,
     pairs: Sequence[PairLike] | None = None,
@@ -38,7 +69,7 @@ def train(
     """Train a model, write its folder and return a translator with the best weights.
 
     Args:
-        config: all settings; `config.out` is the folder to write.
+        config: all settings; `config.out` is the folder to write, a temporary one if it is None.
         pairs: training pairs in memory, (source, target) or (source, target, features), instead of
             `config.data.train`.
         dev: validation pairs in memory, instead of `config.data.dev`.
@@ -50,6 +81,11 @@ def train(
         RegardError: settings, pairs or folders cannot be used.
         KeyboardInterrupt: Ctrl-C; the folder is usable and training can be resumed.
     """
+    if not isinstance(config, Config):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"train takes a Config first, got a {type(config).__name__}; regard.fit(pairs) trains "
+            "without one"
+        )
     out = _output_folder(config.out, resume)
     config, tokenizers, weights = _starting_point(config, out, resume, init_from)
     corpus = make_corpus(config, pairs, dev, tokenizers)
@@ -69,6 +105,7 @@ def train(
     trained = TrainedModel(config, model, corpus.source, corpus.target, metadata)
     trainer = Trainer(trained, corpus, out)
     notes = [
+        *([f"model folder: {out} (temporary)"] if config.out is None else []),
         *corpus.notes,
         f"model: {metadata['parameters']:,} parameters on {trainer.device} "
         f"({metadata['encoder_states']}); loss at chance ln V = {math.log(len(corpus.target)):.2f}",
@@ -90,7 +127,7 @@ def train(
 
 def _output_folder(out: str | None, resume: bool) -> Path:
     if out is None:
-        raise ConfigError("no output folder: give --out DIR (Config(out=...))")
+        return Path(tempfile.mkdtemp(prefix="regard-"))
     path = Path(out)
     if resume and path.is_dir():
         return path

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from regard.alignment import Alignment, from_weights
-from regard.errors import ConfigError
-from regard.text import SPECIAL_TOKENS, UNK, display_token
+from regard.errors import ConfigError, ExtraError
+from regard.text import EOS_TOKEN, SPECIAL_TOKENS, UNK, display_token
 
 if TYPE_CHECKING:
+    import pandas
+
     from regard.charts import Heatmap
 
 
@@ -35,7 +37,7 @@ class TokenLogProb(NamedTuple):
     """Its log-probability, nats."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Translation:
     """One output and its attention."""
 
@@ -67,6 +69,9 @@ class Translation:
     top_logprobs: list[list[TokenLogProb]] | None = field(default=None, repr=False)
     """The most probable next tokens at each of the len(tokens) + 1 steps, best first, if requested."""
 
+    alternatives: "list[Translation]" = field(default_factory=list)
+    """The other outputs of the same source, best first, if `n_best` was above 1."""
+
     @property
     def source_labels(self) -> list[str]:
         """The source tokens as charts display them: without joiners, unknown ones with `<unk>`."""
@@ -84,8 +89,53 @@ class Translation:
         """The tokens of the output as charts display them: without joiners."""
         return [display_token(token) for token in self.tokens]
 
+    def __repr__(self) -> str:
+        """Return source, output, score and the shape of the attention on one line."""
+        parts = [f"{self.source!r} -> {self.text!r}", f"score={self.score:.3f}"]
+        if self.attention is not None:
+            parts.append("attention={}x{}".format(*self.attention.shape))
+        if not self.complete:
+            parts.append("truncated")
+        if self.unknown:
+            parts.append(f"unknown={self.unknown}")
+        return f"Translation({', '.join(parts)})"
+
+    def _repr_html_(self) -> str:
+        """Return the output, its heatmap and its alternatives, for notebooks."""
+        from regard.charts.notebook import output_html
+
+        notes = [f"{self.source} (score {self.score:.3f})"]
+        if self.unknown:
+            notes.append(f"not in the vocabulary of the model: {', '.join(self.unknown)}")
+        if not self.complete:
+            notes.append("truncated at the length limit")
+        drawn = self.attention is not None and self.attention.size > 0
+        return output_html(
+            self.text,
+            notes,
+            self.chart().to_svg() if drawn else None,
+            [(output.text, output.score) for output in self.alternatives],
+            [
+                [(EOS_TOKEN if token is None else token, log_prob) for token, log_prob in step]
+                for step in self.top_logprobs or []
+            ],
+        )
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Return the attention as a DataFrame: a row per output token, a column per source token.
+
+        Raises:
+            ConfigError: the model has no attention.
+            ExtraError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ModuleNotFoundError:
+            raise ExtraError("to_pandas needs pandas: pip install pandas") from None
+        return pandas.DataFrame(self._weights(), index=self.tokens, columns=self.source_tokens)
+
     def alignment(self) -> Alignment:
-        """Return the pairs (source word, target word), 0-based; `str()` gives Pharaoh, `0-0 1-2`.
+        """Return the pairs (source word, target word), 0-based; `str()` returns Pharaoh format, `0-0 1-2`.
 
         Words are separated by spaces (subwords merged); in text without spaces every token is a word.
 
@@ -97,12 +147,12 @@ class Translation:
     def chart(
         self, title: str = "", layer: int | None = None, head: int | None = None
     ) -> "Heatmap":
-        """Return the attention as a heatmap, a column per source token and a row per output token.
+        """Return the attention as a heatmap: one column per source token, one row per output token.
 
         Args:
             title: title above the heatmap.
-            layer: one layer of `attention_heads`, from 0; None: that of `attention`.
-            head: one head of that layer, from 0; None: the average of its heads.
+            layer: a layer of `attention_heads`, counted from 0, or None for the layer of `attention`.
+            head: a head of that layer, counted from 0, or None for the average over its heads.
 
         Raises:
             ConfigError: the model has no attention, or no such layer or head.
@@ -125,8 +175,8 @@ class Translation:
         """Return the translation with subwords merged into words, so that `words().chart()` shows words.
 
         Weights of the parts of a source word are added and rows of the parts of a target word
-        averaged, so that the sums of rows and `alignment()` do not change. Tokens of no word, such
-        as EOS, stay as they are.
+        averaged, so that the row sums and `alignment()` do not change. Tokens that do not belong to
+        a word, such as EOS, are left unchanged.
         """
         source = _word_groups(self.source_words, len(self.source_tokens))
         target = _word_groups(self.target_words, len(self.tokens))
@@ -191,6 +241,14 @@ def empty_translation(text: str, attends: bool) -> Translation:
     attention = np.zeros((0, 0), np.float32) if attends else None
     heads = np.zeros((0, 1, 1, 0), np.float32) if attends else None
     return Translation(text, [], [], "", 0.0, attention, heads)
+
+
+def with_alternatives(outputs: Sequence[Translation]) -> list[Translation]:
+    """Return the outputs of one source, each with the others as its alternatives."""
+    return [
+        dataclasses.replace(output, alternatives=[*outputs[:rank], *outputs[rank + 1 :]])
+        for rank, output in enumerate(outputs)
+    ]
 
 
 def _word_groups(words: Sequence[int | None], length: int) -> list[list[int]]:

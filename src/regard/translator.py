@@ -1,9 +1,9 @@
 """Translator: texts in, translations with their attention out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 
@@ -14,7 +14,31 @@ from regard.errors import ConfigError, DataError
 from regard.request import Pins, PreparedRequest, Source, TextOrTokens, prepare
 from regard.search import Hypothesis, beam_search, forced_decode
 from regard.text import EOS, EOS_TOKEN, SourceLike, Tokenizer
-from regard.translation import Branch, TokenLogProb, Translation, empty_translation
+from regard.translation import (
+    Branch,
+    TokenLogProb,
+    Translation,
+    empty_translation,
+    with_alternatives,
+)
+
+
+class ForcedOptions(TypedDict, total=False):
+    """Options of `Translator.align`, which documents them."""
+
+    length_penalty: float
+    batch_tokens: int
+    on_progress: Callable[[int], None] | None
+
+
+class Options(ForcedOptions, total=False):
+    """Options of `Translator.translate`, which documents them."""
+
+    prefix: str | Sequence[TextOrTokens] | None
+    pin: Pins | Sequence[Pins] | None
+    ablate_heads: Sequence[tuple[int, int]]
+    return_tree: bool
+    top_logprobs: int
 
 
 @dataclass(frozen=True)
@@ -55,47 +79,41 @@ class Translator:
 
     @property
     def attention_layer(self) -> int:
-        """The layer that `Translation.attention` averages; the middle one before training chose it."""
+        """The layer whose heads `Translation.attention` averages; until training selects one, the middle."""
         middle = self.trained.model.decoder.attention_layers // 2
         return self.trained.metadata.get("attention_layer", middle)
 
     @overload
+    def translate(  # pyright: ignore[reportOverlappingOverload]: a string is iterable, too
+        self, texts: str, beam_size: int = 5, n_best: Literal[1] = 1, **options: Unpack[Options]
+    ) -> Translation: ...
+
+    @overload
+    def translate(
+        self, texts: str, beam_size: int = 5, n_best: int = 1, **options: Unpack[Options]
+    ) -> Translation | list[Translation]: ...
+
+    @overload
     def translate(
         self,
-        texts: Sequence[SourceLike],
+        texts: Iterable[SourceLike],
         beam_size: int = 5,
         n_best: Literal[1] = 1,
-        length_penalty: float = 1.0,
-        batch_tokens: int = 4096,
-        on_progress: Callable[[int], None] | None = None,
-        *,
-        prefix: str | Sequence[TextOrTokens] | None = None,
-        pin: Pins | Sequence[Pins] | None = None,
-        ablate_heads: Sequence[tuple[int, int]] = (),
-        return_tree: bool = False,
-        top_logprobs: int = 0,
+        **options: Unpack[Options],
     ) -> list[Translation]: ...
 
     @overload
     def translate(
         self,
-        texts: Sequence[SourceLike],
+        texts: Iterable[SourceLike],
         beam_size: int = 5,
         n_best: int = 1,
-        length_penalty: float = 1.0,
-        batch_tokens: int = 4096,
-        on_progress: Callable[[int], None] | None = None,
-        *,
-        prefix: str | Sequence[TextOrTokens] | None = None,
-        pin: Pins | Sequence[Pins] | None = None,
-        ablate_heads: Sequence[tuple[int, int]] = (),
-        return_tree: bool = False,
-        top_logprobs: int = 0,
+        **options: Unpack[Options],
     ) -> list[Translation] | list[list[Translation]]: ...
 
     def translate(
         self,
-        texts: Sequence[SourceLike],
+        texts: str | Iterable[SourceLike],
         beam_size: int = 5,
         n_best: int = 1,
         length_penalty: float = 1.0,
@@ -107,11 +125,12 @@ class Translator:
         ablate_heads: Sequence[tuple[int, int]] = (),
         return_tree: bool = False,
         top_logprobs: int = 0,
-    ) -> list[Translation] | list[list[Translation]]:
-        """Translate texts; the outputs come in the order of the texts.
+    ) -> Translation | list[Translation] | list[list[Translation]]:
+        """Translate a text, or several; the outputs come in the order of the texts.
 
         Args:
-            texts: sources, or pairs (source, features); a blank source gives `n_best` translations
+            texts: a source, or any iterable of sources (a list, a column of a table, a file), each a
+                string or a pair (source, features); a blank source gives `n_best` translations
                 with no tokens.
             beam_size: open hypotheses per source; 1 is greedy search.
             n_best: outputs per source; above 1 every item of the result is a list, best first.
@@ -131,14 +150,21 @@ class Translator:
                 `top_logprobs` of each output (0: none).
 
         Returns:
-            A list of translations; with `n_best` above 1 a list of lists.
+            For one string its translation; for several a list of translations. With `n_best` above
+            1 every translation becomes a list, best first.
+
+        Raises:
+            DataError: an item is neither a string nor a pair (source, features).
+            ConfigError: an intervention or a setting cannot be applied.
         """
-        request = prepare(self.trained, texts, prefix, pin, ablate_heads)
-        outputs = self.search(
+        sources = to_list(texts)
+        request = prepare(self.trained, sources, prefix, pin, ablate_heads)
+        n_best_lists = self.search(
             request, beam_size, n_best, length_penalty, batch_tokens, on_progress,
             return_tree, top_logprobs,
         )  # fmt: skip
-        return outputs if n_best > 1 else [best[0] for best in outputs]
+        outputs = n_best_lists if n_best > 1 else [best[0] for best in n_best_lists]
+        return outputs[0] if isinstance(texts, str) else outputs
 
     def search(
         self,
@@ -169,31 +195,50 @@ class Translator:
 
         return self._decode(request, batch_tokens, decode, on_progress, n_best)
 
+    @overload
+    def align(  # pyright: ignore[reportOverlappingOverload]
+        self, texts: str, targets: str, **options: Unpack[ForcedOptions]
+    ) -> Translation: ...
+
+    @overload
     def align(
         self,
-        texts: Sequence[SourceLike],
-        targets: Sequence[TextOrTokens],
+        texts: Iterable[SourceLike],
+        targets: Iterable[TextOrTokens],
+        **options: Unpack[ForcedOptions],
+    ) -> list[Translation]: ...
+
+    def align(
+        self,
+        texts: str | Iterable[SourceLike],
+        targets: str | Iterable[TextOrTokens],
         length_penalty: float = 1.0,
         batch_tokens: int = 4096,
         on_progress: Callable[[int], None] | None = None,
-    ) -> list[Translation]:
-        """Return score and attention of given targets, each a text or a list of tokens.
+    ) -> Translation | list[Translation]:
+        """Return the score and the attention of each given target, a text or a list of tokens.
 
-        The result has the form of `translate`'s; its tokens are those of the targets.
+        The result has the same form as that of `translate` and contains the tokens of the targets:
+        one translation for two strings, otherwise a list.
 
         Raises:
-            DataError: there are not as many targets as texts.
+            DataError: the number of targets differs from the number of texts.
         """
-        if len(texts) != len(targets):
-            raise DataError(f"expected one target per text, got {len(texts)} and {len(targets)}")
-        request = prepare(self.trained, texts, targets)
+        sources = to_list(texts)
+        references = [targets] if isinstance(targets, str) else list(targets)
+        if len(sources) != len(references):
+            raise DataError(
+                f"expected one target per text, got {len(sources)} and {len(references)}"
+            )
+        request = prepare(self.trained, sources, references)
 
         def decode(batch: PreparedRequest, memory: Memory) -> list[list[Hypothesis]]:
             ids, decoder = [row.prefix.ids for row in batch.sources], self.trained.model.decoder
             return [[output] for output in forced_decode(decoder, memory, ids, length_penalty)]
 
         outputs = self._decode(request, batch_tokens, decode, on_progress, forced=True)
-        return [best[0] for best in outputs]
+        translations = [best[0] for best in outputs]
+        return translations[0] if isinstance(texts, str) else translations
 
     def _decode(
         self,
@@ -211,9 +256,10 @@ class Translator:
             decoded = decode(batch, batch.encode(self.trained.model, self.device))
             for index, source, hypotheses in zip(indices, batch.sources, decoded, strict=True):
                 tree = self._tree(hypotheses[0], source.copies)
-                outputs[index] = [
+                translations = [
                     self._translation(source, hypothesis, tree, forced) for hypothesis in hypotheses
                 ]
+                outputs[index] = with_alternatives(translations)
             if on_progress is not None:
                 on_progress(len(indices))
         return outputs
@@ -273,6 +319,22 @@ class Translator:
             tree=tree,
             top_logprobs=self._most_probable(hypothesis, source.copies),
         )
+
+
+def to_list(texts: str | Iterable[SourceLike]) -> list[SourceLike]:
+    """Return the texts as a list.
+
+    Raises:
+        DataError: an item is no text.
+    """
+    items: list[Any] = [texts] if isinstance(texts, str) else list(texts)
+    for index, item in enumerate(items):
+        if not isinstance(item, str | tuple):
+            raise DataError(
+                f"expected a string or a pair (source, features) as text {index} (counted from 0), "
+                f"got {item!r}"
+            )
+    return items
 
 
 def find_device(name: str) -> torch.device:

@@ -17,7 +17,6 @@ from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from regard import model_folder
 from regard.charts.base import script_json
 from regard.errors import ConfigError, RegardError, nearest
 from regard.explanation.from_model import explain_step
@@ -38,6 +37,7 @@ from regard.serving.schemas import (
     translate_response,
 )
 from regard.translator import Translator
+from regard.version import __version__
 
 PAGE = Path(__file__).parent / "page"
 _CONTEXT_VALUES = 8  # components of a context that the page displays
@@ -89,7 +89,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     app = FastAPIOffline(
         title="regard",
-        version=model_folder.package_version(),
+        version=__version__,
         description="Translations with their attention weights.",
         lifespan=lifespan,
         redoc_url=None,
@@ -287,7 +287,7 @@ def _model_info(name: str, translator: Translator) -> dict[str, Any]:
             "features": translator.source.features is not None,
         },
         "target": {"unit": trained.config.target.unit, "vocabulary": len(translator.target)},
-        "regard": model_folder.package_version(),
+        "regard": __version__,
     }
 
 
