@@ -3,8 +3,6 @@
 import dataclasses
 import xml.etree.ElementTree as ET
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
