@@ -118,10 +118,11 @@ def beam_search(
             decoder's own distribution, which no prefix restricts.
     """
     beams = max(beam_size, n_best)
-    finished = _FinishedHypotheses(limits, n_best, length_penalty)
+    dtype = torch.promote_types(memory.states.dtype, torch.float32)
+    finished = _FinishedHypotheses(limits, n_best, length_penalty, dtype)
     trees = _SearchTrees(len(limits)) if return_tree else None
     items = torch.arange(len(limits), device=limits.device)
-    state, log_probs = decoder.start(memory), torch.zeros(len(limits), 1, device=limits.device)
+    state, log_probs = decoder.start(memory), limits.new_zeros(len(limits), 1, dtype=dtype)
     tokens = torch.full_like(log_probs, BOS, dtype=torch.long)
     history: list[_BeamStep] = []
     while len(items):
@@ -241,10 +242,12 @@ class _SearchTrees:
 class _FinishedHypotheses:
     """The `n_best` finished hypotheses of every source so far."""
 
-    def __init__(self, limits: Tensor, n_best: int, length_penalty: float) -> None:
+    def __init__(
+        self, limits: Tensor, n_best: int, length_penalty: float, dtype: torch.dtype
+    ) -> None:
         shape = (len(limits), n_best)
         self.limits, self.length_penalty = limits, length_penalty
-        self.scores = torch.full(shape, -torch.inf, device=limits.device)
+        self.scores = torch.full(shape, -torch.inf, dtype=dtype, device=limits.device)
         self.beams = torch.zeros(shape, dtype=torch.long, device=limits.device)
         self.lengths = torch.zeros_like(self.beams)
         self.max_divisors = length_normalization(limits.cpu() + 1, length_penalty).to(limits.device)
