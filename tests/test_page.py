@@ -1,5 +1,6 @@
 """The web page in Chromium, against a running server."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -8,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 import regard
+from regard import model_folder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 HOSTILE = "</script><img src=x onerror=document.title='hit'>"
@@ -27,16 +29,24 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def address(folders: list[Path]) -> Iterator[str]:
+@contextlib.contextmanager
+def _server(folders: list[Path]) -> Iterator[str]:
     command = [sys.executable, "-m", "regard.cli.main", "serve", str(folders[0])]
     command += ["--compare-with", str(folders[1]), "--port", "0", "--example", "a b c"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         match = re.search(r"http://\S+:\d+", process.stdout.readline())
-        assert match
-        yield match[0]
-        process.terminate()
+        try:
+            assert match
+            yield match[0]
+        finally:
+            process.terminate()
+
+
+@pytest.fixture(scope="module")
+def address(folders: list[Path]) -> Iterator[str]:
+    with _server(folders) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
@@ -314,6 +324,39 @@ def test_every_head_has_a_thumbnail_self_attention_too(page: Page, address: str)
     )
     assert np.allclose(cells, np.ravel(expected["decoder"][1][1]), atol=1e-4)
     assert _weights(view) == weights
+
+
+def test_models_without_attention_or_with_it_in_the_encoder_only(
+    browser: Browser, make_translator: Callable[..., regard.Translator], tmp_path: Path
+) -> None:
+    folders = [tmp_path / "none", tmp_path / "encoder"]
+    for folder, model in zip(
+        folders,
+        [{"attention": "none"}, {"encoder": "transformer", "encoder_layers": 2}],
+        strict=True,
+    ):
+        trained = make_translator(**model).trained
+        folder.mkdir()
+        model_folder.save_description(folder, trained)
+        model_folder.save_weights(folder, trained.model)
+    with _server(folders) as address:
+        page = browser.new_page()
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(address)
+        _submit(page, "c b a")
+        expect(_view(page)).to_contain_text("This model has no attention")
+        assert len(_probabilities(_view(page))) > 3
+        assert _view(page).locator(".track, .heatmap").count() == 0
+        view = _view(page, 1)
+        view.locator(".next-token button.token").first.click()  # the output may be empty
+        view.locator(".head-group.encoder").wait_for()
+        assert view.locator(".head").count() == 1 + 2 * 2
+        assert view.locator(".head-group.decoder").count() == 0
+        view.locator(".head-group.encoder .head").last.click()
+        assert view.locator(".heatmap tbody th").all_text_contents() == ["c", "b", "a", "</s>"]
+        assert errors == []
+        page.close()
 
 
 def test_a_link_restores_the_page(page: Page, browser: Browser) -> None:

@@ -14,9 +14,12 @@ function picture(width, height, ...children) {
 
 export function heatmapPicture({ rows, columns, weights }) {
   const widths = (tokens) => tokens.map((token) => textWidth(displayToken(token), FONT));
-  const [left, top] = [MARGIN + 8 + Math.max(...widths(rows)), MARGIN + 8 + Math.max(...widths(columns))];
+  const longest = Math.max(...widths(columns));
+  const rotated = longest > CELL;
+  const [left, top] = [MARGIN + 8 + Math.max(...widths(rows)), MARGIN + 8 + (rotated ? longest : 15)];
   const heads = columns.map((token, i) => svgElement("text", {
-    transform: `translate(${left + i * CELL + CELL / 2 + 5},${top - 8}) rotate(-90)`,
+    transform: `translate(${left + (i + 0.5) * CELL + (rotated ? 5 : 0)},${top - 8})${rotated ? " rotate(-90)" : ""}`,
+    "text-anchor": rotated ? "start" : "middle",
   }, displayToken(token)));
   const body = rows.flatMap((token, t) => [
     svgElement("text", { x: left - 8, y: top + t * CELL + 24, "text-anchor": "end" }, displayToken(token)),

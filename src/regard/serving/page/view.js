@@ -206,7 +206,7 @@ export class View {
 
   notes() {
     const notes = [];
-    if (this.output.unknown.length) notes.push(`Not in the vocabulary: ${this.output.unknown.map(displayToken).join(" ")}.`);
+    if (this.output.unknown.length) notes.push(`Not in the vocabulary: ${this.output.unknown.map((token) => `“${displayToken(token)}”`).join(", ")}.`);
     if (!this.output.complete) notes.push("Output truncated at the length limit.");
     if (!isEmpty(this.interventions))
       notes.push(this.baseline === this.translation.text ? "The interventions did not change the output." : `Without interventions: ${this.baseline || EMPTY}`);
