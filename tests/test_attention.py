@@ -250,6 +250,72 @@ def test_memory_select() -> None:
     assert torch.equal(chosen.keys[0], keys[[2, 0]])
 
 
+# Construction by name, input without a batch.
+
+
+def test_a_score_by_name() -> None:
+    torch.manual_seed(0)
+    named = Attention("bahdanau", "sparsemax", 0.1, query_dim=5, key_dim=3, hidden_dim=7, bias=True)
+    torch.manual_seed(0)
+    score = make_score("additive", query_dim=5, key_dim=3, hidden_dim=7, bias=True)
+    expected = Attention(score, "sparsemax", 0.1)
+    assert (named.normalizer, named.dropout) == ("sparsemax", 0.1)
+    rows = _rows("additive", torch.float32)
+    assert torch.equal(named.eval()(*rows).context, expected.eval()(*rows).context)
+    assert type(Attention("dot").score) is Dot
+    assert Attention("general", query_dim=4, scaled=True).score.widths == (4, 4)
+    assert Attention("additive", query_dim=4, key_dim=3).score.vector.shape == (4,)
+    assert float(Attention("cosine", temperature=0.5).score.log_temperature.exp()) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (
+            ("additive",),
+            {"query_dim": 4, "hiden_dim": 3},
+            r"hiden_dim; .*did you mean hidden_dim\?",
+        ),
+        (("cosine",), {"temprature": 2}, r"options: temperature, .*did you mean temperature\?"),
+        (("additve",), {"query_dim": 4}, r"no score is named 'additve'.*did you mean additive\?"),
+        (("additive",), {"key_dim": 4}, "score additive has parameters: give query_dim"),
+        (("inner_product",), {}, "score inner_product has parameters: give query_dim"),
+        ((Dot(),), {"query_dim": 4}, "query_dim is an option of a score given by its name"),
+        ((Dot(),), {"scaled": True}, "scaled is an option of a score given by its name.*Dot"),
+    ],
+)
+def test_invalid_options_of_a_score(
+    arguments: tuple[Any, ...], options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Attention(*arguments, **options)
+
+
+@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+def test_unbatched_input_equals_a_batch_of_one_item(
+    name: str, need_weights: bool, normalizer: str
+) -> None:
+    attention, mask = _attention(name, normalizer), _float_mask(torch.float64)
+    rows = [row[0].detach().requires_grad_() for row in _rows(name)]
+    masks: list[dict[str, Tensor]] = [
+        {}, {"key_padding_mask": _padding()[0]}, {"key_lengths": torch.tensor(4)},
+        {"attn_mask": mask[0]},
+    ]  # fmt: skip
+    for options in masks:
+        batched = {
+            key: value if key == "attn_mask" else value[None] for key, value in options.items()
+        }
+        actual = attention(*rows, **options, need_weights=need_weights)
+        items = [row[None] for row in rows]
+        expected = attention(*items, **batched, need_weights=need_weights)
+        assert torch.equal(actual.context, expected.context[0])
+        if need_weights:
+            assert torch.equal(actual.weights, expected.weights[0])
+        assert_all_equal(gradients(actual.context, rows), gradients(expected.context, rows))
+    assert attention(rows[0], rows[1]).context.shape == (L, _key_dim(name))
+
+
 # Worked examples.
 
 

@@ -118,6 +118,34 @@ def test_gradients_are_accurate_at_any_magnitude(sizes: tuple[int, ...], scale: 
         )
 
 
+@pytest.mark.parametrize("shift", [0, 30])
+@pytest.mark.parametrize("scale", [1e-8, 1e-5, 1e-3, 0.1, 1, 3, 10, 100, 1000])
+@pytest.mark.parametrize("width", [1, 8, 64, 256, 512])
+def test_the_error_is_bounded_in_units_of_the_sum_of_v(
+    width: int, scale: float, shift: float
+) -> None:
+    """At most 4 units of eps sum |v| by the kernels, 16 by PyTorch's operators."""
+    a, b, v = (x.detach() for x in _inputs((2, 24, 40, width), scale))
+    eps = torch.finfo(torch.float32).eps
+    grad_scores = torch.randn(2, 24, 40)
+    for sign in (v, v.abs()):
+        inputs = [a + shift, b - shift, sign]
+        units = 4 if _is_supported(inputs) else 16
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        leaves_float64 = [x.double().requires_grad_() for x in inputs]
+        actual = additive.scores(*leaves)
+        expected = reference.additive_scores(*leaves_float64)
+        assert (actual - expected).abs().max() <= units * eps * v.abs().sum()
+        pairs = zip(
+            torch.autograd.grad(actual, leaves[:2], grad_scores),
+            torch.autograd.grad(expected, leaves_float64[:2], grad_scores.double()),
+            strict=True,
+        )
+        for (grad, right), axis in zip(pairs, (2, 1), strict=True):
+            sums = grad_scores.abs().sum(axis)[..., None] * v.abs()
+            assert ((grad - right).abs() <= 4 * eps * sums).all()
+
+
 @pytest.mark.parametrize("sizes", SHAPES)
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 @pytest.mark.parametrize("argument", [0, 1])

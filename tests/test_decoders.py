@@ -24,6 +24,9 @@ ATTENDING = [
     {"decoder": "luong", "attention": "dot", "window": "local-m", "window_radius": 1},
     {"decoder": "luong", "attention": "additive", "window": "local-p", "window_radius": 2},
     {"decoder": "bahdanau", "attention": "additive", "window": "local-p", "window_radius": 2},
+    {"decoder": "luong", "attention": "concat", "attention_bias": True},
+    {"decoder": "bahdanau", "attention": "additive", "attention_bias": True, "coverage": True},
+    {"decoder": "luong", "attention": "bilinear", "attention_scaled": True},
     {"decoder": "luong", "attention": "additive", "coverage": True},
     {"decoder": "luong", "attention": "concat", "coverage": True, "input_feeding": True},
     {"decoder": "bahdanau", "attention": "additive", "coverage": True},
@@ -32,6 +35,7 @@ ATTENDING = [
 TRANSFORMER = {"kind": "transformer", "encoder_dim": 8, "decoder_dim": 8}
 TRANSFORMERS = [
     *[{**TRANSFORMER, "attention": name} for name in SCORES],
+    {**TRANSFORMER, "attention": "bilinear", "attention_scaled": True},
     {**TRANSFORMER, "attention": "scaled_dot", "positions": "rotary", "pre_norm": False},
     {**TRANSFORMER, "attention": "additive", "positions": "learned", "activation": "swiglu"},
     {**TRANSFORMER, "attention": "dot", "normalizer": "entmax15", "tie_embeddings": True},

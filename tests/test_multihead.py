@@ -349,7 +349,7 @@ def test_a_new_positional_encoding_needs_only_a_table_entry(
 
 
 def test_keys_of_another_width() -> None:
-    attention = MultiHeadAttention(D, H, key_dim=5)
+    attention = MultiHeadAttention(D, H, kdim=5, vdim=5)
     actual = attention(torch.randn(B, L, D), torch.randn(B, T, 5), need_weights=True)
     assert actual.context.shape == (B, L, D)
     assert actual.weights.shape == (B, H, L, T)

@@ -115,6 +115,10 @@ class ModelConfig:
     """Architecture of the encoder; by default that of model.kind."""
     attention: AttentionName | None = None
     """Score of every attention layer (default: additive; scaled_dot in a transformer); with none, a recurrent decoder receives only the final encoder state."""
+    attention_bias: bool = False
+    """Recurrent decoder: bias inside the tanh of the additive and concat scores."""
+    attention_scaled: bool = False
+    """Divide the bilinear score by the square root of the width of its queries."""
     normalizer: Literal["softmax", "sparsemax", "entmax15", "none"] = "softmax"
     """Function that normalises scores to weights; sparsemax and entmax15 are sparse, none uses the scores as weights."""
     decoder: Literal["bahdanau", "luong"] = "luong"
@@ -195,6 +199,17 @@ class ModelConfig:
             raise ConfigError(
                 "model.coverage needs a recurrent decoder with the additive or concat score, got "
                 f"model.kind {self.kind} and model.attention {self.attention}"
+            )
+        if self.attention_bias and not (recurrent and pairwise):
+            raise ConfigError(
+                "model.attention_bias needs a recurrent decoder with the additive or concat score, "
+                f"got model.kind {self.kind} and model.attention {self.attention}: leave it out; the "
+                "heads of a transformer have biases already"
+            )
+        if self.attention_scaled and self.attention != "bilinear":
+            raise ConfigError(
+                f"model.attention_scaled is an option of model.attention bilinear, got "
+                f"{self.attention}: leave it out"
             )
         if self.copy and self.attention == "none":
             raise ConfigError("model.copy uses attention weights: choose a model.attention")

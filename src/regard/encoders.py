@@ -106,10 +106,17 @@ class TransformerLayer(nn.Module):
             config.score,
             normalizer=normalizer,
             position_encoding=None if encoding is None else encoding(),
+            **config.score_options,
         )
         if source_dim is not None:
             self.cross_attention = MultiHeadAttention(
-                dim, heads, config.score, normalizer=normalizer, key_dim=source_dim
+                dim,
+                heads,
+                config.score,
+                kdim=source_dim,
+                vdim=source_dim,
+                normalizer=normalizer,
+                **config.score_options,
             )
         self.feed_forward = FeedForward(
             dim, config.feed_forward_dim, config.activation, config.dropout

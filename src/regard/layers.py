@@ -5,6 +5,8 @@ Section numbers refer to Vaswani et al. 2017, "Attention Is All You Need" (arXiv
 
 import dataclasses
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -36,6 +38,8 @@ class TransformerConfig:
     """Share of activations dropped."""
     score: str = "scaled_dot"
     """Score of every attention, as `MultiHeadAttention` takes it."""
+    score_options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+    """Options of the score, as `MultiHeadAttention` takes them."""
     normalizer: str = "softmax"
     """Normaliser of every attention, as `Attention` takes it."""
 

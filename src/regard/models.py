@@ -128,6 +128,7 @@ def _transformer_config(config: ModelConfig, dim: int, layers: int) -> Transform
         dropout=config.dropout,
         # none means a decoder without attention; the encoder attends all the same
         score="scaled_dot" if config.attention == "none" else cast("str", config.attention),
+        score_options={"scaled": True} if config.attention_scaled else {},
         normalizer=config.normalizer,
     )
 
@@ -160,12 +161,17 @@ def _decoder(
     if config.attention == "none":
         return FixedContextDecoder(sizes)
     entry = SCORES[cast("str", config.attention)]
+    options = dict(entry.model_options)
+    if config.attention_bias:
+        options["bias"] = True
+    if config.attention_scaled:
+        options["scaled"] = True
     score = scores.make_score(
         entry.name,
         query_dim=config.decoder_dim,
         key_dim=encoder.output_dim,
         hidden_dim=config.attention_dim,
-        **entry.model_options,
+        **options,
     )
     attention, window = Attention(score, config.normalizer), None
     if config.window != "none":

@@ -9,8 +9,10 @@ Notation: queries s_t are (B, L, Dq), keys h_i (B, T, Dk), scores e_ti (B, L, T)
 """
 
 import inspect
+import itertools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.errors import ConfigError, ShapeError
+from regard.errors import ConfigError, ShapeError, nearest
 from regard.kernels import additive
 from regard.kernels.weighted_sum import to_compute_dtype
 from regard.score_registry import find_score
@@ -302,40 +304,64 @@ class AdditiveHeads(PairwiseScore):
 
 
 def make_score(
-    name: str, *, query_dim: int, key_dim: int, hidden_dim: int, **options: Any
+    name: str,
+    *,
+    query_dim: int | None = None,
+    key_dim: int | None = None,
+    hidden_dim: int | None = None,
+    **options: Any,
 ) -> Score:
     """Construct a score by its name or alias.
 
     Args:
         name: `dot`, `scaled_dot`, `cosine`, `bilinear` (`general`), `inner_product`, `additive`
             (`bahdanau`, `mlp`) or `concat`.
-        query_dim: width Dq of a query.
-        key_dim: width Dk of a key.
-        hidden_dim: width inside `additive` and `concat`; the other scores ignore it.
+        query_dim: width Dq of a query; not needed by scores without parameters.
+        key_dim: width Dk of a key (default `query_dim`).
+        hidden_dim: width inside `additive` and `concat` (default `query_dim`); the other scores
+            ignore it.
         **options: further arguments of the class, such as `bias`, `scaled` or `temperature`.
 
     Raises:
-        ConfigError: no score has this name, or it does not take an option.
+        ConfigError: no score has this name, it does not take an option, or it needs `query_dim`.
         ShapeError: the score needs equal widths and they differ.
     """
     entry = find_score(name)
+    key_dim = query_dim if key_dim is None else key_dim
     if entry.equal_widths and query_dim != key_dim:
         raise ShapeError(
             f"score {entry.name} needs queries and keys of one width, got query_dim={query_dim} and "
             f"key_dim={key_dim}; project one of them, or use bilinear, additive or concat"
         )
     score_class = globals()[entry.class_name]
+    hidden_dim = query_dim if hidden_dim is None else hidden_dim
     widths = dict(query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim, dim=query_dim)
     parameters = inspect.signature(score_class).parameters.values()
     arguments = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     allowed = [argument for argument in arguments if argument not in widths]
     for option in options:
         if option not in allowed:
+            known = [*allowed, "query_dim", "key_dim", "hidden_dim"]
             raise ConfigError(
                 f"score {entry.name} does not take the option {option}; its options: "
-                f"{', '.join(allowed) or 'none'}"
+                f"{', '.join(allowed) or 'none'}{nearest(option, known)}"
             )
-    return score_class(**{name: widths[name] for name in arguments if name in widths}, **options)
+    given = {argument: widths[argument] for argument in arguments if argument in widths}
+    if None in given.values():
+        raise ConfigError(
+            f"score {entry.name} has parameters: give query_dim, the width of a query"
+        )
+    return score_class(**given, **options)
+
+
+def check_no_options(score: nn.Module, *options: Mapping[str, Any]) -> None:
+    """Raise a ConfigError if options are given beside a score that is already constructed."""
+    for name, value in itertools.chain(*(mapping.items() for mapping in options)):
+        if value is not None:
+            raise ConfigError(
+                f"{name} is an option of a score given by its name, got the score "
+                f"{type(score).__name__}: construct it with this option"
+            )
 
 
 def shape(tensor: Tensor) -> str:

@@ -4,7 +4,7 @@ e_ti = score(s_t, h_i)        alpha_t = softmax(e_t)        c_t = sum_i alpha_ti
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,7 +16,15 @@ from regard.errors import ConfigError, ShapeError
 from regard.kernels import additive
 from regard.kernels.normalizers import NORMALIZERS
 from regard.kernels.weighted_sum import in_forward_mode, in_vmap, to_compute_dtype, weighted_sum
-from regard.scores import InnerProductScore, PairwiseScore, Score, check_pair, shape
+from regard.scores import (
+    InnerProductScore,
+    PairwiseScore,
+    Score,
+    check_no_options,
+    check_pair,
+    make_score,
+    shape,
+)
 
 
 class AttentionOutput(NamedTuple):
@@ -32,22 +40,43 @@ class AttentionOutput(NamedTuple):
 class Attention(nn.Module):
     """Attend from queries to keys with any score.
 
+        Attention("additive", query_dim=256, key_dim=512, hidden_dim=256)
+
     Args:
-        score: a score of this package, or any module with `forward(query, key) -> (B, L, T)`.
+        score: the name of a score, a score of this package, or any module with
+            `forward(query, key) -> (B, L, T)`.
         normalizer: `softmax` (weights of a row sum to 1), `sparsemax` (Martins and Astudillo 2016,
             arXiv:1602.02068) and `entmax15` (Peters et al. 2019, arXiv:1905.05702), whose weights
             also sum to 1 and are exactly 0 for low scores, or `none` (scores are the weights).
         dropout: probability of dropping a weight in training; the others are scaled up (default 0).
+        query_dim, key_dim, hidden_dim, **options: arguments of `make_score` for a name.
 
     An inner-product score with softmax runs on `scaled_dot_product_attention` unless weights are
     requested; a pairwise score runs in bounded memory, forward and backward.
 
     Raises:
-        ConfigError: the normaliser is unknown or the dropout is not in [0, 1).
+        ConfigError: the name, the normaliser or an option is unknown, a width is missing, or the
+            dropout is not in [0, 1).
+        ShapeError: the score needs equal widths and they differ.
     """
 
-    def __init__(self, score: nn.Module, normalizer: str = "softmax", dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        score: str | nn.Module,
+        normalizer: str = "softmax",
+        dropout: float = 0.0,
+        *,
+        query_dim: int | None = None,
+        key_dim: int | None = None,
+        hidden_dim: int | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__()
+        widths = dict(query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim)
+        if isinstance(score, str):
+            score = make_score(score, **widths, **options)
+        else:
+            check_no_options(score, widths, options)
         if normalizer not in NORMALIZERS:
             raise ConfigError(
                 f"no normaliser is named {normalizer!r}; choose one of {', '.join(NORMALIZERS)}"
@@ -60,16 +89,19 @@ class Attention(nn.Module):
 
     def forward(
         self,
-        query: Float[Tensor, "B L Dq"],
-        key: Float[Tensor, "B T Dk"],
-        value: Float[Tensor, "B T Dv"] | None = None,
+        query: Float[Tensor, "*B L Dq"],
+        key: Float[Tensor, "*B T Dk"],
+        value: Float[Tensor, "*B T Dv"] | None = None,
         *,
-        key_padding_mask: Bool[Tensor, "B T"] | None = None,
+        key_padding_mask: Bool[Tensor, "*B T"] | None = None,
         attn_mask: Tensor | None = None,
-        key_lengths: Int[Tensor, " B"] | None = None,
+        key_lengths: Int[Tensor, "*B"] | None = None,
         need_weights: bool = False,
     ) -> AttentionOutput:
         """Attend from `query` to `key`, and return the weighted sums of `value`.
+
+        Without a batch, the axis B is left out of all arguments and of the result: `query` (L, Dq),
+        `key` (T, Dk), `value` (T, Dv), `key_padding_mask` (T,), `key_lengths` ().
 
         Args:
             query: (B, L, Dq).
@@ -93,6 +125,11 @@ class Attention(nn.Module):
         Raises:
             ShapeError: shapes or dtypes do not fit; the message names them.
         """
+        if query.dim() == key.dim() == 2:
+            return unbatched(
+                self.forward, query, key, value, key_padding_mask, key_lengths,
+                attn_mask=attn_mask, need_weights=need_weights,
+            )  # fmt: skip
         value = key if value is None else value
         check_rows(query, key, value)
         if isinstance(self.score, Score):
@@ -187,6 +224,28 @@ class Attention(nn.Module):
         if query.dim() == 3:
             return score(query, keys)
         return score(query.flatten(0, 1), keys.flatten(0, 1)).unflatten(0, query.shape[:2])
+
+
+def unbatched(
+    forward: Callable[..., AttentionOutput],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None,
+    key_padding_mask: Tensor | None,
+    key_lengths: Tensor | None,
+    **others: Any,
+) -> AttentionOutput:
+    """Call `forward` with a batch of one item, and return its result."""
+    keys = key[None]
+    output = forward(
+        query[None],
+        keys,
+        keys if value is None or value is key else value[None],
+        key_padding_mask=None if key_padding_mask is None else key_padding_mask[None],
+        key_lengths=None if key_lengths is None else key_lengths[None],
+        **others,
+    )
+    return AttentionOutput(output.context[0], None if output.weights is None else output.weights[0])
 
 
 def check_rows(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -40,8 +40,10 @@ def resolve_masks(
     Raises:
         ShapeError: shapes or dtypes do not fit; the message names them.
     """
-    padding = _padding(key, key_padding_mask, key_lengths)
+    padding, padding_bias = _split_padding(key, key_padding_mask, key_lengths, heads)
     masked, bias = _split_mask(attn_mask, key, length, heads)
+    if padding_bias is not None:
+        bias = padding_bias if bias is None else bias + padding_bias
     masked_keys = padding
     if masked is not None:
         everywhere = masked.flatten(1, -2).all(dim=1).expand(key.shape[0], -1)
@@ -69,27 +71,34 @@ def nonfinite_rows(*tensors: Float[Tensor, "B T _"]) -> Bool[Tensor, "B T"]:
     return ~torch.stack(norms).isfinite().all(0)
 
 
-def _padding(
-    key: Tensor, key_padding_mask: Tensor | None, key_lengths: Tensor | None
-) -> Tensor | None:
+def _split_padding(
+    key: Tensor, key_padding_mask: Tensor | None, key_lengths: Tensor | None, heads: int | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return a padding mask (B, T), and of a float mask the bias of the scores, (B, 1, 1, T)."""
     batch, width = key.shape[:2]
     if key_padding_mask is not None and key_lengths is not None:
         raise ShapeError("key_padding_mask and key_lengths are alternatives: give one of them")
     if key_padding_mask is not None:
-        if key_padding_mask.dtype != torch.bool or key_padding_mask.shape != (batch, width):
+        is_bool = key_padding_mask.dtype == torch.bool
+        is_float = key_padding_mask.is_floating_point() and heads is not None
+        if not (is_bool or is_float) or key_padding_mask.shape != (batch, width):
+            dtypes = "bool" if heads is None else "bool or float"
             raise ShapeError(
-                f"expected key_padding_mask of bool (B, T) = {(batch, width)}, True = padding, got "
-                f"{key_padding_mask.dtype} {shape(key_padding_mask)}"
+                f"expected key_padding_mask of {dtypes} (B, T) = {(batch, width)}, True = padding, "
+                f"got {key_padding_mask.dtype} {shape(key_padding_mask)}"
             )
-        return key_padding_mask
+        if is_bool:
+            return key_padding_mask, None
+        padding = key_padding_mask == -torch.inf
+        return padding, key_padding_mask.masked_fill(padding, 0)[:, None, None]
     if key_lengths is None:
-        return None
+        return None, None
     dtype = key_lengths.dtype
     if key_lengths.shape != (batch,) or dtype == torch.bool or dtype.is_floating_point:
         raise ShapeError(
             f"expected key_lengths of int (B,) = {(batch,)}, got {dtype} {shape(key_lengths)}"
         )
-    return padding_from_lengths(key_lengths, width)
+    return padding_from_lengths(key_lengths, width), None
 
 
 def _split_mask(
@@ -100,7 +109,9 @@ def _split_mask(
         return None, None
     check_mask(attn_mask, key, length, heads)
     mask = attn_mask[None] if attn_mask.dim() == 2 else attn_mask
-    mask = mask[:, None] if heads is not None and mask.dim() == 3 else mask
+    if heads is not None and mask.dim() == 3:
+        per_head = mask.shape[0] not in (1, key.shape[0])
+        mask = mask.unflatten(0, (key.shape[0], heads)) if per_head else mask[:, None]
     if mask.dtype == torch.bool:
         return mask, None
     masked = mask == -torch.inf
@@ -114,6 +125,7 @@ def check_mask(attn_mask: Tensor, key: Tensor, length: int, heads: int | None) -
     shapes: dict[str, tuple[int, ...]]
     shapes = {"(L, T)": (length, width), "(B, L, T)": (batch, length, width)}
     if heads is not None:
+        shapes["(B H, L, T)"] = (batch * heads, length, width)
         shapes["(B, H, L, T)"] = (batch, heads, length, width)
     if attn_mask.shape not in shapes.values():
         axes = " or ".join(f"{name} = {size}" for name, size in shapes.items())

@@ -6,19 +6,27 @@ Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2, with any score. Self-atte
 queries, keys and values from one sequence.
 """
 
-from typing import NamedTuple
+import functools
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from regard import scores
-from regard.attention.attention import Attention, AttentionOutput, check_rows
+from regard.attention.attention import Attention, AttentionOutput, check_rows, unbatched
 from regard.attention.masks import check_mask, resolve_masks
+from regard.attention.torch_layer import (
+    NotFused,
+    constructor_arguments,
+    refuse_extra_keys,
+    rename_parameters,
+)
 from regard.errors import ConfigError, ShapeError
 from regard.positions import HeadPositions
 from regard.score_registry import find_score
-from regard.scores import PairwiseScore, Score, make_score, shape
+from regard.scores import PairwiseScore, Score, check_no_options, make_score, shape
 
 
 class KeyValue(NamedTuple):
@@ -31,29 +39,52 @@ class KeyValue(NamedTuple):
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention with any score.
+    """Multi-head attention with any score, a replacement for `torch.nn.MultiheadAttention`.
 
     Args:
-        embed_dim: width D of queries, keys, values and the output.
+        embed_dim: width D of queries and the output.
         num_heads: number H of heads; a divisor of `embed_dim`.
         score: name of a score, or a module for rows of width D / H, as in `Attention`. For
             `additive` and `concat` the projections of queries and keys are W and U, and every head
             has its own v; the parameters of other scores are shared by the heads.
         dropout: probability of dropping a weight in training; the others are scaled up (default 0).
         bias: add a bias to all four projections (default True).
+        batch_first: always True: inputs are (B, L, D).
+        kdim: width of keys before the projection (default D).
+        vdim: width of values before the projection (default D).
+        device, dtype: of the parameters; those of a score given as a module are not changed.
+        add_bias_kv, add_zero_attn: always False.
         normalizer: as in `Attention`.
-        key_dim: width of keys and values before the projection (default D).
         position_encoding: applied to the projected queries and keys of every head, such as
             `regard.positions.RotaryPositions()`.
+        output_projection: multiply the concatenated contexts by W_O (default True).
+        **options: further arguments of a score given by its name, such as `scaled`.
 
     With `scaled_dot` and the same parameters the output equals that of
-    `torch.nn.MultiheadAttention`. For a query that may attend to nothing the weights are 0 and the
-    output is the bias of the output projection; PyTorch's layer gives NaN.
+    `torch.nn.MultiheadAttention`, whose arguments, masks and `load_state_dict` it accepts.
+    Differences: `score` is the third positional argument, `batch_first` is always True, and
+    `need_weights` and `average_attn_weights` are False by default. Weights are returned before
+    dropout. For a query that may attend to nothing the weights are 0 and the output is the bias of
+    the output projection; PyTorch's layer gives NaN.
+
+    It can replace `self_attn` and `multihead_attn` of `torch.nn.TransformerEncoderLayer` and
+    `torch.nn.TransformerDecoderLayer` with `batch_first=True`. PyTorch's fused inference kernel, which
+    bypasses `forward`, is not used then; pass `enable_nested_tensor=False` to
+    `torch.nn.TransformerEncoder`, which otherwise warns of this.
 
     Raises:
-        ConfigError: the widths, the number of heads, the score or the positions do not fit.
+        ConfigError: the widths, the number of heads, the score or the positions do not fit, or an
+            option has a value other than the one it always has.
         ShapeError: the score expects rows of a width other than D / H.
     """
+
+    batch_first = True
+    """Inputs are (B, L, D)."""
+
+    # PyTorch's Transformer layers read these; with them they call `forward` in evaluation too
+    _qkv_same_embed_dim = False
+    in_proj_weight = NotFused()
+    in_proj_bias = None
 
     def __init__(
         self,
@@ -63,70 +94,145 @@ class MultiHeadAttention(nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
         *,
+        batch_first: bool = True,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
         normalizer: str = "softmax",
-        key_dim: int | None = None,
         position_encoding: HeadPositions | None = None,
+        output_projection: bool = True,
+        **options: Any,
     ) -> None:
         super().__init__()
         if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
             raise ConfigError(
                 f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}"
             )
+        if not batch_first:
+            raise ConfigError(
+                "MultiHeadAttention takes inputs of (B, L, D): leave batch_first out, and transpose "
+                "inputs of (L, B, D)"
+            )
+        refuse_extra_keys(add_bias_kv, add_zero_attn)
         width = embed_dim // num_heads
-        self.embed_dim, self.num_heads = embed_dim, num_heads
-        self.key_dim = embed_dim if key_dim is None else key_dim
-        self.attention = Attention(_head_score(score, num_heads, width), normalizer, dropout)
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, width
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
+        module = _head_score(score, num_heads, width, options)
+        if isinstance(score, str):
+            module = module.to(device, dtype)
+        self.attention = Attention(module, normalizer, dropout)
         if position_encoding is not None:
             name = find_score(score).name if isinstance(score, str) else type(score).__name__
             position_encoding.check(name, isinstance(self.attention.score, PairwiseScore), width)
         self.position_encoding = position_encoding
-        self.query_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
-        self.key_proj = nn.Linear(self.key_dim, embed_dim, bias=bias)
-        self.value_proj = nn.Linear(self.key_dim, embed_dim, bias=bias)
-        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias)
+        linear = functools.partial(nn.Linear, bias=bias, device=device, dtype=dtype)
+        self.query_proj = linear(embed_dim, embed_dim)
+        self.key_proj = linear(self.kdim, embed_dim)
+        self.value_proj = linear(self.vdim, embed_dim)
+        self.out_proj = linear(embed_dim, embed_dim) if output_projection else nn.Identity()
         for projection in (self.query_proj, self.key_proj, self.value_proj, self.out_proj):
-            nn.init.xavier_uniform_(projection.weight)
-            if bias:
-                nn.init.zeros_(projection.bias)
+            if isinstance(projection, nn.Linear):
+                nn.init.xavier_uniform_(projection.weight)
+                if bias:
+                    nn.init.zeros_(projection.bias)
+
+    @classmethod
+    def from_torch(
+        cls, module: nn.MultiheadAttention, score: str | nn.Module = "scaled_dot", **options: Any
+    ) -> "MultiHeadAttention":
+        """Return a layer with the projections of PyTorch's layer.
+
+        Args:
+            module: PyTorch's layer; the result takes inputs of (B, L, D), whatever its `batch_first`.
+            score: as in the constructor; the parameters of a score by its name are new.
+            **options: `normalizer`, `position_encoding` and options of the score.
+
+        Raises:
+            ConfigError: the module has `add_bias_kv` or `add_zero_attn`.
+        """
+        layer = cls(score=score, **constructor_arguments(module), **options)
+        layer.load_state_dict(
+            module.state_dict(), strict=False
+        )  # the score has no parameters there
+        return layer.train(module.training)
 
     def forward(
         self,
-        query: Float[Tensor, "B L Dq"],
-        key: Float[Tensor, "B T Dk"],
-        value: Float[Tensor, "B T Dv"] | None = None,
-        *,
-        key_padding_mask: Bool[Tensor, "B T"] | None = None,
-        attn_mask: Tensor | None = None,
-        key_lengths: Int[Tensor, " B"] | None = None,
+        query: Float[Tensor, "*B L Dq"],
+        key: Float[Tensor, "*B T Dk"],
+        value: Float[Tensor, "*B T Dv"] | None = None,
+        key_padding_mask: Shaped[Tensor, "*B T"] | None = None,
         need_weights: bool = False,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = False,
+        is_causal: bool = False,
+        *,
+        key_lengths: Int[Tensor, "*B"] | None = None,
     ) -> AttentionOutput:
         """Attend from `query` to `key` with every head, and combine the contexts.
 
-        Arguments as in `Attention.forward`: `query` is (B, L, D), `key` and `value` are (B, T, D) or
-        of width `key_dim`, and `attn_mask` may also be (B, H, L, T).
+        Without a batch, the axis B is left out of all arguments and of the result.
+
+        Args:
+            query: (B, L, D).
+            key: (B, T, kdim).
+            value: (B, T, vdim); the keys by default.
+            key_padding_mask: bool (B, T), True = padding, ignored; or float, added to the scores,
+                -inf = padding.
+            need_weights: return the weights too.
+            attn_mask: (L, T), (B, L, T), (B H, L, T) or (B, H, L, T); bool, True = may not attend;
+                or float, added to the scores, -inf = may not attend.
+            average_attn_weights: return the mean of the weights over the heads.
+            is_causal: mask the keys after the query's position. Beside an `attn_mask` it is a hint
+                that the mask is causal, which has no effect.
+            key_lengths: int (B,), the number of real keys, instead of a padding mask.
 
         Returns:
-            The output (B, L, D), and the weights of every head (B, H, L, T) or None. Masks act as in
-            `Attention`.
+            The output (B, L, D), and the weights of every head (B, H, L, T), their mean (B, L, T) or
+            None. Masks act as in `Attention`.
 
         Raises:
             ShapeError: shapes or dtypes do not fit; the message names them.
         """
+        if query.dim() == key.dim() == 2:
+            return unbatched(
+                self.forward, query, key, value, key_padding_mask, key_lengths,
+                need_weights=need_weights, attn_mask=attn_mask,
+                average_attn_weights=average_attn_weights, is_causal=is_causal,
+            )  # fmt: skip
         value = key if value is None else value
-        check_rows(query, key, value)
-        widths = query.shape[-1], key.shape[-1], value.shape[-1]
-        if widths != (self.embed_dim, self.key_dim, self.key_dim):
-            raise ShapeError(
-                f"MultiHeadAttention expects queries of width {self.embed_dim} and keys and "
-                f"values of width {self.key_dim}, got query {shape(query)}, key {shape(key)} and "
-                f"value {shape(value)}"
-            )
-        length, heads = query.shape[1], self.num_heads
-        masks = resolve_masks(key, length, key_padding_mask, attn_mask, key_lengths, heads)
+        self._check_rows(query, key, value)
+        if is_causal and attn_mask is None:
+            attn_mask = causal_mask(query.shape[1], query.device, key.shape[1])
+        masks = resolve_masks(
+            key, query.shape[1], key_padding_mask, attn_mask, key_lengths, self.num_heads
+        )
         context, weights = self.attention.attend_masked(
             self.project_query(query), key, value, self.project_key_value, masks, need_weights
         )
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
         return AttentionOutput(self.combine_heads(context), weights)
+
+    def _check_rows(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        check_rows(query, key, value)
+        widths = query.shape[-1], key.shape[-1], value.shape[-1]
+        if widths != (self.embed_dim, self.kdim, self.vdim):
+            raise ShapeError(
+                f"MultiHeadAttention expects queries of width {self.embed_dim} and keys and "
+                f"values of widths {self.kdim} and {self.vdim}, got query {shape(query)}, key "
+                f"{shape(key)} and value {shape(value)}"
+            )
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *others: Any, **options: Any
+    ) -> None:
+        rename_parameters(state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *others, **options)
 
     def project_query(
         self, query: Float[Tensor, "B L D"], first: int = 0
@@ -135,7 +241,7 @@ class MultiHeadAttention(nn.Module):
         return self._encode_positions(self._split_heads(self.query_proj(query)), first)
 
     def project_key_value(
-        self, key: Float[Tensor, "B T Dk"], value: Float[Tensor, "B T Dk"], first: int = 0
+        self, key: Float[Tensor, "B T Dk"], value: Float[Tensor, "B T Dv"], first: int = 0
     ) -> KeyValue:
         """Return the keys and values of every head; the first ones are at position `first`."""
         keys = self._encode_positions(self._split_heads(self.key_proj(key)), first)
@@ -157,11 +263,19 @@ class SelfAttention(nn.Module):
 
         Q = X W_Q    K = X W_K    V = X W_V    softmax(Q K' / sqrt(D)) V
 
-    Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.3, with any score.
+    Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.3, with any score. With one head,
+    `bias=False` and `output_projection=False` it is this equation and nothing else.
 
     Args:
-        embed_dim, num_heads, score, dropout, normalizer: as in `MultiHeadAttention`; one head by default.
+        embed_dim: width D of the sequence.
+        num_heads: number H of heads (default 1).
         causal: mask the positions after the query (default False).
+        score: as in `MultiHeadAttention`.
+        dropout: probability of dropping a weight in training.
+        bias: add a bias to all projections (default True).
+        output_projection: multiply the concatenated contexts by W_O (default True).
+        normalizer: as in `Attention`.
+        **options: further arguments of `MultiHeadAttention`.
     """
 
     def __init__(
@@ -172,51 +286,70 @@ class SelfAttention(nn.Module):
         score: str | nn.Module = "scaled_dot",
         dropout: float = 0.0,
         *,
+        bias: bool = True,
+        output_projection: bool = True,
         normalizer: str = "softmax",
+        **options: Any,
     ) -> None:
         super().__init__()
         self.attention = MultiHeadAttention(
-            embed_dim, num_heads, score, dropout, normalizer=normalizer
-        )
+            embed_dim, num_heads, score, dropout, bias, normalizer=normalizer,
+            output_projection=output_projection, **options,
+        )  # fmt: skip
         self.causal = causal
 
     def forward(
         self,
-        x: Float[Tensor, "B L D"],
+        x: Float[Tensor, "*B L D"],
         *,
-        key_padding_mask: Bool[Tensor, "B L"] | None = None,
+        key_padding_mask: Shaped[Tensor, "*B L"] | None = None,
         attn_mask: Tensor | None = None,
-        key_lengths: Int[Tensor, " B"] | None = None,
+        key_lengths: Int[Tensor, "*B"] | None = None,
         need_weights: bool = False,
+        average_attn_weights: bool = False,
     ) -> AttentionOutput:
-        """Attend within `x` (B, L, D); masks and result as in `MultiHeadAttention`."""
-        if self.causal:
-            mask = causal_mask(x.shape[1], x.device)
-            if attn_mask is not None:
-                check_mask(attn_mask, x, x.shape[1], self.attention.num_heads)
-                is_bool = attn_mask.dtype == torch.bool
-                mask = attn_mask.masked_fill(mask, True if is_bool else -torch.inf)
-            attn_mask = mask
+        """Attend within `x`, (B, L, D) or (L, D); masks and result as in `MultiHeadAttention`."""
+        if self.causal and attn_mask is not None:
+            rows = x[None] if x.dim() == 2 else x
+            check_mask(attn_mask, rows, rows.shape[1], self.attention.num_heads)
+            future = causal_mask(rows.shape[1], x.device)
+            is_bool = attn_mask.dtype == torch.bool
+            attn_mask = attn_mask.masked_fill(future, True if is_bool else -torch.inf)
         return self.attention(
             x, x, key_padding_mask=key_padding_mask, attn_mask=attn_mask, key_lengths=key_lengths,
-            need_weights=need_weights,
+            need_weights=need_weights, average_attn_weights=average_attn_weights,
+            is_causal=self.causal,
         )  # fmt: skip
 
 
-def causal_mask(length: int, device: torch.device) -> Bool[Tensor, "L L"]:
-    """Return a mask that is True where the key is after the query."""
-    return torch.ones(length, length, dtype=torch.bool, device=device).triu(1)
+def causal_mask(length: int, device: torch.device, keys: int | None = None) -> Bool[Tensor, "L T"]:
+    """Return a mask that is True where the key is after the query, by default for equally many."""
+    size = length, length if keys is None else keys
+    return torch.ones(size, dtype=torch.bool, device=device).triu(1)
 
 
-def _head_score(score: str | nn.Module, heads: int, width: int) -> nn.Module:
+def _head_score(
+    score: str | nn.Module, heads: int, width: int, options: Mapping[str, Any]
+) -> nn.Module:
     if isinstance(score, Score):
         row = torch.empty(1, 1, width)
         score.check(row, row)
     if not isinstance(score, str):
+        check_no_options(score, options)
         return score
     entry = find_score(score)
     if entry.head_class is not None:
+        for option in options:
+            raise ConfigError(
+                f"score {entry.name} takes no options in multi-head attention, got {option}: its W, "
+                "U and bias are those of the projections"
+            )
         return getattr(scores, entry.head_class)(heads, width)
-    return make_score(
-        score, query_dim=width, key_dim=width, hidden_dim=width, **entry.model_options
-    )
+    widths = dict(query_dim=width, key_dim=width, hidden_dim=width)
+    for option in options:
+        if option in widths:
+            raise ConfigError(
+                f"MultiHeadAttention sets {option} to the width of a head: leave it out, or set kdim "
+                "or vdim for keys or values of another width"
+            )
+    return make_score(score, **widths, **{**entry.model_options, **options})

@@ -5,6 +5,12 @@
 Bahdanau et al. 2015 (arXiv:1409.0473), A.1.2; `a` is their W_a s_{t-1}, `b` their U_a h_i.
 `autograd.py` adds gradients and registers PyTorch operators, `blocks.py` bounds the memory,
 `dispatch.py` selects the backend. Half precisions are computed in float32 and rounded once.
+
+The error of a score is absolute, in units of u = eps sum_d |v_d|, with eps = 2^-23 for float32: at
+most 4 u in the CPU kernels (2.1 u measured, for widths from 1 to 512), and 16 u where PyTorch's
+operators compute it (8.6 u measured). That of the gradients of a and b is at most 4 eps |v_d| times
+the sum of the |gradients| of the scores that contain the row (2.1 measured). Scores much smaller than
+u, of queries and keys near 0, have no correct digits.
 """
 
 import dataclasses
@@ -86,7 +92,7 @@ def attend(
     v: Float[Tensor, "*h D"],
     values: Float[Tensor, "*n T Dv"],
     masked: Bool[Tensor, "*m #L T"] | None = None,
-    bias: Float[Tensor, "*m2 L T"] | None = None,
+    bias: Float[Tensor, "*m2 #L T"] | None = None,
     normalizer: str = "softmax",
     dropout: float = 0.0,
     need_weights: bool = False,

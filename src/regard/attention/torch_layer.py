@@ -1,0 +1,69 @@
+"""Compatibility with `torch.nn.MultiheadAttention` and PyTorch's Transformer layers."""
+
+from typing import Any
+
+from torch import nn
+
+from regard.errors import ConfigError
+
+_PROJECTIONS = {"q": "query_proj", "k": "key_proj", "v": "value_proj"}
+
+
+class NotFused:
+    """Stand-in for the joint projection matrix, which `MultiHeadAttention` does not have.
+
+    In evaluation PyTorch's Transformer layers pass `self_attn.in_proj_weight` to a fused kernel for
+    the scaled dot product, past the module's `forward`, unless a parameter overrides PyTorch's
+    functions, as this one does.
+    """
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Refuse every function."""
+        return NotImplemented
+
+
+def rename_parameters(state_dict: dict[str, Any], prefix: str) -> None:
+    """Replace the projections of `torch.nn.MultiheadAttention` by ours, in place."""
+    for name in ("weight", "bias"):
+        joint = state_dict.pop(f"{prefix}in_proj_{name}", None)
+        if joint is not None:
+            for projection, part in zip(_PROJECTIONS.values(), joint.chunk(3), strict=True):
+                state_dict[f"{prefix}{projection}.{name}"] = part
+    for letter, projection in _PROJECTIONS.items():
+        weight = state_dict.pop(f"{prefix}{letter}_proj_weight", None)
+        if weight is not None:
+            state_dict[f"{prefix}{projection}.weight"] = weight
+
+
+def constructor_arguments(module: nn.MultiheadAttention) -> dict[str, Any]:
+    """Return the arguments of our layer for the sizes and options of PyTorch's layer.
+
+    Raises:
+        ConfigError: the module has an option that our layer does not have.
+    """
+    parameters = dict(module.named_parameters())
+    refuse_extra_keys("bias_k" in parameters, module.add_zero_attn)
+    weight = module.out_proj.weight
+    return dict(
+        embed_dim=module.embed_dim,
+        num_heads=module.num_heads,
+        dropout=module.dropout,
+        bias="in_proj_bias" in parameters,
+        kdim=module.kdim,
+        vdim=module.vdim,
+        device=weight.device,
+        dtype=weight.dtype,
+    )
+
+
+def refuse_extra_keys(add_bias_kv: bool, add_zero_attn: bool) -> None:
+    """Raise a ConfigError for an option that appends a key which is not of the source."""
+    for name, given in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
+        if given:
+            raise ConfigError(
+                f"MultiHeadAttention has no {name}, which appends a key that is not of the source: "
+                "leave it out, or append the key to the arguments"
+            )
