@@ -16,6 +16,7 @@ from oracle import assert_all_close, assert_close, gradients, reference_attentio
 from regard.attention import MultiHeadAttention, SelfAttention
 from regard.errors import ConfigError, ShapeError
 from regard.kernels import reference
+from regard.score_registry import SCORES
 
 B, L, T, D, H = 2, 4, 6, 12, 2
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -370,6 +371,57 @@ def test_encoder_layer_compiles_in_one_graph(training: bool, unchecked: None) ->
         compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
         actual = compiled(x, src_key_padding_mask=_padding())
         assert_close(actual, layer(x, src_key_padding_mask=_padding()), 1e-5)
+
+
+# Function transforms and export.
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("score", SCORES)
+def test_function_transforms(score: str) -> None:
+    """`torch.vmap` equals a loop, forward mode the limit of differences, both with masks."""
+    layer = MultiHeadAttention(D, H, score).double()
+    query, key, _ = (torch.stack([row.detach(), row.detach().flip(0)]) for row in _rows())
+    masked = torch.rand(2, L, T) < 0.3
+    paddings = torch.stack([_padding(), _padding().flip(0)])
+
+    def call(query: Tensor, key: Tensor, masked: Tensor, padding: Tensor) -> Tensor:
+        return layer(query, key, key_padding_mask=padding, attn_mask=masked).context
+
+    actual = torch.vmap(call)(query, key, masked, paddings)
+    for number in range(2):
+        expected = call(query[number], key[number], masked[number], paddings[number])
+        assert_close(actual[number], expected, 1e-13)
+    rows, masks = (query[0], key[0]), (masked[0], paddings[0])
+    tangents = torch.randn_like(rows[0]), torch.randn_like(rows[1])
+    _, tangent = torch.func.jvp(lambda *rows: call(*rows, *masks), rows, tangents)
+    step = 1e-5
+    ahead, behind = (
+        call(*(row + sign * step * t for row, t in zip(rows, tangents, strict=True)), *masks)
+        for sign in (1, -1)
+    )
+    assert_close(tangent, (ahead - behind) / (2 * step), 1e-7)
+
+
+@pytest.mark.parametrize("score", SCORES)
+def test_export_with_any_shape(score: str, unchecked: None) -> None:
+    layer = MultiHeadAttention(D, H, score)
+    sizes = [torch.export.Dim(name, min=2, max=64) for name in "BLT"]
+    batch, length, width = sizes
+    shapes = {
+        "query": {0: batch, 1: length}, "key": {0: batch, 1: width}, "value": None,
+        "key_padding_mask": {0: batch, 1: width}, "need_weights": None,
+        "attn_mask": {0: length, 1: width},
+    }  # fmt: skip
+
+    def inputs(batch: int, length: int, width: int) -> tuple[Any, ...]:
+        query, key = torch.randn(batch, length, D), torch.randn(batch, width, D)
+        padding = torch.randn(batch, width).masked_fill(torch.rand(width) < 0.3, -torch.inf)
+        return query, key, None, padding, True, torch.rand(length, width) < 0.3
+
+    exported = torch.export.export(layer, inputs(2, 3, 4), dynamic_shapes=shapes).module()
+    for arguments in (inputs(2, 3, 4), inputs(5, 7, 6)):
+        assert_all_close(exported(*arguments), layer(*arguments), 1e-6)
 
 
 # Self-attention.

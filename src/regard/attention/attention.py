@@ -156,7 +156,7 @@ class Attention(nn.Module):
         """
         zeroed, nonfinite = masks.masked_keys, None
         if zeroed is not None and masks.per_query and not self._uses_sdpa(need_weights):
-            nonfinite = nonfinite_rows(key, value)
+            nonfinite = nonfinite_rows(key) if value is key else nonfinite_rows(key, value)
             zeroed = zeroed | nonfinite
         if zeroed is not None:  # a weight of 0 is not enough, as 0 x NaN is NaN
             is_key = value is key
