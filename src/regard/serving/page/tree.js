@@ -1,7 +1,7 @@
 // The search tree: from the start at the left, one column per step, the displayed output on top.
 import { END, FONT_FAMILY, displayToken, element, formatPercent, svgElement, textWidth } from "./dom.js";
 
-const GAP = 36; // pixels between two columns
+const GAP = 44; // pixels between two columns
 const ROW = 32;
 const BOX = 24; // height of a node
 const PADDING = 8;
@@ -21,7 +21,8 @@ export function tree(view) {
       svgElement("svg", { width, height, role: "group", "aria-label": "hypotheses" }, ...edges, ...nodes.map((node) => box(view, node, node === root)))));
 }
 
-// The nodes with their position, the root first. A parent stands in the row of its first child.
+// The nodes with their position, the root first. A node stands in the first free row of its column that is not above
+// its parent; every column has the order of a depth-first walk, so that no two edges cross.
 function layout(view) {
   const root = { token: "<s>", label: "<s>", depth: 0, children: [], best: true, logProb: 0 };
   const nodes = (view.output.tree ?? []).map(({ token, log_prob: logProb }) => ({ token, logProb, children: [], label: label(token) }));
@@ -40,31 +41,16 @@ function layout(view) {
   const widths = [];
   for (const { depth, width } of all) widths[depth] = Math.max(widths[depth] ?? 0, width);
   const starts = widths.map((_, depth) => 2 + widths.slice(0, depth).reduce((total, width) => total + width + GAP, 0));
-  pack(root);
+  const next = widths.map(() => 0); // the first free row of each column
   const place = (node, row) => {
-    Object.assign(node, { x: starts[node.depth], y: 2 + row * ROW });
-    node.children.forEach((child) => place(child, row + child.offset));
+    const free = Math.max(row, next[node.depth]);
+    next[node.depth] = free + 1;
+    Object.assign(node, { x: starts[node.depth], y: 2 + free * ROW });
+    node.children.sort((one, other) => Number(other.best ?? false) - Number(one.best ?? false) || other.logProb - one.logProb);
+    node.children.forEach((child) => place(child, free));
   };
   place(root, 0);
   return all;
-}
-
-// Set the offset of every child from the row of its parent: the first has 0, each of the others stands in the first
-// row in which its whole subtree is below its siblings'. Returns the first and last row of the subtree at each depth.
-function pack(node) {
-  node.children.sort((a, b) => Number(b.best ?? false) - Number(a.best ?? false) || b.logProb - a.logProb);
-  const first = { [node.depth]: 0 };
-  const last = { [node.depth]: 0 };
-  for (const child of node.children) {
-    const rows = pack(child);
-    const depths = Object.keys(rows.first);
-    child.offset = Math.max(0, ...depths.filter((depth) => depth in last).map((depth) => last[depth] + 1 - rows.first[depth]));
-    for (const depth of depths) {
-      first[depth] ??= rows.first[depth] + child.offset;
-      last[depth] = rows.last[depth] + child.offset;
-    }
-  }
-  return { first, last };
 }
 
 function label(token) {
@@ -104,6 +90,7 @@ function box(view, node, isRoot) {
 // From the right edge of the parent's box to the left edge of the node's box.
 function edge({ parent, x, y, best }) {
   const [x1, y1, y2] = [parent.x + parent.width, parent.y + BOX / 2, y + BOX / 2];
-  const bend = x - GAP / 2;
-  return svgElement("path", { d: y1 === y2 ? `M${x1},${y1} H${x}` : `M${x1},${y1} H${bend - 8} Q${bend},${y1} ${bend},${y1 + 8} V${y2 - 8} Q${bend},${y2} ${bend + 8},${y2} H${x}`, class: best ? "best" : "" });
+  const start = x - GAP; // the columns are as wide as their widest node
+  const curve = y1 === y2 ? `H${x}` : `H${start} C${start + GAP / 2},${y1} ${x - GAP / 2},${y2} ${x},${y2}`;
+  return svgElement("path", { d: `M${x1},${y1} ${curve}`, class: best ? "best" : "" });
 }
