@@ -163,6 +163,15 @@ def test_device_and_dtype() -> None:
     assert all(p.is_meta and p.dtype == torch.float16 for p in layer.parameters())
 
 
+def test_float_padding_has_gradients() -> None:
+    theirs, ours = _pair()
+    padding, rows = torch.randn(B, T).double().requires_grad_(), _rows()
+    expected = gradients(theirs(*rows, padding)[0], [padding])
+    for need_weights in (False, True):
+        actual = ours(*rows, padding, need_weights).context
+        assert_all_close(gradients(actual, [padding]), expected, 1e-12)
+
+
 def test_is_causal() -> None:
     theirs, ours = _pair()
     x = torch.randn(B, L, D).double()
@@ -352,6 +361,15 @@ def test_encoder_of_several_layers(
                 expected = member.norm2(attended + member._ff_block(attended))
     real = slice(None) if padding is None else ~padding
     assert_close(actual[real], expected[real], 1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+def test_nested_tensors_are_refused(unchecked: None) -> None:
+    """PyTorch's encoder creates them if its first layer keeps PyTorch's attention."""
+    encoder = nn.TransformerEncoder(_encoder_layer(torch.float32), 2).eval()
+    encoder.layers[1] = _with_our_attention(encoder.layers[1])
+    with torch.no_grad(), pytest.raises(ShapeError, match="enable_nested_tensor=False"):
+        encoder(torch.randn(B, T, D), src_key_padding_mask=_padding())
 
 
 def test_state_dict_of_a_transformer_layer_is_loaded() -> None:

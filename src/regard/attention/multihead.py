@@ -196,7 +196,7 @@ class MultiHeadAttention(nn.Module):
             None. Masks act as in `Attention`.
 
         Raises:
-            ShapeError: shapes or dtypes do not fit; the message names them.
+            ShapeError: shapes or dtypes do not fit, or a tensor is nested; the message names them.
         """
         if query.dim() == key.dim() == 2:
             return unbatched(
@@ -219,6 +219,11 @@ class MultiHeadAttention(nn.Module):
         return AttentionOutput(self.combine_heads(context), weights)
 
     def _check_rows(self, query: Tensor, key: Tensor, value: Tensor) -> None:
+        if query.is_nested or key.is_nested:
+            raise ShapeError(
+                "MultiHeadAttention takes no nested tensors: pass enable_nested_tensor=False to "
+                "torch.nn.TransformerEncoder, or padded rows and key_lengths"
+            )
         check_rows(query, key, value)
         widths = query.shape[-1], key.shape[-1], value.shape[-1]
         if widths != (self.embed_dim, self.kdim, self.vdim):
