@@ -510,12 +510,9 @@ def test_long_sentences_stay_in_their_box(page: Page, width: int, length: int) -
             assert area["y"] <= token["y"] <= area["y"] + area["height"] - token["height"]
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")]
-)
-def test_axe_finds_nothing(page: Page, width: int, scheme: str) -> None:
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_nothing(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
-    page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
     _submit(page, "a b zebra c")
     for number in range(2):
         view = _view(page, number)
@@ -530,10 +527,12 @@ def test_axe_finds_nothing(page: Page, width: int, scheme: str) -> None:
     _view(page).locator(".next-token td.before .meter").first.wait_for()
     page.get_by_role("button", name="beam size").focus()
     _wait_until_idle(page)
-    results = Axe().run(page)
-    assert results.violations_count == 0, results.generate_report()
-    passed = {rule["id"] for rule in results.response["passes"]}
-    assert "color-contrast" in passed
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        results = Axe().run(page)
+        assert results.violations_count == 0, results.generate_report()
+        passed = {rule["id"] for rule in results.response["passes"]}
+        assert "color-contrast" in passed
 
 
 @pytest.mark.parametrize("width", [360, 1200])
