@@ -5,16 +5,24 @@ import io
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
+from regard.cli import compare, train
+from regard.cli import options as shared_options
 from regard.cli.main import COMMANDS, main
+from regard.text import EOS
+from regard.translator import Translator
 
 TINY = [
     *("--model.embedding_dim", "16", "--model.encoder_dim", "16", "--model.decoder_dim", "32"),
@@ -224,6 +232,106 @@ def test_output_is_utf8_in_any_locale(folders: Folders, monkeypatch: pytest.Monk
     assert "–" in stream.getvalue().decode("utf-8")
 
 
+def help_of(*arguments: str) -> list[str]:
+    environment = {**os.environ, "COLUMNS": "80"}
+    call = [sys.executable, "-m", "regard", *arguments]
+    done = subprocess.run(call, capture_output=True, text=True, check=True, env=environment)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_help_lists_the_common_options_and_help_all_every_setting(command: str) -> None:
+    short, long = help_of(command, "--help"), help_of(command, "--help-all")
+    assert len(short) <= 60 < len(long)
+    assert max(map(len, short)) <= 100
+    assert short[short.index("examples:") + 1].startswith("  regard data reverse")
+    for title in ("Tokenisation of the source:", "Tokenisation of the target:"):
+        assert title in long
+        assert title not in short
+    for text in ("\n".join(short), "\n".join(long)):
+        for noise in ("type:", "Literal", "Optional", "null", "optional flags", "configuration"):
+            assert noise not in text
+        for option in ("--data.train FILE", "--out DIR", "--training.max_minutes X", "--resume"):
+            assert option in text
+    assert "--model.dropout X" in "\n".join(long)
+
+
+def test_a_common_option_exists(regard: Command) -> None:
+    for command in (train, compare):
+        assert set(command._COMMON) <= command.make_parser().options().keys()
+
+
+def test_the_help_of_every_command_is_free_of_types(regard: Command) -> None:
+    for command in COMMANDS:
+        text = regard(command, "--help").out
+        assert text.startswith(f"usage: regard {command} ")
+        assert "(type" not in text
+        assert "null" not in text
+
+
+def test_all_settings_can_be_printed(regard: Command) -> None:
+    result = regard("train", "--config", "g2p", "--out", "x", "--print-config")
+    assert result.status == 0
+    assert "encoder_layers: 2" in result.out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_completion_script_names_commands_options_and_values(regard: Command, shell: str) -> None:
+    script = regard("--print-completion", shell).out
+    for word in (*COMMANDS, "model.attention", "scaled_dot", "beam-size"):
+        assert word in script
+    assert regard(f"--print-completion={shell}").out == script
+
+
+def test_completion_is_offered_for_known_shells(regard: Command) -> None:
+    message = "--print-completion takes one of bash, zsh, fish, got 'bsh'; did you mean bash?"
+    assert message in error_line(regard("--print-completion", "bsh"), 2)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("tran", "translate"),
+        ("train --model.dec", "--model.decoder --model.decoder_dim --model.decoder_layers"),
+        ("train --model.decoder b", "bahdanau"),
+        ("translate model FOLD", "FOLDER"),
+        ("train --resume --model.cell ", "gru lstm"),
+    ],
+)
+def test_bash_completes_a_prefix(
+    regard: Command, tmp_path: Path, words: str, expected: str
+) -> None:
+    (tmp_path / "FOLDER").mkdir()
+    (tmp_path / "regard.bash").write_text(regard("--print-completion", "bash").out)
+    code = """
+source ./regard.bash
+COMP_WORDS=(regard "$@"); COMP_CWORD=$#; COMP_LINE="${COMP_WORDS[*]}"; COMP_POINT=${#COMP_LINE}
+completer=$(complete -p regard | sed 's/.*-F \\([^ ]*\\).*/\\1/')
+"$completer" regard "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+echo "${COMPREPLY[@]}"
+"""
+    call = ["bash", "-c", code, "_", *words.split(" ")]
+    done = subprocess.run(call, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.split() == expected.split()
+
+
+def test_a_long_load_is_reported_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shared_options, "_SECONDS_UNTIL_LOADING_IS_REPORTED", 0.01)
+    for terminal, expected in ((True, "loading model …\n"), (False, "")):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        with shared_options.loading("model"):
+            time.sleep(0.2)
+        assert capsys.readouterr().err == expected
+    monkeypatch.setattr(shared_options, "_SECONDS_UNTIL_LOADING_IS_REPORTED", 5)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with shared_options.loading("model"):
+        pass
+    assert capsys.readouterr().err == ""
+
+
 # Errors in the call: status 2
 
 
@@ -358,8 +466,10 @@ def test_train_reports_on_standard_error(regard: Command, tmp_path: Path) -> Non
     result = regard("train", "--data.train", tmp_path / "f.tsv", "--out", out, *TWO_UPDATES)
     assert (result.status, result.lines) == (
         0,
-        [f"{out} is trained; regard translate {out} uses it"],
+        [f"{out} is saved; add --resume to train it further"],
     )
+    assert "the model has learned nothing yet: its dev loss " in result.err
+    assert "that of guessing; train longer (--training.max_updates, " in result.err
     assert result.err.count("further columns ignored on 2 lines") == 1
     assert "dev: 1 pairs held out from the training pairs" in result.err
     assert "update 2, " in result.err
@@ -597,6 +707,62 @@ def test_the_heatmap_is_drawn_on_standard_error(regard: Command, folders: Folder
     assert "</s>" in result.err
 
 
+def test_translate_answers_every_line_as_it_arrives(folders: Folders) -> None:
+    call = [sys.executable, "-m", "regard", "translate", folders.model]
+    expected = Translator.load(folders.model, "cpu").translate(["abc", "", "dcb"])
+    with subprocess.Popen(call, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdin is not None
+        assert run.stdout is not None
+        killer = threading.Timer(120, run.kill)
+        killer.start()
+        for source, output in zip(("abc", "", "dcb"), expected, strict=True):
+            run.stdin.write(f"{source}\n")
+            run.stdin.flush()
+            assert run.stdout.readline() == f"{output.text}\n"  # the pipe is still open
+        run.stdin.close()
+        assert run.stdout.read() == ""
+        killer.cancel()
+    assert run.returncode == 0
+
+
+def test_interventions_are_those_of_python(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    translator = Translator.load(folders.model, "cpu")
+    path = tmp_path / "weights.jsonl"
+    call = ["translate", folders.model, "--prefix", "D C", "--attention", path]
+    pins = ["--pin", "1:0=0.9", "--pin", "0:2=1", "--pin=1:2=.05"]
+    result = regard(*call, *pins, stdin="abc\n\ndda\n")
+    assert result.status == 0
+    expected = translator.translate(
+        ["abc", "", "dda"], prefix=["D C", "", "D C"],
+        pin=[{1: {0: 0.9, 2: 0.05}, 0: {2: 1.0}}, {}, {1: {0: 0.9, 2: 0.05}, 0: {2: 1.0}}],
+    )  # fmt: skip
+    assert result.lines == [output.text for output in expected]
+    assert result.lines[0].startswith("D C")
+    weights = json.loads(path.read_text().splitlines()[0])["attention"]
+    assert weights[0][2] == pytest.approx(1)
+    assert weights[1][0] == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--pin 1=0.5", "--pin takes STEP:SOURCE=WEIGHT with steps and source tokens counted from"),
+        ("--pin 0:9=0.5", "source tokens from 0 to 3, got step 0 and tokens 9"),
+        ("--pin 0:0=2", "sum to at most 1, got 2 at step 0"),
+        ("--ablate-heads 0", "--ablate-heads takes LAYER:HEAD, both counted from 0, such as 2:1"),
+        ("--ablate-heads 0:4", "there is no head 4 in layer 0 to ablate"),
+        ("--ablate-heads 1:0", "both counted from 0"),
+    ],
+)
+def test_interventions_that_do_not_exist_are_reported(
+    regard: Command, folders: Folders, arguments: str, message: str
+) -> None:
+    outcome = regard("translate", folders.model, *arguments.split(), stdin="abc\n")
+    assert message in error_line(outcome, 1)
+
+
 @pytest.mark.parametrize("option", ["--beam-size", "--n-best"])
 def test_beam_size_and_n_best_must_be_positive(
     regard: Command, folders: Folders, option: str
@@ -743,6 +909,24 @@ def test_gold_links_must_match_the_pairs(regard: Command, folders: Folders, tmp_
     assert "give --gold too" in error_line(regard(*arguments, "--json", tmp_path / "j"), 1)
 
 
+def test_align_writes_weights_and_log_probabilities(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    path = tmp_path / "weights.jsonl"
+    result = regard("align", folders.model, folders.pairs, "--attention", path)
+    assert result.lines == regard("align", folders.model, folders.pairs).lines
+    pairs = read_pairs(folders.pairs)
+    outputs = Translator.load(folders.model, "cpu").align(
+        [source for source, _ in pairs], [target for _, target in pairs], length_penalty=0.0
+    )
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    for entry, output in zip(entries, outputs, strict=True):
+        assert entry["text"] == output.text
+        assert entry["source_tokens"] == output.source_tokens
+        assert entry["log_prob"] == pytest.approx(output.score, rel=1e-5)
+        np.testing.assert_allclose(entry["attention"], output.attention, atol=1e-5)
+
+
 # regard plot
 
 
@@ -778,6 +962,31 @@ def test_charts_that_cannot_be_drawn_are_reported(
     empty_target = regard("plot", folders.model, "abc", "--target", "", "-o", tmp_path / "map.svg")
     assert "nothing to draw" in error_line(empty_target, 1)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_model_that_outputs_nothing_is_reported(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(folders.model, model)
+    weights = load_file(model / "model.safetensors")
+    (bias,) = (tensor for name, tensor in weights.items() if name.endswith("output.bias"))
+    bias[EOS] += 100
+    save_file(weights, model / "model.safetensors")
+    call = ["plot", model, "abc", "-o", tmp_path / "map.svg"]
+    message = error_line(regard(*call), 1)
+    assert "there is nothing to draw: the model's output for this text is empty; give another" in (
+        message
+    )
+    config = json.loads((model / "config.json").read_text())
+    config["metadata"]["warning"] = "the model has learned nothing yet: …; train longer"
+    (model / "config.json").write_text(json.dumps(config))
+    assert "is empty; the model has learned nothing yet: …; train longer" in (
+        error_line(regard(*call), 1)
+    )
+    assert "there is no step to explain" in error_line(
+        regard("explain", "--model", model, "abc"), 1
+    )
 
 
 # A model without attention
@@ -824,8 +1033,6 @@ def test_attention_of_a_model_without_attention_is_rejected(
 def test_a_transformer_gives_the_same_in_python_and_on_the_command_line(
     regard: Command, folders: Folders, lines: str, tmp_path: Path
 ) -> None:
-    from regard.translator import Translator
-
     out, weights_file = tmp_path / "model", tmp_path / "weights.jsonl"
     arguments = [
         "train",

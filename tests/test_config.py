@@ -175,3 +175,10 @@ def test_an_unknown_argument_gets_the_nearest_setting() -> None:
     with pytest.raises(ConfigError, match=r"unknown setting attention; known: data, device, model"):
         Config(attention="dot")  # type: ignore[call-arg]
     assert str(inspect.signature(TextConfig)).startswith("(*, unit: ")
+
+
+def test_only_sources_are_matched_to_the_vocabulary() -> None:
+    text = TextConfig(match_vocabulary=True)
+    assert Config(source=text).source.match_vocabulary
+    with pytest.raises(ConfigError, match=r"set source\.match_vocabulary"):
+        Config(target=text)

@@ -9,6 +9,7 @@ import torch
 from regard import demo as demos
 from regard.config import Config
 from regard.errors import ConfigError
+from regard.translator import Translator
 
 
 def test_the_demo_gives_the_results_of_the_readme(
@@ -32,6 +33,10 @@ def test_the_demo_gives_the_results_of_the_readme(
         "我 爱 机器 学习": "i love machine learning",
         "te quiero": "i love you",
     }
+    written = {"我爱机器学习": "i love machine learning", "Te quiero.": "i love you"}
+    outputs = Translator.load(result.folder / "model", "cpu").translate(list(written))
+    assert [output.text for output in outputs] == list(written.values())
+    assert str(outputs[0].alignment()) == "0-0 1-1 2-2 3-3"
     assert result.exact_match >= 95
     assert result.aer <= 0.12
     assert messages[:2] == ["我 爱 机器 学习 -> i love machine learning", "te quiero -> i love you"]

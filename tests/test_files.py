@@ -1,5 +1,6 @@
 import errno
 import gzip
+import io
 import os
 import stat
 from pathlib import Path
@@ -9,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.errors import ConfigError, DataError
-from regard.files import atomic_write, decode_lines, read_lines, require_empty_folder, write_text
+from regard.files import (
+    arriving_lines,
+    atomic_write,
+    decode_lines,
+    read_lines,
+    require_empty_folder,
+    write_text,
+)
 
 BOM = b"\xef\xbb\xbf"
 text_lines = st.text().filter(lambda line: "\n" not in line and not line.endswith("\r"))
@@ -162,3 +170,28 @@ def test_a_link_stays_a_link(tmp_path: Path) -> None:
     write_text(link, "new")
     assert link.is_symlink()
     assert target.read_text() == "new"
+
+
+class Arriving(io.BytesIO):
+    """A stream of parts, of which one read returns one."""
+
+    def __init__(self, *parts: bytes) -> None:
+        super().__init__()
+        self.parts = list(parts)
+
+    def read1(self, size: int | None = -1, /) -> bytes:
+        return self.parts.pop(0) if self.parts else b""
+
+
+def test_lines_are_yielded_as_they_arrive() -> None:
+    stream = Arriving(b"\xef\xbb\xbfa\r\nb\n\xc3", b"\xa9", b"\n\n\xef\xbb\xbf", b"x\ny\nz\nlast")
+    chunks = list(arriving_lines(stream, "standard input", 2))
+    assert chunks == [["a", "b"], ["é", ""], ["\ufeffx", "y"], ["z"], ["last"]]
+    assert list(arriving_lines(Arriving(), "standard input", 2)) == []
+
+
+def test_a_line_that_is_not_utf8_is_counted_from_the_start() -> None:
+    lines = arriving_lines(Arriving(b"a\nb\n", b"c\nd\xff\n"), "standard input", 9)
+    assert next(lines) == ["a", "b"]
+    with pytest.raises(DataError, match="standard input, line 4: not UTF-8 \\(byte 2 of the line"):
+        next(lines)

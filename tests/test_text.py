@@ -369,3 +369,71 @@ def test_a_tokenizer_stored_without_features_loads() -> None:
     document = json.loads(Tokenizer.train(["ab"], TextConfig(unit="char")).to_json())
     del document["features"]
     assert Tokenizer.from_json(json.dumps(document)).features is None
+
+
+MATCHING = train(
+    ["te quiero", "¿ leo libros ?", "我 爱 机器 学习", "我 学 机", "yo, no"],
+    unit="word",
+    lowercase=True,
+    normal_form="NFKC",
+    match_vocabulary=True,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "same", "left_out"),
+    [
+        ("Te quiero.", "te quiero", ["‿."]),
+        ("¡Te quiero!", "te quiero", ["¡‿", "‿!"]),
+        ("te quiero ...", "te quiero", [".", "‿.", "‿."]),
+        ("¿Leo libros?", "¿ leo libros ?", []),
+        ("¿leo libros？", "¿ leo libros ?", []),
+        ("no , yo", "no, yo", []),
+        ("我爱机器学习", "我 爱 机器 学习", []),
+        ("我爱机器学习。", "我 爱 机器 学习", ["‿。"]),
+        ("我爱 机器学习", "我 爱 机器 学习", []),
+        ("我学机器", "我 学 机器", []),
+    ],
+)
+def test_tokens_are_matched_to_the_vocabulary(text: str, same: str, left_out: list[str]) -> None:
+    encoding, expected = MATCHING.encode(text), MATCHING.encode(same)
+    assert encoding.ids == expected.ids
+    assert UNK not in expected.ids
+    assert list(encoding.left_out) == encoding.unknown == left_out
+
+
+def test_matched_tokens_keep_the_spelling_of_the_text() -> None:
+    for text in ("¿leo libros?", "我爱机器学习", "我 爱 机器", "te / quiero", "a/b", "..."):
+        encoding = MATCHING.encode(text)
+        assert MATCHING.detokenize(encoding.tokens) == text
+        assert encoding.left_out == ()
+    assert MATCHING.encode("我爱天气吗").tokens == ["我", "‿爱", "‿天气吗"]
+    assert MATCHING.encode("a/b te").ids.count(UNK) == 3
+
+
+def test_matching_keeps_the_indices_of_words() -> None:
+    for text in ("«Te quiero», yo no.", "¿Leo libros? no!", "no . te quiero ."):
+        word_ids = MATCHING.word_ids(MATCHING.encode(text).tokens)
+        assert [index for index in dict.fromkeys(word_ids)] == list(
+            range(len(text.removesuffix(" .").split()))
+        )
+    split = ["我", "‿爱", "‿机器", "‿学习", "‿?"]
+    assert MATCHING.word_ids(split) == [0, 1, 2, 3, 3]
+    assert MATCHING.word_ids(["¿‿", *split]) == [0, 0, 1, 2, 3, 3]
+    assert MATCHING.word_ids(["我", "‿爱", "机器"]) == [0, 0, 1]
+    assert MATCHING.word_ids([]) == []
+
+
+def test_matching_changes_no_text_of_the_training_data() -> None:
+    texts = [*SENTENCES, "我 爱 机器 学习"]
+    plain, matching = train(texts, unit="word"), train(texts, unit="word", match_vocabulary=True)
+    assert plain.vocabulary == matching.vocabulary
+    assert plain.encode_batch(texts) == matching.encode_batch(texts)
+    assert Tokenizer.from_json(matching.to_json()) == matching
+
+
+@given(st.text(alphabet="我爱机 aé.?¿‿-", max_size=12))
+def test_any_text_can_be_matched(text: str) -> None:
+    encoding = MATCHING.encode(text)
+    assert len(encoding.ids) == len(encoding.tokens) == len(MATCHING.word_ids(encoding.tokens))
+    assert bool(encoding.tokens) == bool(MATCHING.normalize(text).split())

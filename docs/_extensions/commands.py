@@ -11,16 +11,19 @@ from sphinx.util.docutils import SphinxDirective
 
 from regard.cli.main import COMMANDS, main
 
+_LONG = (("train",), ("compare",))
+"""Commands whose `--help` lists the common options only."""
+
 
 def help_of(*arguments: str) -> str:
-    """Return the output of `regard ARGUMENTS --help`."""
+    """Return the help of a command with all its options."""
     os.environ["COLUMNS"] = "98"
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        status = main([*arguments, "--help"])
+        status = main([*arguments, "--help-all" if arguments in _LONG else "--help"])
     if status != 0:
         raise RuntimeError(f"regard {' '.join(arguments)} --help exited with status {status}")
-    return printed.getvalue().replace(" \b", "").rstrip()
+    return printed.getvalue().rstrip()
 
 
 class Commands(SphinxDirective):

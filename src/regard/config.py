@@ -100,6 +100,8 @@ class TextConfig:
     """Unicode normal form, applied before tokenisation."""
     lowercase: bool = False
     """Lower-case the text before tokenisation."""
+    match_vocabulary: bool = False
+    """Source with the unit word: match tokens that the vocabulary lacks to it. Punctuation matches with or without a space before it, words of a script without spaces (Chinese) are split into words of the vocabulary, and other punctuation around words is left out."""
 
     def __post_init__(self) -> None:
         _check(self, "text", {"be at least 1": ["vocabulary_size", "min_frequency"]})
@@ -317,6 +319,11 @@ class Config:
 
     def __post_init__(self) -> None:
         _check(self, "", {})
+        if self.target.match_vocabulary:
+            raise ConfigError(
+                "target.match_vocabulary cannot be true: a target is translated as it is written; "
+                "set source.match_vocabulary"
+            )
         if self.training.coverage_loss > 0 and not self.model.coverage:
             raise ConfigError("training.coverage_loss needs model.coverage true")
 

@@ -123,7 +123,7 @@ def resolve_config(config: Config, corpus: Corpus) -> Config:
     """Return the settings with every value that depends on the data or on other settings."""
 
     def resolve(settings: TextConfig, tokenizer: Tokenizer) -> TextConfig:
-        names = ("unit", "normal_form", "lowercase")
+        names = ("unit", "normal_form", "lowercase", "match_vocabulary")
         return replace(settings, **{name: getattr(tokenizer, name) for name in names})
 
     return replace(

@@ -2,15 +2,18 @@
 
 import contextlib
 import gzip
+import io
 import json
 import os
 import secrets
 import zlib
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 from regard.errors import ConfigError, DataError
+
+_READ_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
@@ -86,15 +89,35 @@ def read_lines(path: str | Path) -> list[str]:
     return decode_lines(content, str(path))
 
 
-def decode_lines(content: bytes, name: str) -> list[str]:
-    """Return the lines of UTF-8 `content`; errors refer to it as `name`."""
-    content = content.removeprefix(b"\xef\xbb\xbf")
+def arriving_lines(stream: io.BufferedIOBase, name: str, most: int) -> Iterator[list[str]]:
+    """Yield the lines of a stream as they arrive: all that are waiting, at most `most` at once.
+
+    Lines are those of `read_lines`.
+
+    Raises:
+        DataError: a line is not UTF-8.
+    """
+    rest, number = b"", 1
+    while data := stream.read1(_READ_BYTES):
+        complete, newline, rest = (rest + data).rpartition(b"\n")
+        if newline:
+            lines = decode_lines(complete + newline, name, number)
+            yield from (lines[start : start + most] for start in range(0, len(lines), most))
+            number += len(lines)
+    if rest:
+        yield decode_lines(rest, name, number)
+
+
+def decode_lines(content: bytes, name: str, number: int = 1) -> list[str]:
+    """Return the lines of UTF-8 `content`, the first of which is line `number` of `name`."""
+    if number == 1:
+        content = content.removeprefix(b"\xef\xbb\xbf")
     try:
         lines = content.decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
         preceding = content[: error.start].split(b"\n")
         raise DataError(
-            f"{name}, line {len(preceding)}: not UTF-8 (byte {len(preceding[-1]) + 1} of the line); "
+            f"{name}, line {number + len(preceding) - 1}: not UTF-8 (byte {len(preceding[-1]) + 1} of the line); "
             "convert the file to UTF-8 first"
         ) from None
     if not lines[-1]:

@@ -15,6 +15,7 @@ from regard.corpus import Corpus, make_corpus, resolve_config
 from regard.errors import ConfigError
 from regard.evaluation import layer_agreements
 from regard.files import require_empty_folder
+from regard.metrics import METRICS
 from regard.model_folder import TrainedModel
 from regard.models import Seq2Seq, build, count_parameters
 from regard.pairs import PairLike
@@ -22,6 +23,11 @@ from regard.progress import Progress
 from regard.text import Tokenizer
 from regard.trainer import Trainer
 from regard.translator import Translator
+
+_NEAR_CHANCE = 0.9
+"""Fraction of ln V above which a dev loss counts as that of guessing."""
+
+_MOST_OUTPUTS = 100
 
 _ERASURE_TOKENS = 100_000
 """Bound on the tokens processed to choose the displayed attention layer."""
@@ -122,7 +128,12 @@ def train(
         trainer.train(progress)
         model_card.write(out, trained, trainer.history, trainer.metric, command)
         translator = Translator.load(out, config.device)
-        return _choose_attention_layer(translator, out, corpus, progress)
+        translator = _choose_attention_layer(translator, out, corpus, progress)
+        warning = _warning(translator, corpus, trainer)
+        if warning is not None:
+            progress.print(warning)
+            translator = _add_metadata(translator, out, warning=warning)
+        return translator
 
 
 def _output_folder(out: str | None, resume: bool) -> Path:
@@ -184,9 +195,40 @@ def _choose_attention_layer(
         f"attention: layer {best} of {len(shares)} (counted from 0) agrees most often with the "
         f"erasure of source tokens (by layer {by_layer}); the average of its heads is displayed"
     )
-    trained = dataclasses.replace(trained, metadata={**trained.metadata, "attention_layer": best})
+    return _add_metadata(translator, out, attention_layer=best)
+
+
+def _add_metadata(translator: Translator, out: Path, **values: Any) -> Translator:
+    """Add metadata to a translator and its folder."""
+    trained = translator.trained
+    trained = dataclasses.replace(trained, metadata={**trained.metadata, **values})
     model_folder.save_description(out, trained)
     return Translator(trained, translator.device)
+
+
+def _warning(translator: Translator, corpus: Corpus, trainer: Trainer) -> str | None:
+    """Return a sentence that says that the model has learned nothing yet; None if it has."""
+    best = next((entry for entry in reversed(trainer.history) if entry["best"]), None)
+    if best is None:
+        return None
+    remedy = "train longer (--training.max_updates, --training.max_minutes) or on more pairs"
+    chance = math.log(len(corpus.target))
+    if best["dev_loss"] > _NEAR_CHANCE * chance:
+        return (
+            f"the model has learned nothing yet: its dev loss {best['dev_loss']:.2f} is close to "
+            f"ln V = {chance:.2f}, that of guessing; {remedy}"
+        )
+    metric = trainer.metric
+    if metric == "loss" or METRICS[metric].lower_is_better or best[metric] > 0:
+        return None
+    outputs = translator.translate(corpus.dev_sources[:_MOST_OUTPUTS], beam_size=1)
+    if not any(output.tokens for output in outputs):
+        return (
+            "the model has learned nothing yet: its outputs for the dev sources are empty; "
+            f"{remedy}"
+        )
+    label = METRICS[metric].label
+    return f"the model translates no dev source correctly yet ({label} 0); {remedy}"
 
 
 def _describe_encoder_states(model: Seq2Seq) -> str:

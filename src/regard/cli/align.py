@@ -1,34 +1,53 @@
 """regard align DIR PAIRS: align sentence pairs by the model's attention over forced targets."""
 
+import json
 import sys
+from typing import TYPE_CHECKING, Any
 
-from regard.cli.options import add_model, add_pairs
+from regard.cli.options import add_model, add_pairs, load_translator
 from regard.cli.parser import Parser
 from regard.errors import ConfigError, DataError
-from regard.files import write_json
+from regard.files import write_json, write_text
 from regard.progress import Progress
 
+if TYPE_CHECKING:
+    from regard.alignment import AlignmentMetrics
+    from regard.translation import Translation
 
-def run(arguments: list[str]) -> None:
-    """Print a Pharaoh line per pair; with gold links, report the metrics on standard error."""
+
+def make_parser() -> Parser:
+    """Return the parser of this command."""
     parser = Parser(prog="regard align", description=__doc__)
     add_model(parser)
     add_pairs(parser)
     parser.add_argument(
-        "--gold", help="gold links, one line per pair: i-j sure, i?j possible, 0-based"
+        "--gold",
+        metavar="FILE",
+        help="gold links, one line per pair: i-j sure, i?j possible, 0-based",
     )
     parser.add_argument(
-        "--json", help="write alignment error rate, precision and recall to this file"
+        "--json",
+        metavar="FILE",
+        help="write alignment error rate, precision and recall to this file",
     )
-    args = parser.parse_args(arguments)
+    parser.add_argument(
+        "--attention",
+        metavar="FILE",
+        help="write tokens, attention weights and log-probability to this file, one JSON object "
+        "per pair",
+    )
+    return parser
+
+
+def run(arguments: list[str]) -> None:
+    """Print a Pharaoh line per pair; with gold links, report the metrics on standard error."""
+    args = make_parser().parse_args(arguments)
     if args.json and not args.gold:
         raise ConfigError("--json writes metrics against gold links; give --gold too")
-    from regard.alignment import read_gold
+    translator = load_translator(args.folder, args.device)
+    from regard.alignment import alignment_metrics, read_gold
     from regard.cli.pairs import read_valid_pairs
-    from regard.evaluation import align
-    from regard.translator import Translator
 
-    translator = Translator.load(args.folder, args.device)
     pairs = read_valid_pairs(args.pairs, translator.trained.config.data.features_column)
     gold = read_gold(args.gold) if args.gold else None
     if gold is not None and len(gold) != len(pairs):
@@ -37,15 +56,34 @@ def run(arguments: list[str]) -> None:
             "needs one line per pair"
         )
     with Progress("aligning", len(pairs), "pairs") as progress:
-        alignments, scores = align(translator, pairs, gold, progress.advance)
+        outputs = translator.align(
+            [pair.key for pair in pairs],
+            [pair.target for pair in pairs],
+            on_progress=progress.advance,
+        )
+    alignments = [output.alignment() for output in outputs]
     print("".join(f"{alignment}\n" for alignment in alignments), end="")
-    if scores is None:
-        return
+    if args.attention:
+        lines = (json.dumps(_to_dict(output), ensure_ascii=False) + "\n" for output in outputs)
+        write_text(args.attention, "".join(lines))
+    if gold is not None:
+        _report(alignment_metrics(alignments, gold), len(pairs), args.json)
+
+
+def _to_dict(output: "Translation") -> dict[str, Any]:
+    """Return the object of `regard translate --attention`, with the log-probability in nats."""
+    from regard.search import length_normalization
+
+    divisor = float(length_normalization(len(output.tokens) + 1, 1.0))
+    return {**output.to_dict(), "log_prob": output.score * divisor}
+
+
+def _report(metrics: "AlignmentMetrics", n: int, path: str | None) -> None:
     print(
-        f"alignment error rate {scores.aer:.4f}, precision {scores.precision:.4f}, "
-        f"recall {scores.recall:.4f}",
+        f"alignment error rate {metrics.aer:.4f}, precision {metrics.precision:.4f}, "
+        f"recall {metrics.recall:.4f}",
         file=sys.stderr,
     )
-    if args.json:
-        metrics = {"aer": scores.aer, "precision": scores.precision, "recall": scores.recall}
-        write_json(args.json, {"n": len(pairs), **metrics})
+    if path is not None:
+        values = {"aer": metrics.aer, "precision": metrics.precision, "recall": metrics.recall}
+        write_json(path, {"n": n, **values})

@@ -1,26 +1,46 @@
-"""regard compare --data.train F --data.dev F --attention none,additive,transformer --out DIR.
+"""Train several models on the same pairs, for the same time, and compare them.
 
-Trains several models on the same pairs and compares them. --training.max_minutes limits each model;
-without it all trainings share 8 minutes. Without --config the models are the small ones of the
-recipe `compare`.
+--training.max_minutes limits each model; without it all trainings share 8 minutes. Without --config
+the models are the small ones of the recipe `compare`.
 """
 
 import sys
 from pathlib import Path
 
-from regard.cli.options import add_beam_size, add_device, add_output_folder, enable_huge_pages
+from regard.cli.options import (
+    add_beam_size,
+    add_device,
+    add_output_folder,
+    enable_huge_pages,
+    loading,
+)
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
 from regard.errors import ConfigError
 from regard.files import require_empty_folder
 
+_COMMON = (
+    *("--data.train", "--data.dev", "--out", "--config", "--attention", "--seeds", "--test"),
+    *("--gold", "--training.max_minutes", "--beam-size", "--resume", "--device"),
+)
+
+_EXAMPLES = """
+examples:
+  regard data reverse --out data
+  regard compare --attention none,additive,luong:dot,transformer \\
+      --data.train data/train.tsv --data.dev data/dev.tsv --out ladder
+  regard compare --attention dot,additive --seeds 1,2,3 --training.max_minutes 2 \\
+      --data.train data/train.tsv --data.dev data/dev.tsv --out scores
+"""
+
 
 def run(arguments: list[str]) -> None:
     """Train the models one after the other and print the table."""
-    args = _parser().parse_args(recipe_first(arguments, default=["compare"]))
+    args = make_parser().parse_args(recipe_first(arguments, default=["compare"]))
     enable_huge_pages()
-    from regard.alignment import read_gold
-    from regard.cli.pairs import read_valid_pairs
-    from regard.compare import compare, table
+    with loading("PyTorch"):
+        from regard.alignment import read_gold
+        from regard.cli.pairs import read_valid_pairs
+        from regard.compare import compare, table
 
     values = {**settings(args), "device": args.device}
     if values["data"]["dev"] is None:
@@ -40,21 +60,34 @@ def run(arguments: list[str]) -> None:
     print(f"\n{args.out} holds the models, table.md, table.json and by_length.html")
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="regard compare", description=__doc__)
+def make_parser() -> Parser:
+    """Return the parser of this command."""
+    parser = Parser(
+        prog="regard compare",
+        usage="regard compare --data.train FILE --data.dev FILE --out DIR [options]",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        common=_COMMON,
+    )
     add_settings(parser)
     parser.add_argument(
         "--attention",
+        metavar="MODELS",
         default="none,additive,luong:dot,transformer",
         help="comma-separated models: none, transformer, a score, luong:SCORE, bahdanau:SCORE, "
         "transformer:SCORE",
     )
     add_output_folder(parser)
     parser.add_argument(
-        "--seeds", default="1", help="comma-separated seeds; each model trains per seed"
+        "--seeds",
+        default="1",
+        metavar="LIST",
+        help="comma-separated seeds; each model trains per seed",
     )
-    parser.add_argument("--test", help="pairs to evaluate on; default: --data.dev")
-    parser.add_argument("--gold", help="gold links of these pairs, one Pharaoh line each")
+    parser.add_argument("--test", metavar="PAIRS", help="pairs to evaluate on; default: --data.dev")
+    parser.add_argument(
+        "--gold", metavar="FILE", help="gold links of these pairs, one Pharaoh line each"
+    )
     add_beam_size(parser, 1)
     parser.add_argument("--resume", action="store_true", help="reuse models that are finished")
     add_device(parser)

@@ -6,17 +6,23 @@ from regard.cli.parser import Parser
 
 def run(arguments: list[str]) -> None:
     """Draw the curves in one chart."""
-    parser = Parser(prog="regard curves", description=__doc__)
-    parser.add_argument("folders", nargs="+", help="model folders")
-    add_chart_file(parser)
-    parser.add_argument(
-        "--metric",
-        help="key of metrics.jsonl; default: the metric that selects the best checkpoint",
-    )
-    parser.add_argument("--by", default="minutes", help="x axis: minutes or update")
-    args = parser.parse_args(arguments)
+    args = make_parser().parse_args(arguments)
     from regard.curves import curves
 
     chart = curves(args.folders, args.metric, args.by)
     chart.save(args.out)
     print(f"{chart.y_title} of {len(chart.series)} runs, drawn in {args.out}")
+
+
+def make_parser() -> Parser:
+    """Return the parser of this command."""
+    parser = Parser(prog="regard curves", description=__doc__)
+    parser.add_argument("folders", nargs="+", metavar="RUN", help="model folders")
+    add_chart_file(parser)
+    parser.add_argument(
+        "--metric",
+        metavar="NAME",
+        help="key of metrics.jsonl; default: the metric that selects the best checkpoint",
+    )
+    parser.add_argument("--by", default="minutes", metavar="NAME", help="x axis: minutes or update")
+    return parser

@@ -10,10 +10,7 @@ from regard.files import require_empty_folder
 
 def run(arguments: list[str]) -> None:
     """Make the dataset and write it."""
-    parser = Parser(prog="regard data", description=__doc__)
-    parser.add_argument("name", help="phrasebook, dates, numbers, inflection, copy or reverse")
-    add_output_folder(parser)
-    parser.add_argument("--seed", type=int, default=1, help="random seed (the phrasebook is fixed)")
+    parser = make_parser()
     args = parser.parse_args(arguments)
     from regard import datasets
 
@@ -25,3 +22,14 @@ def run(arguments: list[str]) -> None:
         f"{part} {len(getattr(splits, part)):,}" for part in ("train", "dev", "test")
     )
     print(f"{args.name} in {args.out}: {counts} pairs")
+
+
+def make_parser() -> Parser:
+    """Return the parser of this command."""
+    parser = Parser(prog="regard data", description=__doc__)
+    parser.add_argument(
+        "name", metavar="NAME", help="phrasebook, dates, numbers, inflection, copy or reverse"
+    )
+    add_output_folder(parser)
+    parser.add_argument("--seed", type=int, default=1, help="random seed (the phrasebook is fixed)")
+    return parser

@@ -4,21 +4,27 @@ import shutil
 import sys
 from pathlib import Path
 
-from regard.cli.options import add_device, add_output_folder
+from regard.cli.options import add_device, add_output_folder, loading
 from regard.cli.parser import Parser
 
 
 def run(arguments: list[str]) -> None:
     """Train, translate two sentences, evaluate and draw a heatmap."""
-    parser = Parser(prog="regard demo", description=__doc__)
-    add_output_folder(parser, "demo")
-    add_device(parser)
-    args = parser.parse_args(arguments)
-    from regard.demo import MAP_SENTENCE, demo
+    args = make_parser().parse_args(arguments)
+    with loading("PyTorch"):
+        from regard.demo import MAP_SENTENCE, demo
 
     model = demo(args.out, args.device).folder / "model"
     print(f"try it: echo 'me gusta el perro' | {_command()} translate {model}")
     print(f"edit its attention: {_command()} serve {model} --example '{MAP_SENTENCE}'")
+
+
+def make_parser() -> Parser:
+    """Return the parser of this command."""
+    parser = Parser(prog="regard demo", description=__doc__)
+    add_output_folder(parser, "demo")
+    add_device(parser)
+    return parser
 
 
 def _command() -> str:

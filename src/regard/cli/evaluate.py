@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from regard.cli.options import add_model, add_pairs, add_search
+from regard.cli.options import add_model, add_pairs, add_search, load_translator
 from regard.cli.parser import Parser
 from regard.files import write_json
 from regard.metrics import METRICS, BleuTokenizer
@@ -11,23 +11,11 @@ from regard.progress import Progress
 
 def run(arguments: list[str]) -> None:
     """Evaluate a model, print a table, and optionally write JSON."""
-    parser = Parser(prog="regard evaluate", description=__doc__)
-    add_model(parser)
-    add_pairs(parser)
-    add_search(parser)
-    parser.add_argument(
-        "--bleu-tokenize", type=BleuTokenizer, default="13a", help="tokenizer of BLEU"
-    )
-    parser.add_argument(
-        "--lowercase", action="store_true", help="lower-case outputs and references first"
-    )
-    parser.add_argument("--json", help="write the metrics to this file")
-    args = parser.parse_args(arguments)
+    args = make_parser().parse_args(arguments)
+    translator = load_translator(args.folder, args.device)
     from regard.cli.pairs import read_valid_pairs
     from regard.evaluation import evaluate
-    from regard.translator import Translator
 
-    translator = Translator.load(args.folder, args.device)
     pairs = read_valid_pairs(args.pairs, translator.trained.config.data.features_column)
     with Progress("translating", len({pair.source for pair in pairs}), "sources") as progress:
         report = evaluate(
@@ -43,6 +31,22 @@ def run(arguments: list[str]) -> None:
     if args.json:
         write_json(args.json, metrics)
     _print_tables(metrics, sum(not output.complete for output in report.translations))
+
+
+def make_parser() -> Parser:
+    """Return the parser of this command."""
+    parser = Parser(prog="regard evaluate", description=__doc__)
+    add_model(parser)
+    add_pairs(parser)
+    add_search(parser)
+    parser.add_argument(
+        "--bleu-tokenize", type=BleuTokenizer, default="13a", help="tokenizer of BLEU"
+    )
+    parser.add_argument(
+        "--lowercase", action="store_true", help="lower-case outputs and references first"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the metrics to this file")
+    return parser
 
 
 def _print_tables(metrics: dict[str, Any], truncated: int) -> None:

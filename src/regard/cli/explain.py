@@ -10,46 +10,14 @@ from typing import Any
 
 from jsonargparse import Namespace
 
+from regard.cli.options import load_translator
 from regard.cli.parser import Parser
 from regard.errors import ConfigError, DataError
 
 
 def run(arguments: list[str]) -> None:
     """Print the explanation."""
-    parser = Parser(prog="regard explain", description=__doc__)
-    parser.add_argument("text", nargs="?", help="with --model: text to translate")
-    parser.add_argument("--query", help="decoder state")
-    parser.add_argument("--keys", help="encoder states, one per row")
-    parser.add_argument("--values", help="values; the keys by default")
-    parser.add_argument("--weights", help="attention weights, instead of scoring")
-    parser.add_argument("--labels", help="names of the states, separated by commas")
-    parser.add_argument("--score", default="dot", help="name of the score")
-    parser.add_argument(
-        "--parameters",
-        help=".json or .npz file with parameters of the score by letter (W, U, v, …)",
-    )
-    parser.add_argument("--model", help="a model folder")
-    parser.add_argument(
-        "--step", type=int, default=0, help="output token to explain, counted from 0"
-    )
-    parser.add_argument("--target", help="with --model: output to force")
-    parser.add_argument(
-        "--layer", type=int, help="with --model: layer of a Transformer, counted from 0"
-    )
-    parser.add_argument(
-        "--head", type=int, default=0, help="with --model: head of a Transformer, counted from 0"
-    )
-    parser.add_argument(
-        "--unnormalised", action="store_true", help="also show the sum weighted by the scores"
-    )
-    parser.add_argument(
-        "--dim", help="widths A..B: variance of dot products at each width, measured and derived"
-    )
-    parser.add_argument("--digits", type=int, default=4, help="digits after the decimal point")
-    parser.add_argument(
-        "--format", default="text", help="text, markdown (formulas in LaTeX) or json"
-    )
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     if options.format not in ("text", "markdown", "json"):
         raise ConfigError(f"--format must be text, markdown or json, got {options.format!r}")
     if options.dim:
@@ -63,16 +31,61 @@ def run(arguments: list[str]) -> None:
         print(write(options.digits, options.unnormalised), end="")
 
 
-def _from_model(options: Namespace) -> Any:
-    from regard.explanation.from_model import explain_step
-    from regard.text import display_token
-    from regard.translator import Translator
+def make_parser() -> Parser:
+    """Return the parser of this command."""
+    parser = Parser(prog="regard explain", description=__doc__)
+    parser.add_argument("text", nargs="?", metavar="TEXT", help="with --model: text to translate")
+    parser.add_argument("--query", metavar="VECTOR", help="decoder state")
+    parser.add_argument("--keys", metavar="ROWS", help="encoder states, one per row")
+    parser.add_argument("--values", metavar="ROWS", help="values; the keys by default")
+    parser.add_argument("--weights", metavar="VECTOR", help="attention weights, instead of scoring")
+    parser.add_argument(
+        "--labels", metavar="NAMES", help="names of the states, separated by commas"
+    )
+    parser.add_argument("--score", default="dot", metavar="NAME", help="name of the score")
+    parser.add_argument(
+        "--parameters",
+        metavar="FILE",
+        help=".json or .npz file with parameters of the score by letter (W, U, v, …)",
+    )
+    parser.add_argument("--model", metavar="DIR", help="a model folder")
+    parser.add_argument(
+        "--step", type=int, default=0, help="output token to explain, counted from 0"
+    )
+    parser.add_argument("--target", metavar="TEXT", help="with --model: output to force")
+    parser.add_argument(
+        "--layer", type=int, help="with --model: layer of a Transformer, counted from 0"
+    )
+    parser.add_argument(
+        "--head", type=int, default=0, help="with --model: head of a Transformer, counted from 0"
+    )
+    parser.add_argument(
+        "--unnormalised", action="store_true", help="also show the sum weighted by the scores"
+    )
+    parser.add_argument(
+        "--dim",
+        metavar="A..B",
+        help="widths A..B: variance of dot products at each width, measured and derived",
+    )
+    parser.add_argument("--digits", type=int, default=4, help="digits after the decimal point")
+    parser.add_argument(
+        "--format",
+        default="text",
+        metavar="NAME",
+        help="text, markdown (formulas in LaTeX) or json",
+    )
+    return parser
 
+
+def _from_model(options: Namespace) -> Any:
     if not (options.text or "").strip():
         raise DataError(
             "--model needs a text to translate: regard explain --model DIR TEXT --step 0"
         )
-    translator = Translator.load(options.model, "cpu")
+    translator = load_translator(options.model, "cpu")
+    from regard.explanation.from_model import explain_step
+    from regard.text import display_token
+
     source = translator.source.parse_source(options.text)
     names = ("step", "target", "layer", "head")
     explanation, output = explain_step(translator, source, **{n: options[n] for n in names})

@@ -49,7 +49,9 @@ def _dispatch(arguments: list[str]) -> int:
         print(
             "usage: regard COMMAND …\n\n"
             "Train sequence-to-sequence models and inspect or edit their attention.\n\n"
-            f"{commands}\n\nregard COMMAND --help shows the options of a command, regard --version the version."
+            f"{commands}\n\nregard COMMAND --help shows the options of a command.\n"
+            "regard --version prints the version, regard --print-completion bash|zsh|fish a script\n"
+            "that completes commands and options in that shell."
         )
         return 0 if arguments else 2
     name, *rest = arguments
@@ -58,6 +60,8 @@ def _dispatch(arguments: list[str]) -> int:
 
         print(f"regard {version('regard')}")
         return 0
+    if name.startswith("--print-completion"):
+        return _print_completion(name.partition("=")[2] or "".join(rest[:1]))
     if name not in COMMANDS:
         hint = nearest(name, COMMANDS)
         print(f"regard: unknown command {name}{hint}; see regard --help", file=sys.stderr)
@@ -65,6 +69,17 @@ def _dispatch(arguments: list[str]) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = _print_warning
         return _run(name, rest)
+
+
+def _print_completion(shell: str) -> int:
+    from regard.cli.completion import completion_script
+
+    try:
+        print(completion_script(shell, COMMANDS))
+    except RegardError as error:
+        print(f"regard: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _run(name: str, arguments: list[str]) -> int:

@@ -1,14 +1,24 @@
 """Options shared by several commands, and the environment of those that train."""
 
+import contextlib
 import os
+import sys
+import threading
+from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 from regard.cli.parser import Parser
 from regard.config import Device
 
+if TYPE_CHECKING:
+    from regard.translator import Translator
+
+_SECONDS_UNTIL_LOADING_IS_REPORTED = 1.0
+
 
 def add_model(parser: Parser) -> None:
     """Add the model folder and the device."""
-    parser.add_argument("folder", help="model folder")
+    parser.add_argument("folder", metavar="DIR", help="model folder")
     add_device(parser)
 
 
@@ -19,7 +29,9 @@ def add_device(parser: Parser) -> None:
 
 def add_pairs(parser: Parser) -> None:
     """Add a file of sentence pairs."""
-    parser.add_argument("pairs", help="TSV file, or two parallel files as F.src,F.tgt")
+    parser.add_argument(
+        "pairs", metavar="PAIRS", help="TSV file, or two parallel files as F.src,F.tgt"
+    )
 
 
 def add_search(parser: Parser) -> None:
@@ -42,14 +54,46 @@ def add_beam_size(parser: Parser, default: int = 5) -> None:
 
 def add_output_folder(parser: Parser, default: str | None = None) -> None:
     """Add the folder to write, required unless it has a default."""
-    parser.add_argument("--out", required=default is None, default=default, help="folder to write")
+    parser.add_argument(
+        "--out", required=default is None, default=default, metavar="DIR", help="folder to write"
+    )
 
 
 def add_chart_file(parser: Parser) -> None:
     """Add the file that a chart is saved to."""
     parser.add_argument(
-        "-o", "--out", required=True, help=".html, .png, .svg or .json file to write"
+        "-o",
+        "--out",
+        required=True,
+        metavar="FILE",
+        help=".html, .png, .svg or .json file to write",
     )
+
+
+def load_translator(folder: str, device: str) -> "Translator":
+    """Return `Translator.load(folder, device)`; a long wait is explained on the terminal."""
+    with loading(folder):
+        from regard.translator import Translator
+
+        return Translator.load(folder, device)
+
+
+@contextlib.contextmanager
+def loading(what: str) -> Generator[None]:
+    """Report on the terminal what is being loaded, if that takes longer than a second."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    message = f"loading {what} …"
+    timer = threading.Timer(
+        _SECONDS_UNTIL_LOADING_IS_REPORTED, lambda: print(message, file=sys.stderr, flush=True)
+    )
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def enable_huge_pages() -> None:

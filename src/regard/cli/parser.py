@@ -1,14 +1,16 @@
 """Argument parser with one-line errors that suggest the nearest option, and the settings options."""
 
 import argparse
+import contextlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
+from regard.cli.help import HelpFormatter, value_name
 from regard.config import GROUPS
 from regard.errors import ConfigError, nearest
 
@@ -30,14 +32,44 @@ class Parser(ArgumentParser):
     """jsonargparse's parser with one-line errors that suggest the nearest option.
 
     Options cannot be abbreviated. Positional arguments may stand anywhere among the options.
+
+    Args:
+        common: options that `--help` lists; `--help-all` lists all. Without them `--help` does.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **kwargs)
+    def __init__(self, *args: Any, common: Collection[str] = (), **kwargs: Any) -> None:
+        super().__init__(
+            *args,
+            allow_abbrev=False,
+            formatter_class=HelpFormatter,
+            print_config="--print-config",
+            **kwargs,
+        )
+        self._common = {"-h", "--help-all", *common} if common else None
+        self._option_string_actions["-h"].help = "print this help and exit"
+        if common:
+            self.add_argument("--help-all", action=_HelpAll)
 
     def parse_args(self, args: Sequence[str], **kwargs: Any) -> Namespace:  # type: ignore[override]
         """Parse the arguments of a command."""
         return super().parse_args(self._positional_last(args), **kwargs)
+
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
+        """Return the help with the common options, or with all if no option is called common."""
+        for action in self._actions:
+            if action.option_strings and action.nargs != 0:
+                action.metavar = value_name(action)
+        hidden: list[argparse.Action] = []
+        if self._common is not None:
+            options = [action for action in self._actions if action.option_strings]
+            hidden = [action for action in options if not self._common & {*action.option_strings}]
+        with _suppressed(hidden):
+            return super().format_help(*args, **kwargs)
+
+    def print_all_help(self) -> None:
+        """Print the help with all options."""
+        self._common = None
+        self.print_help()
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Print the error on one line and exit with status 2."""
@@ -57,6 +89,18 @@ class Parser(ArgumentParser):
         print(f"{self.prog}: {text}; see {self.prog} --help", file=sys.stderr)
         sys.exit(2)
 
+    def options(self) -> dict[str, argparse.Action]:
+        """Return the action of every option."""
+        return self._option_string_actions
+
+    def arguments(self) -> list[argparse.Action]:
+        """Return every option and positional argument that is not hidden from the help."""
+        return [action for action in self._actions if action.help != argparse.SUPPRESS]
+
+    def sections(self) -> Sequence[Any]:
+        """Return the groups of arguments, which are the sections of the help."""
+        return self._action_groups
+
     def _positional_last(self, arguments: Sequence[str]) -> list[str]:
         """Move positional arguments to the end.
 
@@ -73,7 +117,7 @@ class Parser(ArgumentParser):
             else:
                 options.append(argument)
                 action = self._option_string_actions.get(argument)
-                if action is not None and action.nargs != 0:
+                if action is not None and action.nargs in (None, "?"):
                     value = next(remaining, None)
                     if value is not None and _NEGATIVE_NUMBER.match(value):
                         # argparse takes `-1,2` for an option unless `=` joins it to its option
@@ -83,13 +127,63 @@ class Parser(ArgumentParser):
         return [*options, *(["--", *positional] if positional else [])]
 
 
+class _HelpAll(argparse.Action):
+    """Print the help with all options and exit."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **_: Any) -> None:
+        super().__init__(
+            option_strings,
+            argparse.SUPPRESS,
+            nargs=0,
+            default=argparse.SUPPRESS,
+            help="print the help with all options and exit",
+        )
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
+        assert isinstance(parser, Parser)
+        parser.print_all_help()
+        parser.exit()
+
+
+@contextlib.contextmanager
+def _suppressed(actions: Sequence[argparse.Action]) -> Generator[None]:
+    """Leave these actions out of the help."""
+    texts = [action.help for action in actions]
+    for action in actions:
+        action.help = argparse.SUPPRESS
+    try:
+        yield
+    finally:
+        for action, text in zip(actions, texts, strict=True):
+            action.help = text
+
+
+_SECTIONS = {"source": "Tokenisation of the source", "target": "Tokenisation of the target"}
+"""Titles of the groups whose dataclass serves two sides; the others have its docstring."""
+
+_FILE_SETTINGS = ("--data.train", "--data.dev")
+
+
 def add_settings(parser: Parser) -> None:
     """Add every setting as `--group.field_name`, and `--config` for a recipe or YAML file."""
     parser.add_argument(
-        "--config", action="config", help="name of a recipe, or YAML file of settings"
+        "--config",
+        action="config",
+        metavar="FILE",
+        help="name of a recipe, or YAML file of settings",
     )
+    actions = parser.options()
+    actions["--print-config"].help = "print all settings as YAML and exit"
     for name, cls in GROUPS.items():
         parser.add_class_arguments(cls, name)
+        # jsonargparse's option for a file with the settings of one group
+        actions[f"--{name}"].help = argparse.SUPPRESS
+    for group in parser.sections():
+        names = {action.dest.split(".")[0] for action in group._group_actions}
+        if len(names) == 1:
+            group.title = _SECTIONS.get(names.pop(), group.title)
+    for option in _FILE_SETTINGS:
+        actions[option].metavar = "FILE"
 
 
 def recipe_first(arguments: Sequence[str], default: Sequence[str] = ()) -> list[str]:

@@ -13,20 +13,20 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from regard.cli.options import add_model
+from regard.cli.options import add_model, load_translator, loading
 from regard.cli.parser import Parser
 from regard.errors import ConfigError
 
 
 def run(arguments: list[str]) -> None:
     """Serve until stopped."""
-    args = _parser().parse_args(arguments)
+    args = make_parser().parse_args(arguments)
     try:
-        import uvicorn
+        with loading("PyTorch"):
+            import uvicorn
 
-        from regard.serving.app import Settings, create_app
-        from regard.serving.limits import Limits
-        from regard.translator import Translator
+            from regard.serving.app import Settings, create_app
+            from regard.serving.limits import Limits
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"serving needs the package {error.name}: pip install 'regard[serve]'"
@@ -55,13 +55,15 @@ def run(arguments: list[str]) -> None:
             "timeout_graceful_shutdown": int(args.timeout) + 1,
         }
         if args.workers == 1:
-            server = uvicorn.Server(uvicorn.Config(create_app(settings), **options))
+            with loading(args.folder):
+                app = create_app(settings)
+            server = uvicorn.Server(uvicorn.Config(app, **options))
             listener.listen()
             _announce(args.host, port)
             server.run([listener])
             return
     for folder in filter(None, (args.folder, args.compare_with)):
-        Translator.load(folder, args.device)  # report an error once, not from every worker
+        load_translator(folder, args.device)  # report an error once, not from every worker
     with tempfile.TemporaryDirectory() as metrics_folder:
         threads = max(1, (os.cpu_count() or 1) // args.workers)
         values = {**dataclasses.asdict(settings), "threads": threads}
@@ -77,11 +79,14 @@ def run(arguments: list[str]) -> None:
         )
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the parser of this command."""
     parser = Parser(prog="regard serve", description=__doc__)
     add_model(parser)
-    parser.add_argument("--compare-with", help="second model folder, shown side by side")
-    parser.add_argument("--example", help="text translated when the page opens")
+    parser.add_argument(
+        "--compare-with", metavar="DIR", help="second model folder, shown side by side"
+    )
+    parser.add_argument("--example", metavar="TEXT", help="text translated when the page opens")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument(
         "--port", type=int, default=8000, help="port to listen on; 0: any free port"

@@ -1,31 +1,67 @@
-"""regard train --data.train F --data.dev F --out DIR: train a model and save a model folder."""
+"""Train a model on pairs of a source and a target, and save a model folder.
+
+The folder holds the best weights so far, so that training can be interrupted with Ctrl-C.
+"""
 
 import shlex
 
-from regard.cli.options import add_device, add_output_folder, enable_huge_pages
+from regard.cli.options import add_device, add_output_folder, enable_huge_pages, loading
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
+
+_COMMON = (
+    *("--data.train", "--data.dev", "--out", "--config", "--model.kind", "--model.attention"),
+    *("--training.max_minutes", "--training.metric", "--resume", "--init-from", "--device"),
+)
+
+_EXAMPLES = """
+examples:
+  regard data reverse --out data
+  regard train --data.train data/train.tsv --data.dev data/dev.tsv --out run
+  regard train --data.train pairs.tsv.gz --out run --training.max_minutes 10
+  regard train --data.train train.en,train.de --data.dev dev.en,dev.de --out en-de \\
+      --config translation
+  regard train --data.train pairs.tsv --out transformer --model.kind transformer
+  regard train --data.train pairs.tsv --out run --resume
+"""
 
 
 def run(arguments: list[str]) -> None:
     """Train, with progress on standard error."""
-    parser = Parser(prog="regard train", description=__doc__)
+    args = make_parser().parse_args(recipe_first(arguments))
+    enable_huge_pages()
+    with loading("PyTorch"):
+        from regard.config import from_dict
+        from regard.training import train
+
+    config = from_dict({**settings(args), "out": args.out, "device": args.device})
+    translator = train(
+        config,
+        resume=args.resume,
+        init_from=args.init_from,
+        command=shlex.join(["regard", "train", *arguments]),
+    )
+    if "warning" in translator.trained.metadata:
+        print(f"{args.out} is saved; add --resume to train it further")
+    else:
+        print(f"{args.out} is trained; regard translate {args.out} uses it")
+
+
+def make_parser() -> Parser:
+    """Return the parser of this command."""
+    parser = Parser(
+        prog="regard train",
+        usage="regard train --data.train FILE [--data.dev FILE] --out DIR [options]",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        common=_COMMON,
+    )
     add_settings(parser)
     add_output_folder(parser)
     add_device(parser)
     parser.add_argument(
         "--resume", action="store_true", help="continue from the folder's last checkpoint"
     )
-    parser.add_argument("--init-from", help="model folder to take initial weights from")
-    args = parser.parse_args(recipe_first(arguments))
-    enable_huge_pages()
-    from regard.config import from_dict
-    from regard.training import train
-
-    config = from_dict({**settings(args), "out": args.out, "device": args.device})
-    train(
-        config,
-        resume=args.resume,
-        init_from=args.init_from,
-        command=shlex.join(["regard", "train", *arguments]),
+    parser.add_argument(
+        "--init-from", metavar="DIR", help="model folder to take initial weights from"
     )
-    print(f"{args.out} is trained; regard translate {args.out} uses it")
+    return parser

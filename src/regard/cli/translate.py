@@ -1,18 +1,24 @@
-"""regard translate DIR [FILE]: translate lines in order, optionally with attention and alignments."""
+"""regard translate DIR [FILE]: translate lines in order, optionally with attention and alignments.
+
+Lines of standard input are translated as they arrive. --prefix, --pin and --ablate-heads apply to
+every line; steps, source tokens, layers and heads are counted from 0.
+"""
 
 import contextlib
+import io
 import json
+import re
 import sys
 from collections import Counter
-from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from jsonargparse import Namespace
 
-from regard.cli.options import add_model, add_search
+from regard.cli.options import add_model, add_search, load_translator
 from regard.cli.parser import Parser
 from regard.errors import ConfigError
-from regard.files import atomic_write, decode_lines, read_lines
+from regard.files import arriving_lines, atomic_write, read_lines
 from regard.progress import Progress
 from regard.text import unknown_tokens_message
 
@@ -21,21 +27,21 @@ if TYPE_CHECKING:
     from regard.translator import Translator
 
 _CHUNK = 1000
+_PIN = re.compile(r"(\d+):(\d+)=([\d.]+(?:[eE][+-]?\d+)?)")
+_HEAD = re.compile(r"(\d+):(\d+)")
 
 
 def run(arguments: list[str]) -> None:
     """Translate a file or standard input to standard output."""
-    args = _parser().parse_args(arguments)
-    from regard.translator import Translator
-
-    translator = Translator.load(args.folder, args.device)
+    args = make_parser().parse_args(arguments)
+    pins, heads = _pins(args.pin or ()), _heads(args.ablate_heads or ())
+    translator = load_translator(args.folder, args.device)
     _require_attention(translator, args)
     reads_features = translator.source.features is not None
     truncated = without_features = 0
     unknown = Counter[str]()
-    lines = _translate(translator, args)
     with _open(args.attention) as attention, _open(args.alignments) as alignments:
-        for number, ((_, features), outputs) in enumerate(lines, start=1):
+        for number, (_, features), outputs in _translate(translator, args, pins, heads):
             best = outputs[0]
             truncated += not best.complete
             without_features += reads_features and bool(best.tokens) and features is None
@@ -59,59 +65,124 @@ def run(arguments: list[str]) -> None:
             print(f"regard translate: {message}", file=sys.stderr)
 
 
-def _parser() -> Parser:
+def make_parser() -> Parser:
+    """Return the parser of this command."""
     parser = Parser(prog="regard translate", description=__doc__)
     add_model(parser)
-    parser.add_argument("file", nargs="?", help="lines to translate; default: standard input")
+    parser.add_argument(
+        "file", nargs="?", metavar="FILE", help="lines to translate; without it, standard input"
+    )
     add_search(parser)
     parser.add_argument(
         "--n-best", type=int, default=1, help="outputs per line: line TAB rank TAB score TAB text"
     )
+    parser.add_argument("--prefix", metavar="TEXT", help="text that every output begins with")
     parser.add_argument(
-        "--attention", help="write tokens and attention to this file, one JSON object per output"
+        "--pin",
+        action="append",
+        metavar="STEP:SOURCE=WEIGHT",
+        help="attention weight to impose on a source token at a step, such as 1:0=0.9; repeatable",
     )
     parser.add_argument(
-        "--alignments", help="write alignments to this file, one Pharaoh line per output"
+        "--ablate-heads",
+        action="append",
+        metavar="LAYER:HEAD",
+        help="head of a Transformer whose attention weights are set to 0, such as 2:1; repeatable",
+    )
+    parser.add_argument(
+        "--attention",
+        metavar="FILE",
+        help="write tokens and attention to this file, one JSON object per output",
+    )
+    parser.add_argument(
+        "--alignments",
+        metavar="FILE",
+        help="write alignments to this file, one Pharaoh line per output",
     )
     parser.add_argument("--heatmap", action="store_true", help="draw the attention on the terminal")
     return parser
 
 
+def _pins(values: Sequence[str]) -> dict[int, dict[int, float]]:
+    pins: dict[int, dict[int, float]] = {}
+    for value in values:
+        match = _PIN.fullmatch(value)
+        if match is None:
+            raise ConfigError(
+                "--pin takes STEP:SOURCE=WEIGHT with steps and source tokens counted from 0, such "
+                f"as 1:0=0.9, got {value!r}"
+            )
+        pins.setdefault(int(match[1]), {})[int(match[2])] = float(match[3])
+    return pins
+
+
+def _heads(values: Sequence[str]) -> list[tuple[int, int]]:
+    heads: list[tuple[int, int]] = []
+    for value in values:
+        match = _HEAD.fullmatch(value)
+        if match is None:
+            raise ConfigError(
+                f"--ablate-heads takes LAYER:HEAD, both counted from 0, such as 2:1, got {value!r}"
+            )
+        heads.append((int(match[1]), int(match[2])))
+    return heads
+
+
 def _require_attention(translator: "Translator", args: Namespace) -> None:
     if translator.trained.config.model.attention != "none":
         return
-    for option in ("attention", "alignments", "heatmap"):
+    for option in ("attention", "alignments", "heatmap", "pin", "ablate_heads"):
         if args[option]:
             raise ConfigError(
-                f"{args.folder} has no attention (model.attention none) for --{option}; omit it"
+                f"{args.folder} has no attention (model.attention none) for "
+                f"--{option.replace('_', '-')}; omit it"
             )
 
 
 def _translate(
-    translator: "Translator", args: Namespace
-) -> Iterator[tuple[tuple[str, str | None], list["Translation"]]]:
-    """Yield each line's source and its outputs, best first; flush after each chunk."""
+    translator: "Translator",
+    args: Namespace,
+    pins: dict[int, dict[int, float]],
+    heads: list[tuple[int, int]],
+) -> Iterator[tuple[int, tuple[str, str | None], list["Translation"]]]:
+    """Yield each line's number, from 1, source and outputs, best first; flush after each chunk."""
     from regard.request import prepare
 
-    if args.file is None and sys.stdin.isatty():
-        chunks: Iterator[list[str]] = ([line.rstrip("\r\n")] for line in sys.stdin)
+    if args.file is None:
+        chunks = arriving_lines(cast(io.BufferedIOBase, sys.stdin.buffer), "standard input", _CHUNK)
         total = None
     else:
-        lines = (
-            decode_lines(sys.stdin.buffer.read(), "standard input")
-            if args.file is None
-            else read_lines(args.file)
-        )
+        lines = read_lines(args.file)
         chunks = (lines[start : start + _CHUNK] for start in range(0, len(lines), _CHUNK))
         total = len(lines)
-    with Progress("translating", total, "lines") as progress:
+    first = 1
+    with _progress(total) as progress:
         for chunk in chunks:
             sources = [translator.source.parse_source(line) for line in chunk]
-            request = prepare(translator.trained, sources)
+            # a blank line has an empty translation, whatever the interventions
+            blank = [not text.strip() for text, _ in sources]
+            prefixes = ["" if skip else args.prefix or "" for skip in blank]
+            pinned: list[Any] = [{} if skip else pins for skip in blank]
+            request = prepare(translator.trained, sources, prefixes, pinned, heads)
             outputs = translator.search(request, args.beam_size, args.n_best, args.length_penalty)
-            yield from zip(sources, outputs, strict=True)
+            for number, (source, hypotheses) in enumerate(
+                zip(sources, outputs, strict=True), first
+            ):
+                yield number, source, hypotheses
             sys.stdout.flush()
-            progress.advance(len(chunk))
+            first += len(chunk)
+            if progress is not None:
+                progress.advance(len(chunk))
+
+
+@contextlib.contextmanager
+def _progress(total: int | None) -> Generator[Progress | None]:
+    """Display progress, unless the translations themselves appear on the terminal."""
+    if sys.stdout.isatty():
+        yield None
+        return
+    with Progress("translating", total, "lines") as progress:
+        yield progress
 
 
 @contextlib.contextmanager
@@ -136,6 +207,6 @@ def _print_heatmap(output: "Translation") -> None:
         console = Console(stderr=True)
         console.print(
             terminal_heatmap(
-                output.attention, output.source_tokens, output.tokens, width=console.width
+                output.attention, output.source_labels, output.target_labels, width=console.width
             )
         )

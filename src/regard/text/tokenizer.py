@@ -33,6 +33,7 @@ from regard.config import NormalForm, TextConfig, Unit
 from regard.errors import ConfigError, FolderError
 from regard.text import subwords
 from regard.text.features import SourceLike, split_features, split_source
+from regard.text.matching import match_tokens, segmented_word_ids
 from regard.text.normalization import normalize
 from regard.text.special_tokens import SPECIAL_TOKENS, UNK
 from regard.text.units import UNITS, choose_unit
@@ -51,11 +52,14 @@ class Encoding(NamedTuple):
     """The tokens; unknown ones by their own (normalised) spelling."""
     num_features: int = 0
     """Number of features among the tokens; they are the last ones."""
+    left_out: tuple[str, ...] = ()
+    """Punctuation that the vocabulary does not hold and that is not among the tokens."""
 
     @property
     def unknown(self) -> list[str]:
         """Tokens that the vocabulary does not hold, in order, repeats included."""
-        return [token for id, token in zip(self.ids, self.tokens, strict=True) if id == UNK]
+        unknown = [token for id, token in zip(self.ids, self.tokens, strict=True) if id == UNK]
+        return [*unknown, *self.left_out]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +78,8 @@ class Tokenizer:
     """Unicode normal form applied first."""
     lowercase: bool = False
     """Lower-case the text after that."""
+    match_vocabulary: bool = False
+    """Match words and punctuation that the vocabulary lacks to it (`text/matching.py`)."""
     merges: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
     """Merges of bpe, in order."""
     log_probs: tuple[float, ...] = dataclasses.field(default=(), repr=False)
@@ -125,7 +131,8 @@ class Tokenizer:
         if features is not None:
             tags = (split_features(line or "", config.normal_form) for line in features)
             fields["features"] = tuple(sorted(set(chain.from_iterable(tags))))
-        return cls(unit, normal_form=config.normal_form, lowercase=config.lowercase, **fields)
+        names = ("normal_form", "lowercase", "match_vocabulary")
+        return cls(unit, **{name: getattr(config, name) for name in names}, **fields)
 
     def __len__(self) -> int:
         """Size V of the vocabulary, special tokens and features included."""
@@ -156,6 +163,9 @@ class Tokenizer:
         split = UNITS[self.unit].split
         if split is None:
             encodings = self._encode_subwords(texts)
+        elif self._matches_vocabulary:
+            matched = (match_tokens(tokens, self._token_ids) for tokens in map(split, texts))
+            encodings = [Encoding(ids, tokens, left_out=rest) for ids, tokens, rest in matched]
         else:
             encodings = [
                 Encoding(self.tokens_to_ids(tokens), tokens) for tokens in map(split, texts)
@@ -173,7 +183,9 @@ class Tokenizer:
             )
         tags = split_features(features, self.normal_form)
         ids = [self._feature_ids.get(tag, UNK) for tag in tags]
-        return Encoding([*encoding.ids, *ids], [*encoding.tokens, *tags], len(tags))
+        return encoding._replace(
+            ids=[*encoding.ids, *ids], tokens=[*encoding.tokens, *tags], num_features=len(tags)
+        )
 
     def ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         """Return the token of each id, special tokens included."""
@@ -198,7 +210,8 @@ class Tokenizer:
         For word, bpe and unigram these are the words of `detokenize(tokens).split()`: subwords and
         attached punctuation share an index; a space alone has the index of the word after it, or
         None at the end. For char, grapheme and whitespace every token, spaces included, has its own
-        index. So has each of the last `num_features` tokens, which are features.
+        index. So has each of the last `num_features` tokens, which are features, and each word of
+        a text without spaces that `match_vocabulary` has split.
         """
         if num_features:
             word_ids = self.word_ids(tokens[:-num_features])
@@ -206,6 +219,9 @@ class Tokenizer:
             return [*word_ids, *range(first, first + num_features)]
         if not UNITS[self.unit].has_words:
             return list(range(len(tokens)))
+        segmented = segmented_word_ids(tokens) if self._matches_vocabulary else None
+        if segmented is not None:
+            return [*segmented]
         indices: list[int] = []
         count, inside = 0, False
         for piece in UNITS[self.unit].join(tokens):
@@ -252,6 +268,7 @@ class Tokenizer:
         if not (
             self.normal_form in get_args(NormalForm)
             and self.lowercase in (True, False)
+            and self.match_vocabulary in (True, False)
             and all(type(token) is str and token for token in self.vocabulary)
             and len(entries) == len(special) + len(self.vocabulary)
             and all(entries.issuperset((left, right, left + right)) for left, right in self.merges)
@@ -272,6 +289,10 @@ class Tokenizer:
             ]
             encodings.append(Encoding(encoding.ids, tokens))
         return encodings
+
+    @property
+    def _matches_vocabulary(self) -> bool:
+        return self.match_vocabulary and self.unit == "word"
 
     @functools.cached_property
     def _entries(self) -> list[str]:

@@ -1,0 +1,144 @@
+"""Matching of word tokens that a vocabulary lacks to tokens that it holds."""
+
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from regard.text.special_tokens import UNK
+from regard.text.words import JOINER, display_token
+
+# Thai and Lao, Myanmar, Khmer, kana, Han
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff]"
+)
+_UNKNOWN_COST = 1000
+
+
+class MatchedTokens(NamedTuple):
+    """Tokens and their vocabulary ids, and the tokens that were left out."""
+
+    ids: list[int]
+    tokens: list[str]
+    left_out: tuple[str, ...]
+
+
+def match_tokens(tokens: Sequence[str], vocabulary: Mapping[str, int]) -> MatchedTokens:
+    """Match the tokens that the vocabulary lacks to tokens that it holds.
+
+    - Punctuation matches the same mark with another spacing: `‿?` matches `?`.
+    - A word of a script without spaces is split into as few words of the vocabulary as possible:
+      `我爱机器学习` into `我`, `‿爱`, `‿机器`, `‿学习`, with the ids of `我`, `爱`, `机器` and `学习`.
+    - Other punctuation is left out at both ends of a word and at the end of the text, but never all
+      of a text. This changes no word's index.
+
+    Other tokens keep the id UNK. The tokens keep the spelling and the spacing of the text.
+    """
+    ids: list[int] = []
+    matched: list[str] = []
+    for token in tokens:
+        pieces = [token]
+        if token not in vocabulary and _UNSPACED.search(token):
+            pieces = _split_word(token, vocabulary)
+        matched += pieces
+        ids += [_find(piece, vocabulary) for piece in pieces]
+    kept = _kept(ids, matched)
+    if not kept:
+        return MatchedTokens(ids, matched, ())
+    left_out = tuple(matched[index] for index in sorted(set(range(len(ids))) - set(kept)))
+    return MatchedTokens([ids[i] for i in kept], [matched[i] for i in kept], left_out)
+
+
+def segmented_word_ids(tokens: Sequence[str]) -> list[int] | None:
+    """Return the word index of each token of a text without spaces that was split into words.
+
+    Punctuation has the index of the word before it, at the start that of the first word. The result
+    is None for text with spaces, and for text that was not split.
+    """
+    joined = all(
+        token.startswith(JOINER) or previous.endswith(JOINER)
+        for previous, token in pairwise(tokens)
+    )
+    if not joined or not any(_UNSPACED.search(token) for token in tokens[1:]):
+        return None
+    indices: list[int] = []
+    words = 0
+    for token in tokens:
+        words += not _is_punctuation(token)
+        indices.append(max(0, words - 1))
+    return indices
+
+
+def _find(token: str, vocabulary: Mapping[str, int]) -> int:
+    bare = display_token(token)
+    spellings = [token, bare]
+    if _is_punctuation(token):
+        spellings += [JOINER + bare, bare + JOINER, JOINER + bare + JOINER]
+    elif not _UNSPACED.search(token):
+        spellings = [token]
+    return next((vocabulary[s] for s in spellings if s in vocabulary), UNK)
+
+
+def _split_word(token: str, vocabulary: Mapping[str, int]) -> list[str]:
+    """Split into the fewest words of the vocabulary; what it lacks stays in one piece each."""
+    word = display_token(token)
+    # for every end: cost, and where the last piece starts
+    best: list[tuple[int, int]] = [(0, 0)]
+    for end in range(1, len(word) + 1):
+        best.append(
+            min(
+                (best[start][0] + (1 if word[start:end] in vocabulary else _UNKNOWN_COST), start)
+                for start in range(end)
+                if word[start:end] in vocabulary or start == end - 1
+            )
+        )
+    pieces: list[str] = []
+    end, known = len(word), True
+    while end:
+        start = best[end][1]
+        is_known = word[start:end] in vocabulary
+        if pieces and not known and not is_known:
+            pieces[-1] = word[start:end] + pieces[-1]
+        else:
+            pieces.append(word[start:end])
+        end, known = start, is_known
+    first, *rest = reversed(pieces)
+    left = JOINER if token.startswith(JOINER) else ""
+    return [left + first, *(JOINER + piece for piece in rest)]
+
+
+def _kept(ids: Sequence[int], tokens: Sequence[str]) -> list[int]:
+    """Return the positions of the tokens that are not left out."""
+    kept: list[int] = []
+    chunks = _chunks(tokens)
+    for number, chunk in enumerate(chunks):
+        unknown = {i for i in chunk if ids[i] == UNK and _is_punctuation(tokens[i])}
+        inner = list(chunk)
+        while inner and inner[0] in unknown:
+            inner.pop(0)
+        while inner and inner[-1] in unknown:
+            inner.pop()
+        kept += inner if inner or number == len(chunks) - 1 else chunk
+    return kept
+
+
+def _chunks(tokens: Sequence[str]) -> list[list[int]]:
+    """Return the positions of the tokens of each string between whitespace."""
+    chunks: list[list[int]] = []
+    for index, token in enumerate(tokens):
+        joined = index > 0 and (
+            (len(token) > 1 and token.startswith(JOINER))
+            or (len(tokens[index - 1]) > 1 and tokens[index - 1].endswith(JOINER))
+        )
+        if joined:
+            chunks[-1].append(index)
+        else:
+            chunks.append([index])
+    return chunks
+
+
+def _is_punctuation(token: str) -> bool:
+    bare = display_token(token)
+    return bare != JOINER and all(unicodedata.category(char)[0] in "PS" for char in bare)
