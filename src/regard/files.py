@@ -6,6 +6,7 @@ import io
 import json
 import os
 import secrets
+import select
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Any
 from regard.errors import ConfigError, DataError
 
 _READ_BYTES = 1 << 20
+
+_MOMENT = 0.01
+"""Seconds to wait for the next part of a stream that is written without a pause."""
 
 
 @contextlib.contextmanager
@@ -97,15 +101,29 @@ def arriving_lines(stream: io.BufferedIOBase, name: str, most: int) -> Iterator[
     Raises:
         DataError: a line is not UTF-8.
     """
-    rest, number = b"", 1
-    while data := stream.read1(_READ_BYTES):
+    waiting: list[str] = []
+    rest, number, ended = b"", 1, False
+    while not ended:
+        data = stream.read1(_READ_BYTES)
+        ended = not data
         complete, newline, rest = (rest + data).rpartition(b"\n")
-        if newline:
-            lines = decode_lines(complete + newline, name, number)
-            yield from (lines[start : start + most] for start in range(0, len(lines), most))
-            number += len(lines)
-    if rest:
-        yield decode_lines(rest, name, number)
+        lines = decode_lines(rest if ended else complete + newline, name, number)
+        number += len(lines)
+        waiting += lines
+        while len(waiting) >= most:
+            yield waiting[:most]
+            del waiting[:most]
+        if waiting and (ended or not _has_more(stream)):
+            yield waiting
+            waiting = []
+
+
+def _has_more(stream: io.BufferedIOBase) -> bool:
+    """Return whether more bytes, or the end, arrive within a moment."""
+    try:
+        return bool(select.select([stream], [], [], _MOMENT)[0])
+    except (OSError, ValueError):  # not a stream that can be waited for
+        return False
 
 
 def decode_lines(content: bytes, name: str, number: int = 1) -> list[str]:
