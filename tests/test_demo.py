@@ -33,7 +33,11 @@ def test_the_demo_gives_the_results_of_the_readme(
         "我 爱 机器 学习": "i love machine learning",
         "te quiero": "i love you",
     }
-    written = {"我爱机器学习": "i love machine learning", "Te quiero.": "i love you"}
+    written = {
+        "我爱机器学习": "i love machine learning",
+        "Te quiero.": "i love you",
+        "Me gusta mi casa.": "i like my house",
+    }
     outputs = Translator.load(result.folder / "model", "cpu").translate(list(written))
     assert [output.text for output in outputs] == list(written.values())
     assert str(outputs[0].alignment()) == "0-0 1-1 2-2 3-3"

@@ -59,7 +59,7 @@ def test_every_option_of_the_readme_exists(
     command, *arguments = call
     assert command in COMMANDS
     with pytest.raises(SystemExit) as exit_info:
-        sys.exit(main([command, "--help"]))
+        sys.exit(main([command, "--help-all" if command in ("train", "compare") else "--help"]))
     assert not exit_info.value.code
     known = set(re.findall(r"(?<![\w-])--?[a-z][\w.-]*", capsys.readouterr().out))
     for argument in arguments:

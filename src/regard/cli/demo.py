@@ -15,7 +15,7 @@ def run(arguments: list[str]) -> None:
         from regard.demo import MAP_SENTENCE, demo
 
     model = demo(args.out, args.device).folder / "model"
-    print(f"try it: echo 'me gusta el perro' | {_command()} translate {model}")
+    print(f"try it: echo 'Me gusta mi casa.' | {_command()} translate {model}")
     print(f"edit its attention: {_command()} serve {model} --example '{MAP_SENTENCE}'")
 
 
