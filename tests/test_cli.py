@@ -524,7 +524,7 @@ def test_options_override_the_file_of_settings(
 ) -> None:
     (tmp_path / "c.yaml").write_text("model: {attention: dot, cell: gru}\ntraining: {seed: 7}\n")
     option = [f"--config={tmp_path / 'c.yaml'}"]
-    flags = [*TWO_UPDATES, "--model.attention", "bilinear"]
+    flags = [*TWO_UPDATES, "--model.attention", "general"]  # an alias of bilinear
     ordered = [*flags, *option] if flags_first else [*option, *flags]
     out = tmp_path / "m"
     assert regard("train", "--data.train", folders.pairs, "--out", out, *ordered).status == 0

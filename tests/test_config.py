@@ -182,3 +182,11 @@ def test_only_sources_are_matched_to_the_vocabulary() -> None:
     assert Config(source=text).source.match_vocabulary
     with pytest.raises(ConfigError, match=r"set source\.match_vocabulary"):
         Config(target=text)
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"), [("general", "bilinear"), ("bahdanau", "additive"), ("mlp", "additive")]
+)
+def test_an_alias_of_a_score_is_a_setting(alias: str, name: str) -> None:
+    assert ModelConfig(attention=alias).attention == name
+    assert config.from_dict({"model": {"attention": alias}}).model.attention == name
