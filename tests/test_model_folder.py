@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import regard
 from regard import model_folder
 from regard.config import Config, ModelConfig, TextConfig
 from regard.errors import FolderError

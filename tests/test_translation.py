@@ -141,6 +141,9 @@ def test_a_chart_hides_joiners_and_marks_unknown_tokens():
     chart = translation.chart()
     assert chart.source_tokens == ["¿", "Te <unk>", "‿", "</s>"]
     assert chart.target_tokens == ["I", "do", "."]
+    unknown = dataclasses.replace(translation, unknown=["‿!"])
+    assert "unknown=['!']" in repr(unknown)
+    assert "not in the vocabulary of the model: !" in unknown._repr_html_()
 
 
 def test_a_chart_contains_the_heads():

@@ -97,7 +97,7 @@ class Translation:
         if not self.complete:
             parts.append("truncated")
         if self.unknown:
-            parts.append(f"unknown={self.unknown}")
+            parts.append(f"unknown={[display_token(token) for token in self.unknown]}")
         return f"Translation({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
@@ -106,7 +106,8 @@ class Translation:
 
         notes = [f"{self.source} (score {self.score:.3f})"]
         if self.unknown:
-            notes.append(f"not in the vocabulary of the model: {', '.join(self.unknown)}")
+            unknown = ", ".join(map(display_token, self.unknown))
+            notes.append(f"not in the vocabulary of the model: {unknown}")
         if not self.complete:
             notes.append("truncated at the length limit")
         drawn = self.attention is not None and self.attention.size > 0
@@ -116,7 +117,10 @@ class Translation:
             self.chart().to_svg() if drawn else None,
             [(output.text, output.score) for output in self.alternatives],
             [
-                [(EOS_TOKEN if token is None else token, log_prob) for token, log_prob in step]
+                [
+                    (EOS_TOKEN if token is None else display_token(token), log_prob)
+                    for token, log_prob in step
+                ]
                 for step in self.top_logprobs or []
             ],
         )
