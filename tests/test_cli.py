@@ -466,7 +466,10 @@ def test_train_reports_on_standard_error(regard: Command, tmp_path: Path) -> Non
     result = regard("train", "--data.train", tmp_path / "f.tsv", "--out", out, *TWO_UPDATES)
     assert (result.status, result.lines) == (
         0,
-        [f"{out} is saved; add --resume to train it further"],
+        [
+            f"{out} is saved; train it further with --resume and a larger "
+            "--training.max_updates or --training.max_minutes"
+        ],
     )
     assert "the model has learned nothing yet: its dev loss " in result.err
     assert "that of guessing; train longer (--training.max_updates, " in result.err
@@ -984,6 +987,9 @@ def test_a_model_that_outputs_nothing_is_reported(
     assert "is empty; the model has learned nothing yet: …; train longer" in (
         error_line(regard(*call), 1)
     )
+    forced = regard(*call, "--target", "A B")
+    assert (forced.status, forced.out) == (0, f"abc -> A B, drawn in {tmp_path / 'map.svg'}\n")
+    assert forced.err == "regard plot: the model has learned nothing yet: …; train longer\n"
     assert "there is no step to explain" in error_line(
         regard("explain", "--model", model, "abc"), 1
     )

@@ -178,7 +178,7 @@ def _one_each(values: Any, texts: Sequence[SourceLike], name: str) -> list[Any]:
 def _check_pins(weights: Mapping[int, float], step: int, limit: int, length: int) -> None:
     if not (0 <= step < limit and all(0 <= position < length for position in weights)):
         raise ConfigError(
-            f"pins name steps from 0 to {limit - 1} and source tokens from 0 to {length - 1}, got "
+            f"pins take steps from 0 to {limit - 1} and source tokens from 0 to {length - 1}, got "
             f"step {step} and tokens {', '.join(map(str, weights))}"
         )
     total = sum(weights.values())

@@ -1,5 +1,6 @@
 """regard plot DIR TEXT -o map.html: draw an attention heatmap for one text."""
 
+import sys
 from typing import TYPE_CHECKING
 
 from regard.cli.options import add_beam_size, add_chart_file, add_model, load_translator
@@ -26,6 +27,8 @@ def run(arguments: list[str]) -> None:
     title = f"{args.text} → {output.text}"
     output.chart(title, args.layer, args.head).save(args.out)
     print(f"{args.text} -> {output.text}, drawn in {args.out}")
+    if "warning" in translator.trained.metadata:
+        print(f"regard plot: {translator.trained.metadata['warning']}", file=sys.stderr)
 
 
 def _nothing_to_draw(translator: "Translator", forced: bool) -> str:

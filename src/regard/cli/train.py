@@ -41,7 +41,10 @@ def run(arguments: list[str]) -> None:
         command=shlex.join(["regard", "train", *arguments]),
     )
     if "warning" in translator.trained.metadata:
-        print(f"{args.out} is saved; add --resume to train it further")
+        print(
+            f"{args.out} is saved; train it further with --resume and a larger "
+            "--training.max_updates or --training.max_minutes"
+        )
     else:
         print(f"{args.out} is trained; regard translate {args.out} uses it")
 
