@@ -15,7 +15,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from regard.charts import MissingGlyphWarning, heatmap, terminal_heatmap
-from regard.charts.base import INK, missing_glyphs
+from regard.charts.base import INK
+from regard.charts.fonts import missing_glyphs
 from regard.errors import ConfigError, DataError, ShapeError
 
 SOURCE = ["el", "gato", "negro", "no", "duerme"]
@@ -194,7 +195,13 @@ def test_json_contains_tokens_and_weights():
 
 @pytest.mark.parametrize(
     ("name", "start"),
-    [("a.html", b"<!DOCTYPE"), ("a.PNG", b"\x89PNG"), ("a.svg", b"<svg"), ("a.json", b"{")],
+    [
+        ("a.html", b"<!DOCTYPE"),
+        ("a.PNG", b"\x89PNG"),
+        ("a.svg", b"<svg"),
+        ("a.pdf", b"%PDF"),
+        ("a.json", b"{"),
+    ],
 )
 def test_save_selects_the_format_by_the_suffix(tmp_path, name, start):
     path = tmp_path / "new" / name
@@ -203,9 +210,9 @@ def test_save_selects_the_format_by_the_suffix(tmp_path, name, start):
     assert [p.name for p in path.parent.iterdir()] == [name]
 
 
-@pytest.mark.parametrize("name", ["a.pdf", "a"])
+@pytest.mark.parametrize("name", ["a.gif", "a"])
 def test_save_rejects_other_suffixes(tmp_path, name):
-    with pytest.raises(ConfigError, match=r"\.html, \.png, \.svg or \.json.*" + name):
+    with pytest.raises(ConfigError, match=r"\.html, \.png, \.svg, \.pdf or \.json.*" + name):
         heatmap(WEIGHTS, SOURCE, TARGET).save(tmp_path / name)
     assert not list(tmp_path.iterdir())
 

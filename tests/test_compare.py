@@ -134,6 +134,9 @@ def test_the_chart_has_a_line_per_model_and_a_point_per_length() -> None:
     assert chart.rule == (9, "longest in training")
     assert "none" in chart.to_svg()
     assert "longest in training" in chart.to_svg()
+    assert chart.title == "Exact match by source length"
+    for name in ("none", "dot"):
+        assert f"{name} (1,234 parameters)" in chart.to_svg()
 
 
 def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,12 +26,26 @@ def test_the_default_metric_is_the_one_that_selects_the_best_weights(tmp_path: P
     first, second = _run(tmp_path / "one", bleu=[1, 2, 3]), _run(tmp_path / "two", bleu=[4, 5, 6])
     chart = curves([first, second])
     assert [(point.series, point.x, point.y) for point in chart.points] == [
-        (first, 0.5, 1), (first, 1, 2), (first, 1.5, 3), (second, 0.5, 4), (second, 1, 5), (second, 1.5, 6),
+        ("one", 0.5, 1), ("one", 1, 2), ("one", 1.5, 3), ("two", 0.5, 4), ("two", 1, 5), ("two", 1.5, 6),
     ]  # fmt: skip
-    assert (chart.x_title, chart.y_title, chart.title) == ("minutes of training", "bleu", "bleu")
+    assert (chart.x_title, chart.y_title) == ("minutes of training", "BLEU")
+    assert chart.title == "BLEU during training"
     losses = curves([first], "dev_loss", by="update")
     assert [(point.x, point.y) for point in losses.points] == [(10, 2), (20, 1), (30, 2 / 3)]
-    assert curves([_run(tmp_path / "loss")]).y_title == "dev loss"
+    loss = curves([_run(tmp_path / "loss")])
+    assert (loss.y_title, loss.title) == ("dev loss", "Dev loss during training")
+
+
+def test_runs_have_the_shortest_names_that_tell_them_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for parent in ("a", "b"):
+        (tmp_path / parent).mkdir()
+    runs = [_run(tmp_path / name, bleu=[1, 2, 3]) for name in ("a/seed-1", "a/seed-2", "b/seed-1")]
+    assert curves(runs[:2]).series == ["seed-1", "seed-2"]
+    assert curves(runs).series == ["a/seed-1", "a/seed-2", "b/seed-1"]
+    monkeypatch.chdir(tmp_path / "a" / "seed-1")
+    assert curves(["."]).series == ["seed-1"]
 
 
 def test_invalid_metrics_axes_and_folders_are_reported(tmp_path: Path) -> None:
@@ -47,10 +61,10 @@ def test_invalid_metrics_axes_and_folders_are_reported(tmp_path: Path) -> None:
         curves([run])
 
 
-@pytest.mark.parametrize("suffix", ["html", "png", "svg", "json"])
+@pytest.mark.parametrize("suffix", ["html", "png", "svg", "pdf", "json"])
 def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str) -> None:
     runs = [_run(tmp_path / name, per=[9, 8, 7]) for name in ("a", "b")]
     out = tmp_path / f"curves.{suffix}"
     assert main(["curves", *runs, "-o", str(out)]) == 0
-    assert "per of 2 runs" in capsys.readouterr().out
+    assert "token error rate (PER of g2p papers) of 2 runs" in capsys.readouterr().out
     assert out.stat().st_size > 100

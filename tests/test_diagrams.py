@@ -252,6 +252,7 @@ def test_diagrams_save_as_every_format(tmp_path):
             (".html", b"<!DOC"),
             (".svg", b"<svg"),
             (".png", b"\x89P"),
+            (".pdf", b"%PDF"),
             (".json", b"{"),
         ]:
             chart.save(tmp_path / f"a{suffix}")

@@ -170,6 +170,7 @@ def by_length(runs: Sequence[Run]) -> LineChart:
         explanation="Same pairs, same budget; each point is one length or a range of lengths.",
         rule=(float(runs[0].longest_source), "longest in training"),
         y_domain=(0.0, 100.0),
+        notes={run.name: f"{run.parameters:,} parameters" for run in runs},
     )
 
 

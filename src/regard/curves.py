@@ -8,6 +8,7 @@ from typing import Any
 from regard.charts import LineChart, Point
 from regard.errors import ConfigError, FolderError
 from regard.files import read_lines
+from regard.metrics import METRICS
 
 _AXES = {"minutes": "minutes of training", "update": "updates"}
 _NOT_METRICS = {"update", "epoch", "minutes", "best"}
@@ -30,6 +31,7 @@ def curves(
     if by not in _AXES:
         raise ConfigError(f"the x axis of curves is minutes or update, got {by!r}")
     histories = {str(folder): _history(Path(folder)) for folder in folders}
+    names = _run_names(list(histories))
     keys = dict.fromkeys(key for history in histories.values() for key in history[0])
     metrics = [key for key in keys if key not in _NOT_METRICS]
     losses_and_speed = {"train_loss", "dev_loss", "learning_rate", "pairs_per_second"}
@@ -38,15 +40,27 @@ def curves(
         raise ConfigError(f"no folder has a metric {name!r}; they have {', '.join(metrics)}")
     points = [
         Point(
-            folder, float(entry[by]), float(entry[name]),
+            names[folder], float(entry[by]), float(entry[name]),
             f"update {entry['update']:,}, {entry['minutes']:.1f} min: {entry[name]:.4g}",
         )
         for folder, history in histories.items()
         for entry in history
         if name in entry
     ]  # fmt: skip
-    title = name.replace("_", " ")
-    return LineChart(points, _AXES[by], title, title=title)
+    label = METRICS[name].label if name in METRICS else name.replace("_", " ")
+    title = label[0].upper() + label[1:] if label.islower() else label
+    return LineChart(points, _AXES[by], label, title=f"{title} during training")
+
+
+def _run_names(folders: list[str]) -> dict[str, str]:
+    """Return the last part of each path, with as many parts before it as make the names unique."""
+    parts = {folder: Path(folder).resolve().parts for folder in folders}
+    names = {folder: str(Path(*path)) for folder, path in parts.items()}
+    for length in range(1, max(map(len, parts.values()))):
+        short = {folder: "/".join(path[-length:]) for folder, path in parts.items()}
+        if len(set(short.values())) == len({path for path in parts.values()}):
+            return short
+    return names
 
 
 def _history(folder: Path) -> list[dict[str, Any]]:

@@ -13,7 +13,8 @@ import numpy as np
 from regard.charts.attention_steps import ExplainedAttention
 from regard.charts.base import GREY, INK, html_page
 from regard.charts.labels import check_weights, token_labels
-from regard.charts.svg import FAINT, STRONG, Canvas, Diagram, element, text_width, weight_colour
+from regard.charts.svg import FAINT, STRONG, Canvas, Diagram, element, weight_colour
+from regard.charts.text import text_width
 from regard.errors import DataError
 
 _CELL, _CELLS = 13.0, 4

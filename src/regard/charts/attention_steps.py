@@ -8,10 +8,13 @@ import numpy as np
 
 from regard.charts.base import BLUES, GREY, INK
 from regard.charts.labels import token_labels
-from regard.charts.svg import FAINT, STRONG, Canvas, Diagram, element, truncate, weight_colour
+from regard.charts.svg import FAINT, STRONG, Canvas, Diagram, element, weight_colour
+from regard.charts.text import truncate
 
 _SIDE = 190.0
 """Height of the bars and side of the plane in pixels."""
+_NUMBER_WIDTH = 24.0
+"""Pixels of a bar with its number."""
 _GIVEN = ["The weights are given;", "the context is the sum of the states with these weights."]
 _EXPLANATION = [
     "Each state gets a score, the scores are normalised to weights that sum to 1,",
@@ -89,10 +92,14 @@ def _draw_heading(canvas: Canvas, heading: str, note: str) -> None:
 def _bars(
     heading: str, note: str, numbers: np.ndarray, names: Sequence[str], shaded: bool = False
 ) -> Canvas:
-    """Draw a bar per number; `shaded` ones are darker the larger they are."""
-    canvas, width = Canvas(), min(280.0, max(130.0, 40.0 * len(names)))
-    pitch, digits = width / len(names), 3 if shaded and len(names) <= 6 else 2
-    centres = [pitch * (i + 0.5) for i in range(len(names))]
+    """Draw a bar per number; `shaded` ones are darker the larger they are.
+
+    Of more numbers than have space side by side, only the largest is printed.
+    """
+    canvas, count = Canvas(), len(names)
+    width = max(130.0, min(280.0, 40.0 * count), min(480.0, _NUMBER_WIDTH * count))
+    pitch, digits = width / count, 3 if shaded and count <= 6 else 2
+    centres = [pitch * (i + 0.5) for i in range(count)]
     low, high = min(0.0, float(numbers.min())), max(0.0, float(numbers.max()))
     margin = 0.12 * (high - low or 1)
     scale = _SIDE / (high - low + margin * (2 if low < 0 else 1))
@@ -102,8 +109,9 @@ def _bars(
         text, height = _decimal(number, digits), scale * number
         fill, bar = weight_colour(number) if shaded else BLUES[4], min(26.0, 0.6 * pitch)
         canvas.box(x, zero - height / 2, bar, abs(height), f"{name}: {text}", fill=fill)
-        size = 11.0 if len(names) <= 8 else 9.0
-        canvas.text(x, zero - height + (9 if number < 0 else -8), text, size=size)
+        if pitch >= _NUMBER_WIDTH or abs(number) == abs(numbers).max():
+            size = 11.0 if count <= 8 else 9.0
+            canvas.text(x, zero - height + (9 if number < 0 else -8), text, size=size)
     canvas.labels(centres, _SIDE + 12, names, pitch, size=11.0)
     _draw_heading(canvas, heading, note)
     return canvas

@@ -1,16 +1,14 @@
-"""Base class of all charts: saving, display in notebooks, colours and fonts."""
+"""Base class of all charts: saving, display in notebooks, colours."""
 
-import functools
 import html
 import json
 import unicodedata
 import warnings
-import xml.etree.ElementTree as ET
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from regard.charts.fonts import missing_glyphs, with_cjk_fonts
 from regard.errors import ConfigError
 from regard.files import atomic_write
 
@@ -19,8 +17,6 @@ INK, GREY = "#1f2933", "#616e7c"
 BLUES = [
     "#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b",
 ]  # fmt: skip
-FONT = "Arial, Liberation Sans, sans-serif"
-_NO_GLYPH = "\U0010fffd"  # the last private-use character: no font has it
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -67,6 +63,20 @@ class Chart(ABC):
         """
         import vl_convert
 
+        return vl_convert.svg_to_png(self._svg_with_fonts(), scale=2)
+
+    def to_pdf(self) -> bytes:
+        """Return the chart as a PDF page of its own size.
+
+        Warns:
+            MissingGlyphWarning: no installed font has some of the characters.
+        """
+        import vl_convert
+
+        return vl_convert.svg_to_pdf(self._svg_with_fonts())
+
+    def _svg_with_fonts(self) -> str:
+        """Return the chart as SVG for the renderer, after a check that its fonts have all characters."""
         svg = self.to_svg()
         if missing := missing_glyphs(svg):
             more = f" and {len(missing) - 20} more" if len(missing) > 20 else ""
@@ -75,24 +85,24 @@ class Chart(ABC):
                 "install a font that has them (for instance fonts-noto-cjk), or save as .svg or "
                 ".html, which use the reader's fonts",
                 MissingGlyphWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
-        return vl_convert.svg_to_png(svg, scale=2)
+        return with_cjk_fonts(svg)
 
     def save(self, path: str | Path) -> None:
         """Write the chart to `path` atomically, in the format of its suffix.
 
-        `.html` is a page that works offline, with tooltips; `.svg` and `.png` are images; `.json`
-        holds the data.
+        `.html` is a page that works offline, with tooltips; `.svg`, `.png` and `.pdf` are images;
+        `.json` holds the data.
 
         Raises:
-            ConfigError: the suffix is none of these four.
+            ConfigError: the suffix is none of these five.
             DataError: the file cannot be written.
         """
         suffix = Path(path).suffix.lower()
-        if suffix not in (".html", ".png", ".svg", ".json"):
+        if suffix not in (".html", ".png", ".svg", ".pdf", ".json"):
             raise ConfigError(
-                f"a chart is saved as .html, .png, .svg or .json, got {str(path)!r}; "
+                f"a chart is saved as .html, .png, .svg, .pdf or .json, got {str(path)!r}; "
                 "give the file one of these suffixes"
             )
         content = getattr(self, f"to_{suffix[1:]}")()
@@ -122,27 +132,3 @@ def escape_controls(text: str) -> str:
         repr(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") or ord(c) & 0xFFFE == 0xFFFE else c
         for c in text
     )
-
-
-@functools.cache
-def render_character(character: str) -> bytes:
-    """Return an image of one character.
-
-    The renderer is the only one to know its fonts: those of the system and those it contains.
-    """
-    import vl_convert
-
-    return vl_convert.svg_to_png(
-        '<svg xmlns="http://www.w3.org/2000/svg" width="32" height="32">'
-        f'<text x="8" y="24" font-size="16" font-family="{FONT}">{character}</text></svg>'
-    )
-
-
-def missing_glyphs(svg: str, render: Callable[[str], bytes] = render_character) -> str:
-    """Return the characters of an SVG image that no font can draw, each once.
-
-    A character is missing if its image equals that of a character that no font has.
-    """
-    texts = ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")
-    characters = dict.fromkeys("".join("".join(text.itertext()) for text in texts))
-    return "".join(c for c in characters if not c.isascii() and render(c) == render(_NO_GLYPH))

@@ -7,7 +7,8 @@ import numpy as np
 
 from regard.charts.base import GREY, INK
 from regard.charts.labels import check_weights, token_labels
-from regard.charts.svg import FAINT, STRONG, Canvas, Diagram, element, text_width, weight_colour
+from regard.charts.svg import FAINT, STRONG, Canvas, Diagram, element, weight_colour
+from regard.charts.text import text_width
 from regard.errors import ConfigError
 
 _LINE_WIDTH = 12.0

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from rich.cells import cell_len
 
 from regard.charts.base import BLUES, GREY, INK
 from regard.charts.labels import check_weights, token_labels
+from regard.charts.text import text_width
 from regard.charts.vega import VegaChart, chart_title, theme
 from regard.errors import DataError, ShapeError
 
@@ -138,7 +138,7 @@ class _Layout:
         count = len(self.source)
         side = min(44.0, max(11.0, 720 / max(count, len(self.target))))
         self.font = min(13.0, side - 2)
-        longest = max(map(cell_len, self.source)) * self.font * 0.6 + 6
+        longest = max(text_width(label, self.font) for label in self.source) + 8
         # a cell may be up to twice as wide as high if its label then fits horizontally
         horizontal = longest <= 2 * side and max(side, longest) * count <= 720
         self.width = count * (max(side, longest) if horizontal else side)
@@ -152,8 +152,8 @@ class _Layout:
 
         return chart.properties(
             data=alt.InlineData(values=records),
-            title=chart_title(self.title, explanation),
-            config=theme(self.font, max(480.0, self.width + 120)),
+            title=chart_title(self.title, explanation, max(480.0, self.width + 120)),
+            config=theme(self.font),
         ).add_params(
             alt.param(name="source_tokens", value=self.source),
             alt.param(name="target_tokens", value=self.target),

@@ -6,15 +6,15 @@ Coordinates are pixels, x to the right, y downwards.
 import html
 import json
 import math
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich.cells import cell_len
 
-from regard.charts.base import BLUES, FONT, GREY, INK, Chart, escape_controls
+from regard.charts.base import BLUES, GREY, INK, Chart, escape_controls
+from regard.charts.fonts import FONT
+from regard.charts.text import text_width, title_lines, truncate
 
 FAINT, STRONG = "#c3cad2", "#08519c"
 _PADDING = 16.0
@@ -145,7 +145,9 @@ class Canvas:
         slanted = max(text_width(token, size) for token in tokens) + 6 > pitch
         style: dict[str, Any] = {"size": size, "slanted": slanted}
         if slanted:
-            style |= {"size": min(size, 12.0), "anchor": "start" if above else "end"}
+            # the distance of slanted labels is 0.71 of the pitch
+            size = max(6.0, min(size, 12.0, 0.75 * pitch))
+            style |= {"size": size, "anchor": "start" if above else "end"}
         for i, (x, token) in enumerate(zip(centres, tokens, strict=False)):
             label = truncate(token, style["size"], _SLANTED_LIMIT) if slanted else token
             colour = INK if i == current else fill
@@ -159,8 +161,9 @@ class Canvas:
         for line in reversed(explanation):
             self.text(x, y, truncate(line, 12.0, limit), size=12.0, fill=GREY, anchor="start")
             y -= 17
-        if title:
-            self.text(x, y - 3, truncate(title, 16.0, limit), size=16.0, anchor="start", bold=True)
+        for line in reversed(title_lines(title, 16.0, limit) if title else []):
+            self.text(x, y - 3, line, size=16.0, anchor="start", bold=True)
+            y -= 20
         left, top = self.left - _PADDING, self.top - _PADDING
         size: dict[str, Any] = {"width": math.ceil(self.right + _PADDING - left)}
         size["height"] = math.ceil(self.bottom + _PADDING - top)
@@ -187,25 +190,6 @@ def element(name: str, *children: str, tooltip: str = "", **attributes: str | in
         for name, value in attributes.items()
     )
     return f"<{name}{written}>{''.join(children)}</{name}>"
-
-
-def text_width(content: str, size: float, bold: bool = False) -> float:
-    """Return the approximate width of text in a sans-serif font, in pixels."""
-    narrow = sum(character in "fijlrtI.,:;'|!/()[] " for character in content)
-    wide = sum(character in "mwMW@%" for character in content)
-    capitals = sum(map(str.isupper, content))
-    ems = 0.56 * cell_len(content) - 0.26 * narrow + 0.3 * wide + 0.13 * capitals
-    fallback = any(character > "\u2e7f" for character in content)  # CJK, emoji: wider fonts
-    return size * ems * (1.06 if bold else 1.0) * (1.2 if fallback else 1.0)
-
-
-def truncate(content: str, size: float, limit: float) -> str:
-    """Return text truncated to `limit` pixels, with an ellipsis."""
-    if text_width(content, size) <= limit:
-        return content
-    lengths = range(1, len(content) + 1)
-    end = bisect_right(lengths, limit - size, key=lambda end: text_width(content[:end], size))
-    return content[:end].rstrip() + "…"
 
 
 def weight_colour(weight: float) -> str:

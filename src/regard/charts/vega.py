@@ -7,8 +7,11 @@ import functools
 from abc import abstractmethod
 from typing import Any
 
-from regard.charts.base import FONT, GREY, INK, Chart, escape_controls, html_page, script_json
+from regard.charts.base import GREY, INK, Chart, escape_controls, html_page, script_json
+from regard.charts.fonts import FONT
+from regard.charts.text import title_lines
 
+_TITLE_SIZE = 16.0
 _STYLE = """
 .vega-bindings { font: 13px sans-serif; color: #616e7c; padding-left: 16px }
 .vega-bindings input, .vega-bindings select { vertical-align: middle; accent-color: #08519c }
@@ -62,19 +65,24 @@ def _vega_embed() -> str:
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
-def chart_title(title: str, explanation: list[str]) -> Any:
-    """Return `title` over `explanation`, or the latter alone, as Altair's title."""
+def chart_title(title: str, explanation: list[str], limit: float) -> Any:
+    """Return `title` over `explanation`, or the latter alone, as Altair's title.
+
+    A title wider than `limit` pixels has several lines.
+    """
     import altair as alt
 
     if not title:
-        return alt.TitleParams(explanation, fontSize=12, fontWeight="normal", color=GREY)
-    return alt.TitleParams(escape_controls(title), subtitle=explanation)
+        small: dict[str, Any] = {"fontSize": 12, "lineHeight": 16, "fontWeight": "normal"}
+        return alt.TitleParams(explanation, color=GREY, **small)
+    lines = title_lines(escape_controls(title), _TITLE_SIZE, limit)
+    return alt.TitleParams(lines, subtitle=explanation)
 
 
-def theme(label_font: float = 11, title_limit: float = 720) -> dict[str, Any]:
+def theme(label_font: float = 11) -> dict[str, Any]:
     """Return the Vega-Lite `config` that all charts share."""
     guide = {"titleFontSize": 12, "titleFontWeight": "normal", "titleColor": GREY}
-    title = {"fontSize": 16, "color": INK, "lineHeight": 16, "limit": title_limit}
+    title = {"fontSize": _TITLE_SIZE, "color": INK, "lineHeight": 20}
     subtitle = {"subtitleFontSize": 12, "subtitleColor": GREY, "subtitleLineHeight": 16}
     axis = {"domain": False, "ticks": False, "labelPadding": 6, "titlePadding": 10}
     gradient = {"gradientThickness": 12, "gradientStrokeColor": "#d5dbe1"}

@@ -66,7 +66,7 @@ def add_chart_file(parser: Parser) -> None:
         "--out",
         required=True,
         metavar="FILE",
-        help=".html, .png, .svg or .json file to write",
+        help=".html, .png, .svg, .pdf or .json file to write",
     )
 
 
