@@ -432,37 +432,42 @@ def save_chart(rows: list[tuple[str, str, str, float]], path: str) -> None:
     """Save a chart of the ratios: bars from 1, the time of regard, on a logarithmic scale."""
     import altair
 
-    implementations = list(dict.fromkeys(row[2] for row in rows if row[2] != "regard"))
-    names = ("pass", "size", "implementation", "ratio", "label")
-    values = [(*row, f"{row[3]:.3g}x") for row in rows if row[2] in implementations]
-    data = altair.Data(values=[dict(zip(names, row, strict=True)) for row in values])
+    from regard.charts.base import BLUES, GREY
+    from regard.charts.vega import chart_title, theme
+
+    title = "Multiple of the time of regard: bars to the left are faster, bars to the right slower."
+    rows = [
+        (name, f"(B, L, T, D) = {size}", *rest) for name, size, *rest in rows if rest[0] != "regard"
+    ]
+    implementations = list(dict.fromkeys(row[2] for row in rows))
+    names = ("pass", "size", "implementation", "ratio")
+    values = [
+        {**dict(zip(names, row, strict=True)), "label": f"{row[3]:.3g}x", "end": max(1.0, row[3])}
+        for row in rows
+    ]
     scale = altair.Scale(type="log", domain=[0.2, 1000])
-    ratio = altair.X("ratio:Q", scale=scale, title="multiple of the time of regard")
-    implementation = altair.Y("implementation:N", sort=implementations, title=None)
-    bars = (
-        altair.Chart()
-        .mark_bar()
-        .encode(
-            x=ratio,
-            x2=altair.datum(1),
-            y=implementation,
-            color=altair.Color("implementation:N", sort=implementations, legend=None),
-        )
+    axis = altair.Axis(values=[0.2, 1, 10, 100, 1000], format="~g", title=None, gridColor="#e6eaee")
+    chart = altair.Chart().encode(
+        altair.Y("implementation:N", sort=implementations, title=None),
+        altair.X("ratio:Q", scale=scale, axis=axis),
     )
+    is_bound = altair.datum.implementation == "dot product (SDPA)"
+    colour = altair.when(is_bound).then(altair.value(GREY)).otherwise(altair.value(BLUES[4]))
+    bars = chart.mark_bar(height=11).encode(x2=altair.datum(1), color=colour)
     # the label of a bar to the left of 1 is at the right of 1
-    labels = (
-        altair.Chart()
-        .mark_text(align="left", dx=4)
-        .encode(
-            x=altair.X("end:Q", scale=scale, title="multiple of the time of regard"),
-            y=implementation,
-            text="label:N",
-        )
+    labels = chart.mark_text(align="left", dx=4).encode(x="end:Q", text="label:N")
+    order = [f"(B, L, T, D) = {size}" for size in SIZES]
+    sizes = altair.Row("size:N", sort=order, title=None)
+    passes = altair.Column("pass:N", title=None).header(labelFontSize=12, labelFontWeight="bold")
+    faceted = altair.layer(bars, labels, data=altair.InlineData(values=values)).properties(
+        width=290, height=altair.Step(17)
     )
-    chart = altair.layer(bars, labels, data=data).transform_calculate(end="max(1, datum.ratio)")
-    chart.properties(width=300, height=90).facet(
-        row=altair.Row("size:N", sort=[str(size) for size in SIZES], title="(B, L, T, D)"),
-        column=altair.Column("pass:N", title=None),
+    faceted.facet(
+        row=sizes.header(labelOrient="top", labelAngle=0, labelAnchor="start", labelPadding=4),
+        column=passes,
+    ).resolve_scale(y="independent").properties(
+        title=chart_title("Additive attention: time relative to regard", [title], 700.0),
+        config=theme(),
     ).save(path)
 
 

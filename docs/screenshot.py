@@ -5,10 +5,12 @@
 Needs the extras `serve` and `test`, and Chromium.
 """
 
+import contextlib
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
@@ -19,15 +21,22 @@ SIZE = {"width": 960, "height": 1066}
 
 
 def main(folder: str, out: Path) -> None:
-    command = [sys.executable, "-m", "regard.cli.main", "serve", folder, "--port", "0"]
+    with serve(folder, MAP_SENTENCE) as address:
+        draw(address, out)
+
+
+@contextlib.contextmanager
+def serve(folder: str, sentence: str) -> Iterator[str]:
+    """Run `regard serve` with an example sentence; return its address."""
+    command = [sys.executable, "-m", "regard", "serve", folder, "--port", "0"]
     with subprocess.Popen(
-        [*command, "--example", MAP_SENTENCE], stdout=subprocess.PIPE, text=True
+        [*command, "--example", sentence], stdout=subprocess.PIPE, text=True
     ) as server:
         try:
             assert server.stdout is not None
             address = re.search(r"http://\S+:\d+", server.stdout.readline())
             assert address is not None
-            draw(address[0], out)
+            yield address[0]
         finally:
             server.terminate()
 
