@@ -958,7 +958,7 @@ def test_plot_can_force_the_output(regard: Command, folders: Folders, tmp_path: 
 def test_charts_that_cannot_be_drawn_are_reported(
     regard: Command, folders: Folders, tmp_path: Path
 ) -> None:
-    unknown_suffix = regard("plot", folders.model, "abc", "-o", tmp_path / "map.pdf")
+    unknown_suffix = regard("plot", folders.model, "abc", "-o", tmp_path / "map.gif")
     assert "saved as .html, .png, .svg, .pdf or .json, got" in error_line(unknown_suffix, 1)
     empty = regard("plot", folders.model, " ", "-o", tmp_path / "map.svg")
     assert "there is nothing to draw: the text is empty" in error_line(empty, 1)
