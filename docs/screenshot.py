@@ -17,7 +17,7 @@ from playwright.sync_api import sync_playwright
 
 from regard.demo import MAP_SENTENCE
 
-SIZE = {"width": 960, "height": 1066}
+SIZE = {"width": 960, "height": 1040}
 
 
 def main(folder: str, out: Path) -> None:

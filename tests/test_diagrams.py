@@ -20,6 +20,7 @@ from regard.charts import (
 )
 from regard.charts.attention_steps import convex_hull, free_direction
 from regard.charts.svg import weight_colour
+from regard.charts.text import text_width
 from regard.errors import ConfigError, DataError, ShapeError
 from regard.explanation import explain
 
@@ -348,3 +349,23 @@ def test_a_single_state_is_a_point():
     x, y = free_direction(np.array([[1.0, 0.0]]))
     assert math.hypot(x + 1, y) < 1e-9
     ET.fromstring(attention_steps(explain([1, 2], [[1, 2]])).to_svg())
+
+
+@pytest.mark.parametrize("count", [9, 16, 20, 40])
+def test_numbers_and_labels_of_many_states_do_not_overlap(count):
+    states = np.random.default_rng(count).normal(size=(count, 1))
+    labels = [f"token {i:02}" for i in range(count)]
+    chart = attention_steps(explain(states[0], states, labels=labels))
+    for panel in panels(chart)[:2]:
+        written = {
+            "".join(t.itertext()): numbers(t, "x", "font-size") for t in panel.iter(f"{SVG}text")
+        }
+        slanted = [written[label] for label in labels]
+        assert all(0.71 * (b - a) >= 0.94 * size for (a, size), (b, _) in pairwise(slanted))
+        printed = sorted(
+            (*numbers(text, "x"), text_width("".join(text.itertext()), *numbers(text, "font-size")))
+            for text in panel.iter(f"{SVG}text")
+            if re.fullmatch(r"−?\d\.\d\d", "".join(text.itertext()))
+        )
+        assert len(printed) == (count if count <= 20 else 1)
+        assert all(b - a >= (left + right) / 2 for (a, left), (b, right) in pairwise(printed))
