@@ -623,6 +623,48 @@ def test_translate_writes_one_line_per_input_line(
     assert regard("translate", folders.model, stdin="").out == ""
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 40])
+def test_the_outputs_of_shards_concatenate_to_those_of_the_file(
+    regard: Command, folders: Folders, lines: str, count: int, tmp_path: Path
+) -> None:
+    def fields(text: str) -> list[tuple[str, str, float, str]]:
+        rows = [line.split("\t") for line in text.splitlines()]
+        # matrix products of other batches round differently
+        return [(number, rank, pytest.approx(float(x), abs=1e-5), y) for number, rank, x, y in rows]
+
+    whole = regard("translate", folders.model, lines, "--n-best", 2).out
+    parts: list[str] = []
+    for index in range(1, count + 1):
+        part = tmp_path / f"part-{index}"
+        options = ["--shard", f"{index}/{count}", "--n-best", 2, "--out", part]
+        result = regard("translate", folders.model, lines, *options)
+        assert (result.status, result.out) == (0, "")
+        parts.append(part.read_text(encoding="utf-8"))
+    assert fields("".join(parts)) == fields(whole)
+
+
+@pytest.mark.parametrize("shard", ["0/3", "4/3", "1", "1/0", "a/b"])
+def test_an_invalid_shard_is_rejected(
+    regard: Command, folders: Folders, lines: str, shard: str
+) -> None:
+    assert "--shard takes I/N with I from 1 to N" in error_line(
+        regard("translate", folders.model, lines, "--shard", shard), 1
+    )
+    result = regard("translate", folders.model, "--shard", "1/2")
+    assert "--shard needs a FILE" in error_line(result, 1)
+
+
+def test_an_interrupted_translation_leaves_no_output_file(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    out, lines = tmp_path / "out", tmp_path / "bad"
+    lines.write_bytes(b"abc\n\xff\n")
+    result = regard("translate", folders.model, lines, "--out", out)
+    assert result.status == 1
+    assert not list(tmp_path.glob("out*"))
+    assert not list(tmp_path.glob(".*"))
+
+
 def test_options_and_positional_arguments_may_mix(
     regard: Command, folders: Folders, lines: str
 ) -> None:

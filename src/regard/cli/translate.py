@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _CHUNK = 1000
 _PIN = re.compile(r"(\d+):(\d+)=([\d.]+(?:[eE][+-]?\d+)?)")
+_SHARD = re.compile(r"(\d+)/(\d+)")
 _HEAD = re.compile(r"(\d+):(\d+)")
 
 
@@ -40,8 +41,13 @@ def run(arguments: list[str]) -> None:
     reads_features = translator.source.features is not None
     truncated = without_features = 0
     unknown = Counter[str]()
-    with _open(args.attention) as attention, _open(args.alignments) as alignments:
-        for number, (_, features), outputs in _translate(translator, args, pins, heads):
+    shard = _shard(args)
+    with (
+        _open(args.out) as file,
+        _open(args.attention) as attention,
+        _open(args.alignments) as alignments,
+    ):
+        for number, (_, features), outputs in _translate(translator, args, shard, pins, heads):
             best = outputs[0]
             truncated += not best.complete
             without_features += reads_features and bool(best.tokens) and features is None
@@ -49,7 +55,7 @@ def run(arguments: list[str]) -> None:
             for rank, output in enumerate(outputs, start=1):
                 text = output.text.replace("\n", " ")
                 ranked = f"{number}\t{rank}\t{output.score:.6f}\t{text}"
-                print(ranked if args.n_best > 1 else text)
+                print(ranked if args.n_best > 1 else text, file=file)
                 if attention:
                     attention.write(json.dumps(output.to_dict(), ensure_ascii=False) + "\n")
                 if alignments:
@@ -71,6 +77,17 @@ def make_parser() -> Parser:
     add_model(parser)
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help="lines to translate; without it, standard input"
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write the translations to this file, which appears when it is complete",
+    )
+    parser.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="translate the I-th of N consecutive parts of FILE, such as 1/4, for several processes "
+        "or machines; the outputs of 1/N to N/N, concatenated, are those of FILE",
     )
     add_search(parser)
     parser.add_argument(
@@ -101,6 +118,18 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--heatmap", action="store_true", help="draw the attention on the terminal")
     return parser
+
+
+def _shard(args: Namespace) -> tuple[int, int]:
+    """Return the index of the shard, from 0, and the number of shards."""
+    if args.shard is None:
+        return 0, 1
+    match = _SHARD.fullmatch(args.shard)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise ConfigError(f"--shard takes I/N with I from 1 to N, such as 1/4, got {args.shard!r}")
+    if args.file is None:
+        raise ConfigError("--shard needs a FILE; standard input cannot be divided")
+    return int(match[1]) - 1, int(match[2])
 
 
 def _pins(values: Sequence[str]) -> dict[int, dict[int, float]]:
@@ -142,21 +171,24 @@ def _require_attention(translator: "Translator", args: Namespace) -> None:
 def _translate(
     translator: "Translator",
     args: Namespace,
+    shard: tuple[int, int],
     pins: dict[int, dict[int, float]],
     heads: list[tuple[int, int]],
 ) -> Iterator[tuple[int, tuple[str, str | None], list["Translation"]]]:
     """Yield each line's number, from 1, source and outputs, best first; flush after each chunk."""
     from regard.request import prepare
 
+    first = 1
     if args.file is None:
         chunks = arriving_lines(cast(io.BufferedIOBase, sys.stdin.buffer), "standard input", _CHUNK)
         total = None
     else:
-        lines = read_lines(args.file)
+        lines, (index, count) = read_lines(args.file), shard
+        begin, end = (len(lines) * part // count for part in (index, index + 1))
+        lines, first = lines[begin:end], begin + 1
         chunks = (lines[start : start + _CHUNK] for start in range(0, len(lines), _CHUNK))
         total = len(lines)
-    first = 1
-    with _progress(total) as progress:
+    with _progress(total, args.out is None) as progress:
         for chunk in chunks:
             sources = [translator.source.parse_source(line) for line in chunk]
             # a blank line has an empty translation, whatever the interventions
@@ -176,9 +208,9 @@ def _translate(
 
 
 @contextlib.contextmanager
-def _progress(total: int | None) -> Generator[Progress | None]:
+def _progress(total: int | None, to_terminal: bool) -> Generator[Progress | None]:
     """Display progress, unless the translations themselves appear on the terminal."""
-    if sys.stdout.isatty():
+    if sys.stdout.isatty() and to_terminal:
         yield None
         return
     with Progress("translating", total, "lines") as progress:
