@@ -170,6 +170,7 @@ def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (["--seeds", "1,1"], "--seeds has a duplicate: 1, 1"),
         (["--attention", "dot,none,dot"], "--attention has a duplicate: dot, none, dot"),
         (["--beam-size", "0"], "--beam-size must be at least 1, got 0"),
+        (["--beam-size", "999999999"], "--beam-size must be at most 1,000, got 999,999,999"),
         (["--seeds", "1,x"], "--seeds takes comma-separated integers, got '1,x'"),
         (["--data.dev", "nowhere.tsv"], "cannot read nowhere.tsv"),
     ],

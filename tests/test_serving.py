@@ -16,7 +16,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
-import httpx2
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
@@ -607,8 +606,6 @@ def _outputs(responses: list[Any]) -> list[list[str]]:
 def test_several_workers_respond_equally(folder: Path) -> None:
     process, address = _serve(str(folder), "--workers", "2")
     try:
-        with httpx2.Client(transport=httpx2.HTTPTransport(retries=20)) as client:
-            client.get(f"{address}/health")  # refused until the first worker listens
         expected = _post(address, text="a b c")
         with ThreadPoolExecutor(8) as pool:
             responses = list(pool.map(lambda _: _post(address, text="a b c"), range(24)))
@@ -649,6 +646,7 @@ def test_the_server_survives_disconnecting_clients(folder: Path) -> None:
         (["--compare-with", "nowhere"], "nowhere"),
         (["--compare-with", "nowhere", "--workers", "2"], "nowhere"),
         (["--timeout", "1e9"], "3600"),
+        (["--max-beam", "999999999"], "--max-beam must be at most 1,000, got 999,999,999"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

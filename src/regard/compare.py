@@ -22,6 +22,7 @@ from regard.evaluation import Report, align, evaluate
 from regard.files import read_lines, write_json, write_text
 from regard.metrics import LengthBin, MetricValues, length_bins
 from regard.pairs import PairLike
+from regard.search import check_beam_size
 from regard.training import train
 from regard.translator import Translator
 
@@ -107,8 +108,7 @@ def compare(
     for option, values in (("--attention", models), ("--seeds", seeds)):
         if len(set(values)) < len(values):
             raise ConfigError(f"{option} has a duplicate: {', '.join(map(str, values))}")
-    if beam_size < 1:
-        raise ConfigError(f"--beam-size must be at least 1, got {beam_size}")
+    check_beam_size(**{"--beam-size": beam_size})
     if gold is not None and len(gold) != len(test):
         raise DataError(
             f"{len(gold):,} lines of gold links for {len(test):,} pairs; one line per pair is needed"

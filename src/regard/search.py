@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.attention import Intervention, Memory
 from regard.batching import pad
 from regard.decoders import Decoder
+from regard.errors import ConfigError
 from regard.kernels.weighted_sum import to_compute_dtype
 from regard.text import BOS, EOS, PAD
 
@@ -88,6 +89,23 @@ def length_normalization(length: Tensor | int, length_penalty: float) -> Tensor:
     return ((5 + torch.as_tensor(length, dtype=torch.float32)) / 6) ** length_penalty
 
 
+MAX_BEAM_SIZE = 1000
+"""Largest `beam_size` and `n_best`: time and memory are proportional to them."""
+
+
+def check_beam_size(**sizes: int) -> None:
+    """Check sizes by name, such as `beam_size=5`.
+
+    Raises:
+        ConfigError: a size is not from 1 to `MAX_BEAM_SIZE`.
+    """
+    for name, size in sizes.items():
+        if size < 1:
+            raise ConfigError(f"{name} must be at least 1, got {size}")
+        if size > MAX_BEAM_SIZE:
+            raise ConfigError(f"{name} must be at most {MAX_BEAM_SIZE:,}, got {size:,}")
+
+
 @torch.inference_mode()
 def beam_search(
     decoder: Decoder,
@@ -116,7 +134,11 @@ def beam_search(
         return_tree: return the search tree with every hypothesis.
         top_logprobs: how many of the most probable tokens of every step to return, under the
             decoder's own distribution, which no prefix restricts.
+
+    Raises:
+        ConfigError: `beam_size` or `n_best` is not from 1 to `MAX_BEAM_SIZE`.
     """
+    check_beam_size(beam_size=beam_size, n_best=n_best)
     beams = max(beam_size, n_best)
     dtype = torch.promote_types(memory.states.dtype, torch.float32)
     finished = _FinishedHypotheses(limits, n_best, length_penalty, dtype)

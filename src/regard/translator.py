@@ -12,7 +12,7 @@ from regard.attention import Memory
 from regard.copy_mechanism import Copies
 from regard.errors import ConfigError, DataError
 from regard.request import Pins, PreparedRequest, Source, TextOrTokens, prepare
-from regard.search import Hypothesis, beam_search, forced_decode
+from regard.search import Hypothesis, beam_search, check_beam_size, forced_decode
 from regard.text import EOS, EOS_TOKEN, SourceLike, Tokenizer
 from regard.translation import (
     Branch,
@@ -21,6 +21,9 @@ from regard.translation import (
     empty_translation,
     with_alternatives,
 )
+
+_FULL_BATCH_BEAMS = 20
+"""Beam size above which batches are smaller in proportion, so that their memory stays bounded."""
 
 
 class ForcedOptions(TypedDict, total=False):
@@ -132,10 +135,11 @@ class Translator:
             texts: a source, or any iterable of sources (a list, a column of a table, a file), each a
                 string or a pair (source, features); a blank source gives `n_best` translations
                 with no tokens.
-            beam_size: open hypotheses per source; 1 is greedy search.
-            n_best: outputs per source; above 1 every item of the result is a list, best first.
+            beam_size: number of hypotheses kept per source, at most 1,000; 1 is greedy search.
+            n_best: outputs per source, at most 1,000; above 1 every item of the result is a list,
+                best first.
             length_penalty: exponent of the length penalty ((5 + length) / 6) ** length_penalty.
-            batch_tokens: source tokens per batch, padding included.
+            batch_tokens: source tokens per batch, padding included; fewer with more than 20 beams.
             on_progress: called with the number of texts just translated.
             prefix: the beginning of the output: one text for all sources, or a list with one prefix
                 per source, each a text or a list of tokens.
@@ -181,8 +185,9 @@ class Translator:
 
         `regard.request.prepare` returns the request.
         """
-        if beam_size < 1 or n_best < 1:
-            raise ConfigError(f"beam_size and n_best must be at least 1, got {beam_size}, {n_best}")
+        check_beam_size(beam_size=beam_size, n_best=n_best)
+        if (beams := max(beam_size, n_best)) > _FULL_BATCH_BEAMS:  # bounds the memory of a batch
+            batch_tokens = batch_tokens * _FULL_BATCH_BEAMS // beams
         decoder = self.trained.model.decoder
 
         def decode(batch: PreparedRequest, memory: Memory) -> list[list[Hypothesis]]:

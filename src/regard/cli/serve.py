@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import tempfile
-from typing import Any
 
 from jsonargparse import Namespace
 
@@ -26,7 +25,9 @@ def run(arguments: list[str]) -> None:
             import uvicorn
 
             from regard.serving.app import Settings, create_app
+            from regard.serving.connections import uvicorn_options
             from regard.serving.limits import Limits
+            from regard.serving.workers import Workers
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"serving needs the package {error.name}: pip install 'regard[serve]'"
@@ -45,38 +46,29 @@ def run(arguments: list[str]) -> None:
             timeout=args.timeout,
         ),
     )
-    with _bind(args.host, args.port) as listener:
-        port = listener.getsockname()[1]
-        options: dict[str, Any] = {
-            "host": args.host,
-            "port": port,
-            "log_level": "warning",
-            "access_log": False,
-            "timeout_graceful_shutdown": int(args.timeout) + 1,
-        }
+    options = {"port": args.port, **uvicorn_options(settings.limits)}
+    with _listen(args.host, args.port) as listener:
         if args.workers == 1:
             with loading(args.folder):
                 app = create_app(settings)
-            server = uvicorn.Server(uvicorn.Config(app, **options))
-            listener.listen()
-            _announce(args.host, port)
-            server.run([listener])
+            _announce(args.host, listener)
+            uvicorn.Server(uvicorn.Config(app, **options)).run([listener])
             return
-    for folder in filter(None, (args.folder, args.compare_with)):
-        load_translator(folder, args.device)  # report an error once, not from every worker
-    with tempfile.TemporaryDirectory() as metrics_folder:
-        threads = max(1, (os.cpu_count() or 1) // args.workers)
-        values = {**dataclasses.asdict(settings), "threads": threads}
-        os.environ["REGARD_SERVE"] = json.dumps(values)
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics_folder
-        _announce(args.host, port)
-        uvicorn.run(
-            "regard.serving.app:from_environment",
-            factory=True,
-            workers=args.workers,
-            timeout_worker_healthcheck=int(args.timeout) + 30,
-            **options,
-        )
+        for folder in filter(None, (args.folder, args.compare_with)):
+            load_translator(folder, args.device)  # report an error once, not from every worker
+        with tempfile.TemporaryDirectory() as metrics_folder:
+            threads = max(1, (os.cpu_count() or 1) // args.workers)
+            values = {**dataclasses.asdict(settings), "threads": threads}
+            os.environ["REGARD_SERVE"] = json.dumps(values)
+            os.environ["PROMETHEUS_MULTIPROC_DIR"] = metrics_folder
+            config = uvicorn.Config(
+                "regard.serving.app:from_environment",
+                factory=True,
+                workers=args.workers,
+                timeout_worker_healthcheck=int(args.timeout) + 30,
+                **options,
+            )
+            Workers(config, [listener], lambda: _announce(args.host, listener)).run()
 
 
 def make_parser() -> Parser:
@@ -105,18 +97,27 @@ def _check(args: Namespace) -> None:
     for name in ("workers", "max_tokens", "max_beam", "queue"):
         if args[name] < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {args[name]}")
+    from regard.search import MAX_BEAM_SIZE
+
+    if args.max_beam > MAX_BEAM_SIZE:
+        raise ConfigError(f"--max-beam must be at most {MAX_BEAM_SIZE:,}, got {args.max_beam:,}")
     if not 0 < args.timeout <= 3600:
         raise ConfigError(f"--timeout must lie in (0, 3600] seconds, got {args.timeout:g}")
     if not 0 <= args.port < 65536:
         raise ConfigError(f"--port must lie in 0 to 65535, got {args.port}")
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens: of two servers on one port, one fails before it announces."""
+    from regard.serving.connections import BACKLOG
+    from regard.serving.hosts import resolve
+
+    family, address = resolve(host, port)
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
+        listener.bind(address)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         reason = error.strerror or error
@@ -126,6 +127,7 @@ def _bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _announce(host: str, port: int) -> None:
+def _announce(host: str, listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     print(f"regard is at {address} (interface: {address}/docs; Ctrl-C stops it)", flush=True)

@@ -15,7 +15,6 @@ from fastapi.staticfiles import StaticFiles
 from fastapi_offline import FastAPIOffline
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from regard.charts.base import script_json
 from regard.errors import ConfigError, RegardError, nearest
@@ -24,6 +23,8 @@ from regard.explanation.self_attention import layer_weights
 from regard.request import PreparedRequest, prepare
 from regard.score_registry import SCORES
 from regard.serving.batching import Batcher, QueueFull
+from regard.serving.connections import Connections, limit_log_rate
+from regard.serving.hosts import HostCheck, is_loopback
 from regard.serving.limits import BodyLimit, Limits, error_response
 from regard.serving.metrics import Metrics, RequestMetrics
 from regard.serving.schemas import (
@@ -68,6 +69,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     Raises:
         FolderError: a folder is missing or damaged.
+        ConfigError: `settings.host` has no address.
     """
     if settings.threads is not None:
         import torch
@@ -82,9 +84,10 @@ def create_app(settings: Settings) -> FastAPI:
     batcher = Batcher(translators, settings.limits, metrics)
 
     @contextlib.asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+    async def lifespan(_: FastAPI) -> AsyncGenerator[dict[str, Any]]:
+        limit_log_rate()
         task = asyncio.create_task(batcher.run())
-        yield
+        yield {"connections": Connections(settings.limits)}
         task.cancel()
 
     app = FastAPIOffline(
@@ -102,10 +105,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.mount("/page", StaticFiles(directory=PAGE))
     app.add_middleware(BodyLimit, limits=settings.limits)
     app.add_middleware(RequestMetrics, metrics=metrics)
-    if settings.host == "localhost" or settings.host.startswith("127."):
-        # against DNS rebinding: another site's name that resolves to this machine
-        hosts = [settings.host, "localhost", "127.0.0.1"]
-        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
+    if is_loopback(settings.host):
+        app.add_middleware(HostCheck, host=settings.host)
     return app
 
 
@@ -205,8 +206,15 @@ async def model_info(http: Request, model: int = 0) -> dict[str, Any]:
 
 @router.get("/health")
 async def health() -> dict[str, str]:
-    """Confirm that the server accepts requests."""
+    """Confirm that the server responds (liveness)."""
     return {"status": "ok"}
+
+
+@router.get("/ready")
+async def ready(http: Request) -> dict[str, str]:
+    """Confirm that the server can translate (readiness): the model is loaded, the queue not full."""
+    http.app.state.batcher.check_ready()
+    return {"status": "ready"}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)

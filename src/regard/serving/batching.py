@@ -82,6 +82,15 @@ class Batcher:
             result = asyncio.get_running_loop().run_in_executor(self._thread, function)
             return await asyncio.wait_for(result, self.limits.timeout)
 
+    def check_ready(self) -> None:
+        """Check that another text would be computed.
+
+        Raises:
+            QueueFull: too many texts are waiting.
+        """
+        if self._count_waiting() >= self.limits.queue:
+            raise QueueFull
+
     async def run(self) -> None:
         """Compute batches until cancelled."""
         loop = asyncio.get_running_loop()

@@ -27,6 +27,12 @@ class Limits:
     """Bytes of a request body; status 413 above it."""
     body_seconds: float = 10.0
     """Seconds for a request body to arrive; status 408 after it."""
+    header_seconds: float = 10.0
+    """Seconds for the headers of a request to arrive; status 408 after it."""
+    idle_seconds: float = 5.0
+    """Seconds that a connection stays open without a request, after its first one."""
+    send_seconds: float = 10.0
+    """Seconds after which a client that reads nothing of its response is disconnected."""
     texts: int = 256
     """Texts of one request."""
     characters: int = 20_000
