@@ -939,7 +939,13 @@ def test_gold_links_equal_to_the_output_give_no_error(
 def test_wrong_gold_links_give_an_error_rate_of_1(
     regard: Command, folders: Folders, tmp_path: Path
 ) -> None:
-    (tmp_path / "gold").write_text("90-90\n" * 40)
+    predicted = regard("align", folders.model, folders.pairs).lines
+    lengths = [len(source) for source, _ in read_pairs(folders.pairs)]
+    wrong = [
+        " ".join(f"{i}-{j}" for i in range(n) for j in range(n) if f"{i}-{j}" not in line.split())
+        for n, line in zip(lengths, predicted, strict=True)
+    ]
+    (tmp_path / "gold").write_text("".join(f"{line}\n" for line in wrong))
     result = regard("align", folders.model, folders.pairs, "--gold", tmp_path / "gold")
     assert "alignment error rate 1.0000, precision 0.0000, recall 0.0000" in result.err
 
@@ -951,6 +957,10 @@ def test_gold_links_must_match_the_pairs(regard: Command, folders: Folders, tmp_
     assert "gold has 39 lines for the 40 pairs" in error_line(regard(*arguments, "--gold", gold), 1)
     gold.write_text("0-0\n" * 39 + "0:0\n")
     assert "gold, line 40: expected links" in error_line(regard(*arguments, "--gold", gold), 1)
+    gold.write_text("0-0\n" * 39 + "0-9\n")
+    assert "gold link 0-9 of pair 40 is outside its texts" in error_line(
+        regard(*arguments, "--gold", gold), 1
+    )
     assert "give --gold too" in error_line(regard(*arguments, "--json", tmp_path / "j"), 1)
 
 

@@ -122,6 +122,23 @@ def read_gold(path: str | Path) -> list[GoldAlignment]:
     ]
 
 
+def check_links(gold: Sequence[GoldAlignment], sizes: Sequence[tuple[int, int]]) -> None:
+    """Check that gold links lie inside the texts, given the numbers of source and target words.
+
+    Raises:
+        DataError: a link lies outside its pair, or the number of pairs differs.
+    """
+    if len(gold) != len(sizes):
+        raise DataError(f"{len(gold):,} lines of gold links for {len(sizes):,} pairs")
+    for number, (pair, (sources, targets)) in enumerate(zip(gold, sizes, strict=True), start=1):
+        for source, target in sorted(pair.possible):
+            if not (0 <= source < sources and 0 <= target < targets):
+                raise DataError(
+                    f"gold link {source}-{target} of pair {number:,} is outside its texts, which have "
+                    f"{sources} and {targets} words; count source and target words from 0"
+                )
+
+
 def alignment_metrics(
     predicted: Sequence[Iterable[Link]], gold: Sequence[GoldAlignment]
 ) -> AlignmentMetrics:

@@ -6,21 +6,12 @@ import PyTorch, so that `regard --help` is fast.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from types import UnionType
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Literal,
-    TypeVar,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-)  # fmt: skip
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, dataclass_transform
 
 from regard.errors import ConfigError, nearest
 from regard.score_registry import ALL_NAMES, SCORES, check_rotary, find_score
+from regard.setting_checks import DIMENSIONS, check_values
 
 Unit = Literal["auto", "char", "grapheme", "word", "whitespace", "bpe", "unigram"]
 NormalForm = Literal["none", "NFC", "NFD", "NFKC", "NFKD"]
@@ -30,15 +21,6 @@ else:
     AttentionName = Literal[("none", *ALL_NAMES)]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 MetricName = Literal["auto", "loss", "exact_match", "per", "cer", "bleu", "chrf"]
-
-_RANGES: dict[str, Callable[[float], bool]] = {
-    "be at least 0": lambda value: value >= 0,
-    "be at least 1": lambda value: value >= 1,
-    "be above 0": lambda value: value > 0,
-    "lie in [0, 1)": lambda value: 0 <= value < 1,
-    "lie in [0, 2^63)": lambda value: 0 <= value < 2**63,
-}
-
 
 _T = TypeVar("_T")
 
@@ -83,7 +65,7 @@ class DataConfig:
     """What to do with lines that are empty, are too long or lack a column: stop and list them, or skip and count them."""
 
     def __post_init__(self) -> None:
-        _check(self, "data", {"be at least 1": ["max_length", "features_column"]})
+        check_values(self, "data", {"be at least 1": ["max_length", "features_column"]})
 
 
 @_settings("text")
@@ -104,7 +86,7 @@ class TextConfig:
     """Source with the unit word: match tokens that the vocabulary lacks to it. Punctuation matches with or without a space before it, words of a script without spaces (Chinese) are split into words of the vocabulary, and other punctuation around words is left out."""
 
     def __post_init__(self) -> None:
-        _check(self, "text", {"be at least 1": ["vocabulary_size", "min_frequency"]})
+        check_values(self, "text", {"be at least 1": ["vocabulary_size", "min_frequency"]})
 
 
 @_settings("model")
@@ -167,9 +149,10 @@ class ModelConfig:
     """Share the weights of the target embeddings and the output layer."""
 
     def __post_init__(self) -> None:
-        sizes = ["embedding_dim", "encoder_dim", "decoder_dim", "attention_dim", "feed_forward_dim"]
         counts = ["heads", "window_radius", "encoder_layers", "decoder_layers"]
-        _check(self, "model", {"be at least 1": [*sizes, *counts], "lie in [0, 1)": ["dropout"]})
+        check_values(
+            self, "model", {"be at least 1": [*DIMENSIONS, *counts], "lie in [0, 1)": ["dropout"]}
+        )
         if self.attention in ALL_NAMES:  # resolve aliases
             object.__setattr__(self, "attention", find_score(self.attention).name)
         if self.resolved() is not self:
@@ -300,7 +283,7 @@ class TrainingConfig:
             "lie in [0, 1)": ["cooldown", "label_smoothing"],
             "lie in [0, 2^63)": ["seed"],
         }
-        _check(self, "training", ranges)
+        check_values(self, "training", ranges)
 
 
 @_settings("")
@@ -318,7 +301,7 @@ class Config:
     training: TrainingConfig = dataclasses.field(default_factory=TrainingConfig)
 
     def __post_init__(self) -> None:
-        _check(self, "", {})
+        check_values(self, "", {})
         if self.target.match_vocabulary:
             raise ConfigError(
                 "target.match_vocabulary cannot be true: a target is translated as it is written; "
@@ -353,37 +336,3 @@ def _build(cls: type, values: Any, group: str) -> Any:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{group or 'config'} takes settings by name, got {values!r}")
     return cls(**values)
-
-
-def _check(config: Any, group: str, ranges: Mapping[str, Sequence[str]]) -> None:
-    """Check the type of every field, and the range of numbers."""
-    prefix = f"{group}." if group else ""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if not _matches_type(value, field.type):
-            expected = _describe_type(field.type)
-            raise ConfigError(f"{prefix}{field.name} takes {expected}, got {value!r}")
-    for requirement, names in ranges.items():
-        for name in names:
-            value = getattr(config, name)
-            if value is not None and not _RANGES[requirement](value):
-                raise ConfigError(f"{prefix}{name} must {requirement}, got {value}")
-
-
-def _matches_type(value: Any, kind: Any) -> bool:
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if get_origin(kind) in (Union, UnionType):
-        return any(_matches_type(value, option) for option in get_args(kind))
-    if isinstance(value, bool):
-        return kind is bool
-    return isinstance(value, (int, float) if kind is float else kind)
-
-
-def _describe_type(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return "one of " + ", ".join(get_args(kind))
-    if get_origin(kind) in (Union, UnionType):
-        return " or ".join(map(_describe_type, get_args(kind)))
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    return names.get(kind, "nothing" if kind is type(None) else f"a {kind.__name__}")

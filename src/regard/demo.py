@@ -94,9 +94,10 @@ def new_folder(folder: Path) -> Path:
     Raises:
         ConfigError: the folder has other contents.
     """
-    if (folder / _MARKER).exists():
-        shutil.rmtree(folder)
-    require_empty_folder(folder, "it was not created by the demo, choose another --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / _MARKER).touch()
+    target = folder.resolve()  # a symbolic link stays
+    if (target / _MARKER).exists():
+        shutil.rmtree(target)
+    require_empty_folder(target, "it was not created by the demo, choose another --out")
+    target.mkdir(parents=True, exist_ok=True)
+    (target / _MARKER).touch()
     return folder

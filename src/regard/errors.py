@@ -5,7 +5,10 @@ command prints it on one line and exits with status 1.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
+
+_OUT_OF_MEMORY = re.compile("not enough memory|out of memory|can't allocate memory")
 
 
 class RegardError(Exception):
@@ -30,6 +33,23 @@ class ExtraError(RegardError):
 
 class ShapeError(RegardError, ValueError):
     """A tensor has another shape or dtype than the call needs."""
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether text can be written as UTF-8: it holds no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an error of Python or PyTorch says that memory cannot be allocated."""
+    if isinstance(error, MemoryError):
+        return True
+    # PyTorch's allocator of the CPU raises a plain RuntimeError
+    return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

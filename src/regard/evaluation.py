@@ -9,7 +9,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from regard.alignment import Alignment, AlignmentMetrics, GoldAlignment, alignment_metrics
+from regard.alignment import (
+    Alignment,
+    AlignmentMetrics,
+    GoldAlignment,
+    alignment_metrics,
+    check_links,
+)  # fmt: skip
 from regard.batching import Example, collate
 from regard.metrics import BleuTokenizer, MetricValues, group_by_source, report
 from regard.pairs import PairLike, to_pairs
@@ -80,12 +86,35 @@ def align(
         pairs: (source, target), or (source, target, features).
         gold: gold links, manual or known by construction, one item per pair.
         on_progress: called with the number of pairs just completed.
+
+    Raises:
+        DataError: a gold link lies outside its pair, or the number of pairs differs.
     """
     checked = to_pairs(pairs)
     sources, targets = [pair.key for pair in checked], [pair.target for pair in checked]
     translations = translator.align(sources, targets, on_progress=on_progress)
+    if gold is not None:
+        check_gold(translations, gold)
     predicted = [translation.alignment() for translation in translations]
     return predicted, None if gold is None else alignment_metrics(predicted, gold)
+
+
+def check_gold(translations: Sequence[Translation], gold: Sequence[GoldAlignment]) -> None:
+    """Check that gold links lie inside the texts of the aligned pairs.
+
+    Raises:
+        DataError: a gold link lies outside its pair, or the number of pairs differs.
+    """
+    check_links(gold, [_sizes(translation) for translation in translations])
+
+
+def _sizes(translation: Translation) -> tuple[int, int]:
+    """Return the numbers of source and target words, of the model or separated by spaces."""
+    ids = (translation.source_words, translation.target_words)
+    counts = [1 + max((index for index in side if index is not None), default=-1) for side in ids]
+    # a model may leave out punctuation of the text
+    words = len(translation.source.split()), len(translation.text.split())
+    return max(counts[0], words[0]), max(counts[1], words[1])
 
 
 def layer_agreements(translator: Translator, examples: Sequence[Example]) -> list[float]:

@@ -55,12 +55,17 @@ def require_empty_folder(path: Path, remedy: str = "choose another --out") -> Pa
     """Return `path` if it does not exist or is an empty folder.
 
     Raises:
-        ConfigError: it is a file, or a folder that is not empty; then `remedy` ends the message.
+        ConfigError: it is a file, or a folder that is not empty; then `remedy` ends the message; or
+            it cannot be read, or its name is too long.
     """
-    if path.exists() and not path.is_dir():
-        raise ConfigError(f"{path} is a file; give a folder as --out")
-    if path.exists() and any(path.iterdir()):
-        raise ConfigError(f"{path} exists and is not empty; {remedy}")
+    try:
+        exists = path.exists()
+        if exists and not path.is_dir():
+            raise ConfigError(f"{path} is a file; give a folder as --out")
+        if exists and any(path.iterdir()):
+            raise ConfigError(f"{path} exists and is not empty; {remedy}")
+    except OSError as error:
+        raise ConfigError(f"cannot use {path}: {error.strerror}; choose another --out") from None
     return path
 
 
@@ -82,15 +87,18 @@ def read_lines(path: str | Path) -> list[str]:
     at the start are removed.
 
     Raises:
-        DataError: the file is missing, is named .gz without being gzip, or is not UTF-8.
+        DataError: the file is missing, is named .gz without being gzip, is not UTF-8, or does not fit
+            in memory.
     """
     try:
         content = Path(path).read_bytes()
         content = gzip.decompress(content) if Path(path).suffix == ".gz" else content
+        return decode_lines(content, str(path))
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"cannot read {path}: {reason}") from None
-    return decode_lines(content, str(path))
+    except MemoryError:
+        raise DataError(f"cannot read {path}: there is not enough memory for its lines") from None
 
 
 def arriving_lines(stream: io.BufferedIOBase, name: str, most: int) -> Iterator[list[str]]:

@@ -11,13 +11,13 @@ last/                checkpoint for --resume (checkpoints.py)
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from regard import migrations
 from regard.config import Config, from_dict
-from regard.errors import ConfigError, FolderError
+from regard.errors import FolderError
 from regard.files import atomic_write, write_json, write_text
 from regard.models import Seq2Seq, build
 from regard.text import Tokenizer
@@ -98,12 +98,14 @@ def describe(folder: str | Path) -> TrainedModel:
         values = _read_config(folder)
         metadata = values.pop("metadata", {})
         config = from_dict(values)
-    except (ValueError, ConfigError) as error:
+        source, target = (_read_tokenizer(folder / name) for name in ("source.json", "target.json"))
+        model = build(config.model, len(source), len(target))
+        _check_metadata(metadata, config, model)
+    except FolderError:
+        raise
+    except Exception as error:  # a damaged document can raise any exception
         raise FolderError(f"{folder / 'config.json'} is damaged ({error}); train again") from None
-    source, target = (_read_tokenizer(folder / name) for name in ("source.json", "target.json"))
-    return TrainedModel(
-        config, build(config.model, len(source), len(target)), source, target, metadata
-    )
+    return TrainedModel(config, model, source, target, metadata)
 
 
 def load(folder: str | Path) -> TrainedModel:
@@ -146,6 +148,28 @@ def _read_config(folder: Path) -> dict[str, Any]:
         )
     settings = migrations.convert_config(values)
     return {name: value for name, value in settings.items() if name not in ("format", "regard")}
+
+
+def _check_metadata(metadata: Any, config: Config, model: Seq2Seq) -> None:
+    """Raise a ValueError unless the metadata are such as training writes."""
+    if not isinstance(metadata, dict):
+        raise ValueError(f"metadata takes values by name, got {metadata!r}")
+    longest = config.data.max_length + 1  # with EOS
+    limits = {
+        "max_source_length": longest,
+        "max_target_length": longest,
+        "parameters": 2**63,
+        "attention_layer": max(model.decoder.attention_layers - 1, 0),
+    }
+    for name, value in cast("dict[str, Any]", metadata).items():
+        if name in limits:
+            valid = type(value) is int and 0 <= value <= limits[name]
+        elif name == "examples":
+            valid = isinstance(value, list) and all(isinstance(text, str) for text in value)
+        else:
+            valid = isinstance(value, str) or name != "warning"
+        if not valid:
+            raise ValueError(f"metadata.{name} cannot be {value!r}")
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:

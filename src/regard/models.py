@@ -22,6 +22,7 @@ from regard.decoders import (
     TransformerDecoder,
 )
 from regard.encoders import RecurrentEncoder, TransformerEncoder
+from regard.errors import ConfigError, is_out_of_memory
 from regard.kernels.weighted_sum import to_compute_dtype
 from regard.layers import TransformerConfig
 from regard.score_registry import SCORES
@@ -90,10 +91,22 @@ class Seq2Seq(nn.Module):
 
 
 def build(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
-    """Return the model that the settings describe, with new weights."""
+    """Return the model that the settings describe, with new weights.
+
+    Raises:
+        ConfigError: the weights do not fit in memory.
+    """
     config = config.resolved()
-    encoder = _encoder(config, source_vocabulary)
-    return Seq2Seq(encoder, _decoder(config, target_vocabulary, encoder))
+    try:
+        encoder = _encoder(config, source_vocabulary)
+        return Seq2Seq(encoder, _decoder(config, target_vocabulary, encoder))
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(
+            "there is not enough memory for the weights of this model; choose smaller dimensions "
+            "or fewer layers"
+        ) from None
 
 
 def _encoder(config: ModelConfig, vocabulary: int) -> RecurrentEncoder | TransformerEncoder:

@@ -47,6 +47,7 @@ def run(arguments: list[str]) -> None:
     translator = load_translator(args.folder, args.device)
     from regard.alignment import alignment_metrics, read_gold
     from regard.cli.pairs import read_valid_pairs
+    from regard.evaluation import check_gold
 
     pairs = read_valid_pairs(args.pairs, translator.trained.config.data.features_column)
     gold = read_gold(args.gold) if args.gold else None
@@ -61,6 +62,8 @@ def run(arguments: list[str]) -> None:
             [pair.target for pair in pairs],
             on_progress=progress.advance,
         )
+    if gold is not None:
+        check_gold(outputs, gold)
     alignments = [output.alignment() for output in outputs]
     print("".join(f"{alignment}\n" for alignment in alignments), end="")
     if args.attention:

@@ -1,16 +1,19 @@
 """The command `regard`: run a subcommand and turn errors into one line and an exit status.
 
-Status 0: success; 1: an error in the content (a RegardError); 2: an error in the call.
+Status 0: success; 1: an error in the content (a RegardError) or of the system, such as a full disk;
+2: an error in the call.
 """
 
+import contextlib
 import importlib
 import io
 import os
 import sys
+import traceback
 import warnings
 from collections.abc import Sequence
 
-from regard.errors import RegardError, nearest
+from regard.errors import ConfigError, RegardError, is_out_of_memory, is_utf8, nearest
 
 COMMANDS: dict[str, str] = {
     "demo": "train on a small built-in dataset and draw an attention heatmap",
@@ -29,17 +32,70 @@ COMMANDS: dict[str, str] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
+    """Run the command and return its exit status.
+
+    Errors that the user or the system causes are printed as one sentence, after their traceback with
+    `--debug`; any other exception is a defect of this package, and is raised.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        _prepare_streams()
+        status = _dispatch(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader of the output has gone
+        _discard_output()
+        return 0
+    except Exception as error:
+        sentence = _sentence(error)
+        if sentence is None:
+            raise
+        command = ["regard", *(name for name in arguments[:1] if name in COMMANDS)]
+        with contextlib.suppress(OSError):
+            if "--debug" in arguments:
+                traceback.print_exc()
+            print(f"{' '.join(command)}: {sentence}", file=sys.stderr)
+        _discard_output()
+        return 1
+
+
+def _prepare_streams() -> None:
+    """Write UTF-8, and do without a closed standard error.
+
+    Raises:
+        ConfigError: standard output is closed.
+    """
+    if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
+        raise ConfigError("standard output is closed; redirect it to a file or to /dev/null")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
-    try:
-        status = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+
+
+def _discard_output() -> None:
+    """Keep Python from flushing what remains, at its exit, into an output that does not take it."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
-    except BrokenPipeError:
-        # the reader of the output has gone; keep Python from flushing into the closed pipe
+        return
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    return status
+
+
+def _sentence(error: Exception) -> str | None:
+    """Return the message of an error that the user or the system causes, None for others."""
+    if isinstance(error, RegardError):
+        return str(error)
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error)
+        return f"{error.filename}: {reason}" if error.filename else f"cannot go on: {reason}"
+    if isinstance(error, RecursionError):
+        return "the input is nested too deeply"
+    if is_out_of_memory(error):
+        return "there is not enough memory; use less data, smaller batches or a smaller model"
+    if isinstance(error, UnicodeError) or type(error).__name__ == "SafetensorError":
+        return " ".join(str(error).split())
+    return None
 
 
 def _dispatch(arguments: list[str]) -> int:
@@ -55,6 +111,10 @@ def _dispatch(arguments: list[str]) -> int:
         )
         return 0 if arguments else 2
     name, *rest = arguments
+    for argument in arguments:
+        if not is_utf8(argument):
+            print(f"regard: the argument {argument!r} is not UTF-8", file=sys.stderr)
+            return 2
     if name in ("-V", "--version"):
         from importlib.metadata import version
 
@@ -85,9 +145,6 @@ def _print_completion(shell: str) -> int:
 def _run(name: str, arguments: list[str]) -> int:
     try:
         importlib.import_module(f"regard.cli.{name}").run(arguments)
-    except RegardError as error:
-        print(f"regard {name}: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print(f"regard {name}: stopped", file=sys.stderr)
         return 130

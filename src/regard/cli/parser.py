@@ -8,13 +8,18 @@ from collections.abc import Collection, Generator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+import yaml
+from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader, set_parsing_settings
 
 from regard.cli.help import HelpFormatter, value_name
 from regard.config import GROUPS
 from regard.errors import ConfigError, nearest
+from regard.files import read_lines
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+_MOST_VALUES = 1000
+_DEEPEST = 10
 
 _UNKNOWN_OPTION = re.compile(
     r"Group '(\S+)' does not accept option '([^']+)'|Option '([^']+)' is not accepted"
@@ -24,8 +29,44 @@ _INVALID_VALUE = re.compile(
     r"""key "([^"]+)": (?:Expected a |Does not validate .*?Subtypes: \[)"""
     r"""(?:<class '(\w+)'>|(.*)).*(?:Got|Given) value: (.*)"""
 )
+_load_yaml = get_loader("yaml")
 _NEGATIVE_NUMBER = re.compile(r"-[\d.]")
 _TYPE_NAMES = {"int": "an integer", "float": "a number", "bool": "true or false"}
+
+
+def _load_settings(text: str) -> Any:
+    """Return what YAML describes, unless it is larger or deeper than settings can be.
+
+    Raises:
+        yaml.YAMLError: it is malformed, nested too deeply, or has too many values once its aliases
+            are replaced by what they stand for.
+    """
+    sizes, names, anchors = [0], list[str | None](), dict[str, int]()
+    for event in yaml.parse(text):
+        size = 0
+        if isinstance(event, yaml.CollectionStartEvent):
+            sizes.append(1)
+            names.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            size = anchors[names.pop() or ""] = sizes.pop()
+        elif isinstance(event, yaml.ScalarEvent):
+            size = anchors[event.anchor or ""] = 1
+        elif isinstance(event, yaml.AliasEvent):
+            if event.anchor in names:
+                raise yaml.YAMLError(f"*{event.anchor} contains itself")
+            size = anchors.get(event.anchor, 0)
+        sizes[-1] += size
+        if len(sizes) > _DEEPEST or sum(sizes) > _MOST_VALUES:
+            raise yaml.YAMLError(
+                f"settings have at most {_MOST_VALUES:,} values, nested at most {_DEEPEST} deep"
+            )
+    values = _load_yaml(text)
+    if isinstance(values, dict) and "config" in values:
+        raise yaml.YAMLError("config is not a setting: a file cannot include another")
+    return values
+
+
+set_loader("yaml", _load_settings, (yaml.YAMLError,))
 
 
 class Parser(ArgumentParser):
@@ -49,6 +90,7 @@ class Parser(ArgumentParser):
         self._option_string_actions["-h"].help = "print this help and exit"
         if common:
             self.add_argument("--help-all", action=_HelpAll)
+        self.add_argument("--debug", action=_Debug)
 
     def parse_args(self, args: Sequence[str], **kwargs: Any) -> Namespace:  # type: ignore[override]
         """Parse the arguments of a command."""
@@ -65,6 +107,10 @@ class Parser(ArgumentParser):
             hidden = [action for action in options if not self._common & {*action.option_strings}]
         with _suppressed(hidden):
             return super().format_help(*args, **kwargs)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print; unlike argparse's method, raise an OSError where that fails."""
+        print(message, end="", file=file or sys.stderr)
 
     def print_all_help(self) -> None:
         """Print the help with all options."""
@@ -145,6 +191,22 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
+class _Debug(argparse.Action):
+    """Do nothing: `regard.cli.main` prints the traceback."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **_: Any) -> None:
+        super().__init__(
+            option_strings,
+            argparse.SUPPRESS,
+            nargs=0,
+            default=argparse.SUPPRESS,
+            help="print the traceback of an error",
+        )
+
+    def __call__(self, *_: Any) -> None:
+        pass
+
+
 @contextlib.contextmanager
 def _suppressed(actions: Sequence[argparse.Action]) -> Generator[None]:
     """Leave these actions out of the help."""
@@ -204,8 +266,10 @@ def find_recipe(name: str) -> Path:
 
     Raises:
         ConfigError: neither a recipe nor a file has this name.
+        DataError: the file cannot be read or is not UTF-8.
     """
     if Path(name).is_file():
+        read_lines(name)
         return Path(name)
     files = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
     recipes = {path.stem: path for path in files}

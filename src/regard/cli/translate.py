@@ -17,7 +17,7 @@ from jsonargparse import Namespace
 
 from regard.cli.options import add_model, add_search, load_translator
 from regard.cli.parser import Parser
-from regard.errors import ConfigError
+from regard.errors import ConfigError, DataError
 from regard.files import arriving_lines, atomic_write, read_lines
 from regard.progress import Progress
 from regard.text import unknown_tokens_message
@@ -180,6 +180,8 @@ def _translate(
 
     first = 1
     if args.file is None:
+        if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
+            raise DataError("standard input is closed; give a file of lines to translate")
         chunks = arriving_lines(cast(io.BufferedIOBase, sys.stdin.buffer), "standard input", _CHUNK)
         total = None
     else:

@@ -1,16 +1,21 @@
 """Unicode normalisation and lower-casing, applied before text is split into tokens."""
 
+import functools
 import unicodedata
 
 from regard.config import NormalForm
 from regard.errors import DataError
+
+_MOST_MARKS = 1000
+"""Combining characters on one letter; the time to normalise them grows with their square."""
 
 
 def normalize(text: str, form: NormalForm, lowercase: bool = False) -> str:
     """Return the text in a Unicode normal form, then lower-cased if requested.
 
     Raises:
-        DataError: the text holds half a surrogate pair.
+        DataError: the text holds half a surrogate pair, or more than 1,000 combining characters in
+            a row.
     """
     try:
         text.encode("utf-8")
@@ -20,5 +25,25 @@ def normalize(text: str, form: NormalForm, lowercase: bool = False) -> str:
             "read the text with its right encoding"
         ) from None
     if form != "none":
+        _check_marks(text)
         text = unicodedata.normalize(form, text)
     return text.lower() if lowercase else text
+
+
+def _check_marks(text: str) -> None:
+    if len(text) <= _MOST_MARKS or text.isascii():
+        return
+    marks = 0
+    for position, character in enumerate(text, start=1):
+        marks = marks + 1 if _is_mark(character) else 0
+        if marks > _MOST_MARKS:
+            raise DataError(
+                f"more than {_MOST_MARKS:,} combining characters in a row, up to character "
+                f"{position}; correct the text"
+            )
+
+
+@functools.cache
+def _is_mark(character: str) -> bool:
+    """Return whether a character, decomposed, begins with one that has a combining class."""
+    return unicodedata.combining(unicodedata.normalize("NFKD", character)[0]) > 0

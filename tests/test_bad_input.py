@@ -1,0 +1,554 @@
+"""Bad input, wherever it enters: one sentence, never a traceback, a hang or executed content."""
+
+import contextlib
+import errno
+import gzip
+import io
+import json
+import os
+import pickle
+import shutil
+import string
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import SafetensorError
+
+from regard import demo
+from regard.alignment import GoldAlignment, check_links
+from regard.cli.main import COMMANDS, main
+from regard.cli.parser import Parser, add_settings
+from regard.config import GROUPS, Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
+from regard.errors import ConfigError, DataError, FolderError, RegardError, is_utf8
+from regard.files import read_lines, require_empty_folder
+from regard.text import Tokenizer
+from regard.text.normalization import normalize
+from regard.translator import Translator
+from test_model_folder import Trap, make
+
+Call = Callable[..., str]
+ANY_CASE = settings(suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture
+def sentence(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Return a function that runs the command in this process and returns the line of its error."""
+
+    def call(*arguments: object, status: int = 1) -> str:
+        capsys.readouterr()
+        assert main([str(argument) for argument in arguments]) == status
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1, err
+        return err.removesuffix("\n")
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("folder")
+    make(path, attention="dot")  # no kernels to compile
+    return path
+
+
+@pytest.fixture
+def copied(folder: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(folder, tmp_path / "copied")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _unchecked() -> Iterator[None]:
+    """Disable the run-time checks of annotations, so that the package raises its own errors."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+# The boundary of the command
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (OSError(errno.EIO, "Input/output error", "pairs.tsv"), "pairs.tsv: Input/output error"),
+        (MemoryError(), "there is not enough memory; use less data"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+            "not enough memory",
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "not enough memory"),
+        (RecursionError("maximum recursion depth exceeded"), "the input is nested too deeply"),
+        (SafetensorError("Error while deserializing header"), "Error while deserializing header"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "invalid start byte"),
+        (DataError("there are no pairs"), "there are no pairs"),
+    ],
+)
+def test_errors_become_a_sentence_and_debug_shows_the_traceback(
+    sentence: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    message: str,
+) -> None:
+    def fail(arguments: list[str]) -> None:
+        raise error
+
+    monkeypatch.setattr("regard.cli.data.run", fail)
+    line = sentence("data")
+    assert line.startswith("regard data: ")
+    assert message in line
+    assert main(["data", "--debug"]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback (most recent call last):")
+    assert shown.endswith(f"{line}\n")
+
+
+def test_a_defect_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(arguments: list[str]) -> None:
+        raise KeyError("defect")
+
+    monkeypatch.setattr("regard.cli.data.run", fail)
+    with pytest.raises(KeyError):
+        main(["data"])
+
+
+def test_every_command_takes_debug(sentence: Call, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["translate", "--help"]) == 0
+    assert "--debug" in capsys.readouterr().out
+    assert main(["translate", "nowhere", "--debug"]) == 1
+    assert "FolderError" in capsys.readouterr().err
+
+
+class FullDisk(io.RawIOBase):
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["data", "--help"]])
+def test_a_full_output_is_reported(
+    sentence: Call, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    stream = io.TextIOWrapper(io.BufferedWriter(FullDisk()), encoding="utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        assert sentence(*arguments).endswith("No space left on device")
+    with pytest.raises(OSError):
+        stream.close()
+
+
+def test_closed_streams_are_reported(
+    sentence: Call, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", None)
+        assert "standard input is closed; give a file" in sentence("translate", folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", None)
+        assert "standard output is closed; redirect it" in sentence("--version")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", None)
+        assert main(["translate", str(tmp_path / "nowhere")]) == 1
+        sys.stderr.close()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["data", "copy", "--out", "bad\udcff"],
+        ["train", "--data.train", "\udc80.tsv", "--out", "m"],
+        ["serve", "m", "--example", "a\udcc3"],
+        ["\ud800"],
+    ],
+)
+def test_arguments_must_be_utf8(
+    sentence: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sentence(*arguments, status=2).endswith("is not UTF-8")
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("command", [["data", "copy"], ["demo"], ["train", "--data.train", "x"]])
+def test_a_name_that_is_too_long_is_reported(sentence: Call, command: list[str]) -> None:
+    assert "File name too long" in sentence(*command, "--out", "x" * 300)
+
+
+def test_the_name_of_an_output_folder_is_checked_in_python(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot use .*: File name too long; choose another"):
+        require_empty_folder(tmp_path / ("x" * 300))
+    for name in ("bad\udcff", "bad\0"):
+        with pytest.raises(ConfigError, match="out takes UTF-8 without NUL"):
+            Config(out=name)
+
+
+def test_the_demo_replaces_its_folder_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "own")
+    demo.new_folder(tmp_path / "link")
+    (tmp_path / "own" / "model").mkdir()
+    demo.new_folder(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert not (tmp_path / "own" / "model").exists()
+
+
+# Settings
+
+
+BOMB = "a0: &a0 [x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "message"),
+    [
+        (BOMB, 2, "at most 1,000 values"),
+        ("model: " + "[" * 100_000, 2, "nested at most 10 deep"),
+        ("a:\n" + "".join(" " * i + "a:\n" for i in range(1, 500)), 2, "nested at most 10 deep"),
+        ("model: &a [*a]", 2, "contains itself"),
+        ("model: *a", 2, "undefined alias"),
+        ("model: !!python/object/apply:os.mkdir [pwned]", 2, "could not determine a constructor"),
+        (b"out: \xe9\xff", 1, "c.yaml, line 1: not UTF-8 (byte 6 of the line)"),
+        (b"model: \x00", 2, "characters are not allowed"),
+        ("training: {weight_decay: .nan}", 1, "weight_decay must be at least 0, got nan"),
+        ("training: {learning_rate: .inf}", 1, "learning_rate must be at most"),
+        ("training: {warmup: 1" + "0" * 400 + "}", 1, "warmup must be at most"),
+        ("model: {encoder_dim: 1000000000000}", 1, "encoder_dim must be at most 1,000,000"),
+        ("model: {encoder_layers: 100000}", 1, "encoder_layers must be at most 1,000"),
+        ("source: {vocabulary_size: 1000000000000}", 1, "vocabulary_size must be at most"),
+        ('data: {train: "a\\0b"}', 1, "data.train takes UTF-8 without NUL"),
+        ('data: {train: "\\ud800"}', 2, "invalid Unicode character"),
+        ("config: 0", 2, "config is not a setting"),
+        ("config: c.yaml", 2, "config is not a setting"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_reported(
+    sentence: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: str | bytes,
+    status: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert message in sentence("train", "--out", "m", "--config", "c.yaml", status=status)
+    assert os.listdir(tmp_path) == ["c.yaml"]
+
+
+def test_aliases_in_settings_remain_usable(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("source: &side {unit: char}\ntarget: *side\n")
+    parser = Parser()
+    add_settings(parser)
+    args = parser.parse_args([f"--config={tmp_path / 'c.yaml'}"])
+    assert (args.source.unit, args.target.unit) == ("char", "char")
+
+
+# Texts and links
+
+
+@pytest.mark.parametrize("marks", ["\u0301\u0323", "\u0f73", "\u0344"])
+def test_endless_accents_are_refused(marks: str) -> None:
+    for form in ("NFC", "NFD", "NFKC", "NFKD"):
+        with pytest.raises(DataError, match="1,000 combining characters in a row, up to character"):
+            normalize("a" + marks * 200_000, form)
+    assert normalize("a" + marks * 200_000, "none").startswith("a")
+    assert len(normalize("x" + "é" * 5000 + "a" + "\u0301\u0323" * 400, "NFD")) == 10_802
+
+
+def test_a_file_larger_than_memory_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decompress(content: bytes) -> bytes:
+        raise MemoryError
+
+    (tmp_path / "bomb.gz").write_bytes(b"")
+    monkeypatch.setattr(gzip, "decompress", decompress)
+    with pytest.raises(DataError, match=r"bomb\.gz: there is not enough memory"):
+        read_lines(tmp_path / "bomb.gz")
+
+
+def test_gold_links_must_lie_inside_their_texts() -> None:
+    inside = GoldAlignment(frozenset({(0, 0)}), frozenset({(2, 1)}))
+    check_links([inside], [(3, 2)])
+    for sizes, link in (((2, 2), "2-1"), ((3, 1), "2-1"), ((0, 0), "0-0")):
+        with pytest.raises(DataError, match=f"gold link {link} of pair 1 is outside its texts"):
+            check_links([inside], [sizes])
+    with pytest.raises(DataError, match="1 lines of gold links for 2 pairs"):
+        check_links([inside], [(3, 2), (3, 2)])
+
+
+# Model folders
+
+
+def edit(folder: Path, name: str, value: Any, *keys: str) -> None:
+    document = inner = json.loads((folder / name).read_text())
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    (folder / name).write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("keys", "value", "message"),
+    [
+        (["metadata"], 3, "metadata takes values by name, got 3"),
+        (["metadata", "max_target_length"], 10**12, "max_target_length cannot be 1000000000000"),
+        (["metadata", "max_target_length"], "3", "metadata.max_target_length cannot be '3'"),
+        (["metadata", "max_target_length"], -5, "metadata.max_target_length cannot be -5"),
+        (["metadata", "attention_layer"], 7, "metadata.attention_layer cannot be 7"),
+        (["metadata", "parameters"], None, "metadata.parameters cannot be None"),
+        (["metadata", "examples"], [3], "metadata.examples cannot be"),
+        (["metadata", "warning"], {}, "metadata.warning cannot be {}"),
+        (["model", "encoder_dim"], 10**12, "encoder_dim must be at most 1,000,000"),
+        (["model", "encoder_dim"], 10**6, "not enough memory for the weights"),
+        (["model", "encoder_layers"], 10**9, "encoder_layers must be at most 1,000"),
+        (["out"], "\0", "out takes UTF-8 without NUL"),
+    ],
+)
+def test_impossible_values_of_a_folder_are_reported(
+    sentence: Call, copied: Path, keys: list[str], value: Any, message: str
+) -> None:
+    edit(copied, "config.json", value, *keys)
+    line = sentence("translate", copied)
+    assert "config.json is damaged (" in line
+    assert message in line
+
+
+@pytest.mark.parametrize("name", ["config.json", "source.json", "target.json"])
+def test_nested_documents_and_directories_are_reported(
+    sentence: Call, copied: Path, name: str
+) -> None:
+    (copied / name).write_text("[" * 100_000)
+    sentence("translate", copied)
+    (copied / name).write_text('{"format": ' * 100_000)
+    sentence("translate", copied)
+    (copied / name).unlink()
+    (copied / name).mkdir()
+    sentence("translate", copied)
+
+
+def test_planted_pickles_are_never_executed(sentence: Call, copied: Path, tmp_path: Path) -> None:
+    created = tmp_path / "created"
+    content = pickle.dumps(Trap(created))
+    planted = ("model.pkl", "pytorch_model.bin", "model.pt", "last/state.json", "__init__.py")
+    for name in planted:
+        (copied / name).parent.mkdir(exist_ok=True)
+        (copied / name).write_bytes(content)
+    assert Translator.load(copied, "cpu").translate("a").source == "a"
+    for name in ("config.json", "source.json", "target.json", "model.safetensors"):
+        original = (copied / name).read_bytes()
+        (copied / name).write_bytes(content)
+        sentence("translate", copied)
+        (copied / name).write_bytes(original)
+    torch.save({"a": Trap(created)}, copied / "model.safetensors")
+    sentence("translate", copied)
+    assert not created.exists()
+
+
+def test_names_in_a_folder_do_not_lead_outside(
+    copied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(copied)
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "secret").write_text("secret")
+    for keys in (["out"], ["data", "train"], ["data", "dev"]):
+        edit(copied, "config.json", str(outside / "secret"), *keys)
+    edit(copied, "config.json", "../outside", "out")
+    (tmp_path / "text").write_text("ab\n")
+    before = {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*"))}
+    opened: list[str] = []
+
+    def record(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and recording:
+            opened.append(str(arguments[0]))
+
+    recording = True
+    sys.addaudithook(record)
+    assert main(["translate", str(copied), str(tmp_path / "text")]) == 0
+    recording = False
+    assert {path: path.stat().st_mtime_ns for path in sorted(tmp_path.rglob("*"))} == before
+    assert str(copied / "config.json") in opened
+    assert not [name for name in opened if "outside" in name]
+
+
+# Fuzzing
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from(["char", "dot", "rnn", "transformer", "bpe", "unigram", "word"]),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+def places(document: Any) -> list[tuple[Any, Any]]:
+    """Return every container of a document with each of its keys."""
+    if isinstance(document, dict | list):
+        keys = list(document) if isinstance(document, dict) else list(range(len(document)))
+        nested = [place for key in keys for place in places(document[key])]
+        return [(document, key) for key in keys] + nested
+    return []
+
+
+def check_mutated_folder(folder: Path, name: str, data: st.DataObject) -> None:
+    original = (folder / name).read_text()
+    document = json.loads(original)
+    for _ in range(data.draw(st.integers(1, 3))):
+        container, key = data.draw(st.sampled_from(places(document) or [({}, "")]))
+        if data.draw(st.booleans()):
+            container.pop(key, None) if isinstance(container, dict) else container.pop()
+        else:
+            container[key] = data.draw(JSON)
+    (folder / name).write_text(json.dumps(document))
+    with contextlib.suppress(RegardError):
+        Translator.load(folder, "cpu").translate(["ab", ""], beam_size=2)
+    (folder / name).write_text(original)
+
+
+@pytest.mark.parametrize("name", ["config.json", "source.json", "target.json"])
+@ANY_CASE
+@given(data=st.data())
+def test_mutated_folders_raise_only_errors_of_this_package(
+    copied: Path, name: str, data: st.DataObject
+) -> None:
+    check_mutated_folder(copied, name, data)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", ["config.json", "source.json", "target.json"])
+@settings(ANY_CASE, max_examples=3000)
+@given(data=st.data())
+def test_many_mutated_folders_raise_only_errors_of_this_package(
+    copied: Path, name: str, data: st.DataObject
+) -> None:
+    check_mutated_folder(copied, name, data)
+
+
+NAMES = sorted({field for group in GROUPS.values() for field in group.__dataclass_fields__})
+VALUES = JSON | st.sampled_from([0, 1, -1, 1e-3, 2**64, "auto", "none", "local-p", True])
+SETTINGS = st.dictionaries(
+    st.sampled_from([*GROUPS, "out", "device", "resume", "config"]) | st.text(max_size=3),
+    VALUES | st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=4),
+    max_size=4,
+)
+CONTENT = (
+    SETTINGS.map(lambda values: yaml.safe_dump(values).encode("utf-8", "surrogatepass"))
+    | st.text(string.printable, max_size=40).map(str.encode)
+    | st.binary(max_size=20)
+)
+
+
+def check_settings(folder: Path, content: bytes) -> None:
+    path = folder / "c.yaml"
+    path.write_bytes(content)
+    status = main(["train", "--out", str(folder / "m"), "--config", str(path)])
+    assert status in (1, 2)  # there are no pairs to train on
+
+
+@settings(ANY_CASE, max_examples=15)
+@given(content=CONTENT)
+def test_random_settings_exit_with_1_or_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_settings(tmp_path, content)
+
+
+@pytest.mark.soak
+@settings(ANY_CASE, max_examples=2000)
+@given(content=CONTENT)
+def test_many_random_settings_exit_with_1_or_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_settings(tmp_path, content)
+
+
+@settings(ANY_CASE, max_examples=60)
+@given(group=st.sampled_from([DataConfig, TextConfig, ModelConfig, TrainingConfig]), data=st.data())
+def test_random_values_of_settings_raise_only_errors_of_this_package(
+    group: type[Any], data: st.DataObject
+) -> None:
+    names = sorted(group.__dataclass_fields__)
+    values = data.draw(st.dictionaries(st.sampled_from(names), VALUES, max_size=4))
+    with contextlib.suppress(ConfigError):
+        group(**values)
+
+
+ARGUMENT = (
+    st.sampled_from(["--out", "--config", "--beam-size", "--pin", "--prefix", "--data.train", "-o"])
+    | st.sampled_from(["--", "-", "", ".", "--help-all", "--resume", "--gold", "--json", "-1,2"])
+    | st.sampled_from(
+        ["--debug", "--seed", "--model.attention", "--device=cpu", "[1", "{a: &a [*a]}"]
+    )
+    | st.text(max_size=8)
+)
+WITHOUT_TRAINING = sorted(set(COMMANDS) - {"demo", "data"})
+
+
+def check_arguments(command: str, arguments: list[str]) -> None:
+    assert main([command, *arguments]) in (0, 1, 2)
+
+
+@settings(ANY_CASE, max_examples=15)
+@given(command=st.sampled_from(WITHOUT_TRAINING), arguments=st.lists(ARGUMENT, max_size=6))
+def test_random_arguments_exit_with_a_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_arguments(command, arguments)
+
+
+@pytest.mark.soak
+@settings(ANY_CASE, max_examples=2000)
+@given(command=st.sampled_from(WITHOUT_TRAINING), arguments=st.lists(ARGUMENT, max_size=6))
+def test_many_random_arguments_exit_with_a_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_arguments(command, arguments)
+
+
+@settings(ANY_CASE, max_examples=60)
+@given(
+    text=st.text(st.characters(), min_size=1, max_size=20),
+    unit=st.sampled_from(["char", "grapheme"]),
+    form=st.sampled_from(["none", "NFC", "NFD", "NFKC", "NFKD"]),
+)
+def test_tokenizers_restore_any_text_or_refuse_it(text: str, unit: Any, form: Any) -> None:
+    try:
+        tokenizer = Tokenizer.train([text], TextConfig(unit=unit, normal_form=form))
+    except DataError:
+        assert not is_utf8(text)
+        return
+    again = Tokenizer.from_json(tokenizer.to_json())
+    assert again.decode(again.encode(text).ids) == normalize(text, form)
+
+
+@ANY_CASE
+@given(document=JSON, text=st.text(max_size=20))
+def test_random_tokenizers_are_refused(document: Any, text: str) -> None:
+    for content in (json.dumps(document), text):
+        with pytest.raises(FolderError, match="the tokenizer cannot be read"):
+            Tokenizer.from_json(content)
