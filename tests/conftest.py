@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import random
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -56,6 +57,14 @@ hypothesis.settings.load_profile("regard")
 def _seeded() -> None:
     random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _default_signals() -> None:
+    """Handle signals as in a terminal: what runs in the background may be told to ignore them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in ("SIGTERM", "SIGHUP"):
+        signal.signal(signal.Signals[name], signal.SIG_DFL)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ RANKS = {
     "request": 10, "translation": 10, "version": 0,
     "translator": 11,
     "evaluation": 12, "model_card": 12,
-    "checkpoints": 12,
+    "checkpoints": 12, "resume": 13,
     "trainer": 13,
     "training": 14,
     "demo": 15, "compare": 15, "curves": 15, "explanation": 15,

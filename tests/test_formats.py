@@ -74,9 +74,12 @@ def test_resuming_writes_the_current_format(form: Path, name: str, tmp_path: Pat
     out = tmp_path / name
     shutil.copytree(form / name, out)
     resume(form, name, out)
-    weights, state = out / "model.safetensors", out / "last" / "state.safetensors"
+    update = expected(form, name)["resumed"]["update"]
+    weights, state = out / "model.safetensors", out / "checkpoints" / f"{update}.safetensors"
     assert json.loads((out / "config.json").read_text())["format"] == FORMAT
-    assert json.loads((out / "last" / "state.json").read_text())["format"] == FORMAT
+    assert not (out / "last").exists()
+    with safe_open(str(state), framework="pt") as stored:
+        assert json.loads(stored.metadata()["state"])["format"] == FORMAT
     names = {name.removeprefix("model.") for name in load_file(state) if name.startswith("model.")}
     assert names == set(migrations.convert_tensors(load_file(weights)))
     assert names == set(migrations.convert_tensors(dict.fromkeys(names)))
@@ -106,3 +109,17 @@ def test_wrong_tensors_are_refused(
     message = "size mismatch" if change == "shape" else "missing or unexpected tensors: "
     with pytest.raises(regard.FolderError, match=message):
         regard.Translator.load(out) if file == "model.safetensors" else resume(form, name, out)
+
+
+@pytest.mark.parametrize(("form", "name"), FOLDERS)
+def test_checkpoint_files_from_different_updates_are_refused(
+    form: Path, name: str, tmp_path: Path
+) -> None:
+    out = tmp_path / name
+    shutil.copytree(form / name, out)
+    state = json.loads((out / "last" / "state.json").read_text())
+    (out / "last" / "state.json").write_text(json.dumps({**state, "update": "3"}))
+    with pytest.raises(
+        regard.FolderError, match=f"from different updates, {state['update']} and 3"
+    ):
+        resume(form, name, out)

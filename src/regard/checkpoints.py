@@ -1,25 +1,77 @@
-"""Checkpoints: the state for an exact resume in `last/`, as safetensors and JSON without code."""
+"""Checkpoints for an exact resume: `checkpoints/UPDATE.safetensors`, without executable content.
 
+One file holds the tensors (weights, state of the optimiser and of the random generators) and, as
+metadata, the state of the run with all its settings, and a checksum. It is written under another
+name and renamed, so that no kill leaves half a checkpoint. The two before the latest are kept: where
+the latest turns out to be damaged, training resumes from the one before.
+"""
+
+import contextlib
 import json
+import shutil
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import filelock
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regard.errors import FolderError
-from regard.files import atomic_write, write_json
+from regard.errors import ConfigError, FolderError
+from regard.files import atomic_write
 from regard.migrations import FORMAT, convert_tensors, convert_training_state
-from regard.model_folder import load_tensors, unshared_tensors, write_tensors
+from regard.model_folder import checksum, load_tensors, unshared_tensors, write_tensors
+
+_KEPT = 3
+
+
+class Checkpoint(NamedTuple):
+    """The content of a checkpoint file."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Generator[None]:
+    """Hold the exclusive lock of a training folder, which is created if it is missing.
+
+    The operating system releases the lock when the process ends, however it ends.
+
+    Raises:
+        ConfigError: another process holds the lock, or the folder cannot be written.
+    """
+    path = folder / "checkpoints" / ".lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(path)
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise ConfigError(
+            f"another process is training {folder}; wait for it to end, or choose another --out"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {folder}: {error.strerror}; choose another --out"
+        ) from None
+    try:
+        yield
+    finally:
+        if [*path.parent.iterdir()] == [path]:  # nothing was saved: leave no trace
+            path.unlink()
+            path.parent.rmdir()
+        lock.release()
 
 
 def save(folder: str | Path, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Write `last/` in `folder`: weights, state of the optimiser and of the generators, `state`.
+    """Write a checkpoint: weights, state of the optimiser and of the generators, `state`.
 
-    Both files store the number of updates; files whose numbers differ are refused by `load`.
+    Older checkpoints than the two before it are removed, and those of later updates: they were
+    damaged, or belong to a run that was not continued.
     """
-    last = Path(folder) / "last"
     tensors = {f"model.{name}": value for name, value in unshared_tensors(model).items()}
     for index, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
@@ -27,45 +79,101 @@ def save(folder: str | Path, model: nn.Module, optimizer: Optimizer, state: dict
     tensors["random.cpu"] = torch.get_rng_state()
     if torch.cuda.is_available():
         tensors["random.cuda"] = torch.cuda.get_rng_state()
-    update = str(state["schedule"]["update"])
-    with atomic_write(last / "state.safetensors") as temporary:
-        write_tensors(temporary, tensors, {"update": update})
-    write_json(last / "state.json", {"format": FORMAT, "update": update, **state})
+    update = state["schedule"]["update"]
+    path = Path(folder) / "checkpoints" / f"{update}.safetensors"
+    text = json.dumps({"format": FORMAT, **state})
+    with atomic_write(path) as temporary:
+        write_tensors(temporary, tensors, {"state": text, "sha256": checksum(tensors, text)})
+    earlier = [other for other in _files(folder) if int(other.stem) <= update]
+    for other in set(_files(folder)) - set(earlier[:_KEPT]):
+        other.unlink()
+    shutil.rmtree(Path(folder) / "last", ignore_errors=True)  # of format 2 and before
 
 
-def load(folder: str | Path, model: nn.Module, optimizer: Optimizer) -> dict[str, Any] | None:
-    """Restore model, optimiser and generators from `last/`; return its `state`, None without one.
+def exists(folder: str | Path) -> bool:
+    """Return whether the folder holds a checkpoint."""
+    return bool(_files(folder)) or (Path(folder) / "last" / "state.json").exists()
+
+
+def load(folder: str | Path) -> tuple[Checkpoint | None, list[str]]:
+    """Return the latest checkpoint that is not damaged, None without any, and notes for the user.
 
     Raises:
-        FolderError: the files are damaged, or from different updates.
+        FolderError: all checkpoints are damaged.
     """
-    from safetensors import SafetensorError, safe_open
+    notes: list[str] = []
+    for path in [*_files(folder), Path(folder) / "last" / "state.safetensors"]:
+        if not path.exists():
+            continue
+        try:
+            checkpoint = _read(path)
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError, RecursionError) as error:
+            notes.append(f"{path} is damaged ({error})")
+            continue
+        return checkpoint, [f"{note}; resuming from {path.stem}" for note in notes]
+    if notes:
+        raise FolderError(f"{'; '.join(notes)}; train in another folder")
+    return None, []
 
-    last = Path(folder) / "last"
-    if not (last / "state.json").exists():
-        return None
+
+def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> None:
+    """Restore model, optimiser and generators.
+
+    Raises:
+        FolderError: the tensors are not those of the model and the optimiser.
+    """
+    tensors = checkpoint.tensors
     try:
-        state = json.loads((last / "state.json").read_text(encoding="utf-8"))
-        with safe_open(str(last / "state.safetensors"), framework="pt") as stored:
-            update = (stored.metadata() or {}).get("update")
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        if update != state["update"]:
-            raise ValueError(
-                f"checkpoint files from different updates, {update} and {state['update']}"
-            )
         load_tensors(model, convert_tensors(_part(tensors, "model.")))
         moments: dict[int, dict[str, Tensor]] = {}
         for name, value in _part(tensors, "optimizer.").items():
             index, key = name.split(".", 1)
             moments.setdefault(int(index), {})[key] = value
+        _check_moments(moments, optimizer)
         optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
-        state = convert_training_state(state)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise FolderError(f"{last} is damaged ({error}); train in another folder") from None
-    torch.set_rng_state(tensors["random.cpu"])
+        torch.set_rng_state(tensors["random.cpu"])
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise FolderError(f"{checkpoint.path} is damaged ({error}); train again") from None
     if "random.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random.cuda"])
-    return state
+
+
+def _files(folder: str | Path) -> list[Path]:
+    """Return the checkpoint files, the latest first."""
+    paths = (Path(folder) / "checkpoints").glob("*.safetensors")
+    return sorted((path for path in paths if path.stem.isdigit()), key=_update, reverse=True)
+
+
+def _update(path: Path) -> int:
+    return int(path.stem)
+
+
+def _read(path: Path) -> Checkpoint:
+    """Read a checkpoint and verify its checksum; `last/` has its state in a file of its own."""
+    with safe_open(str(path), framework="pt") as stored:
+        metadata: dict[str, str] = stored.metadata() or {}
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    if path.stem.isdigit():
+        if metadata["sha256"] != checksum(tensors, metadata["state"]):
+            raise ValueError("the checksum differs")
+        return Checkpoint(path, tensors, json.loads(metadata["state"]))
+    state = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    if metadata.get("update") != state["update"]:
+        raise ValueError(
+            f"checkpoint files from different updates, {metadata.get('update')} and {state['update']}"
+        )
+    return Checkpoint(path, tensors, convert_training_state(state))
+
+
+def _check_moments(moments: dict[int, dict[str, Tensor]], optimizer: Optimizer) -> None:
+    """Raise a ValueError unless the optimiser's state is that of its parameters."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if moments and moments.keys() != set(range(len(parameters))):
+        raise ValueError("the state of the optimiser is not that of the model's parameters")
+    for index, values in moments.items():
+        shapes = {tuple(value.shape) for name, value in values.items() if name != "step"}
+        if shapes != {tuple(parameters[index].shape)}:
+            raise ValueError("the state of the optimiser has other shapes than the parameters")
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

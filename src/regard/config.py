@@ -27,7 +27,10 @@ _T = TypeVar("_T")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def _settings(group: str) -> Callable[[type[_T]], type[_T]]:
-    """Make a class a frozen dataclass whose constructor names the nearest setting to an unknown one."""
+    """Make a class a frozen dataclass whose constructor names the nearest setting to an unknown one.
+
+    The attribute `given` of an instance holds the names that the caller passed.
+    """
 
     def decorate(cls: type[_T]) -> type[_T]:
         cls = dataclasses.dataclass(frozen=True, kw_only=True)(cls)
@@ -42,6 +45,7 @@ def _settings(group: str) -> Callable[[type[_T]], type[_T]]:
                     hint = nearest(name, known) or f"; known: {', '.join(sorted(known))}"
                     raise ConfigError(f"unknown setting {where}{hint}")
             initialize(self, **values)
+            object.__setattr__(self, "given", frozenset(values))
 
         cls.__init__ = checked
         return cls

@@ -52,6 +52,14 @@ def is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal ended the training, after its state was saved."""
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__()
+        self.signal_number = signal_number
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint with the known name closest to a misspelt one, or an empty string."""
     by_word = {option.lstrip("-"): option for option in known}

@@ -24,7 +24,8 @@ _MOMENT = 0.01
 def atomic_write(path: str | Path) -> Generator[Path]:
     """Yield a temporary path that replaces `path` when the block ends without an error.
 
-    Missing parent folders are created. A symbolic link is followed; a device or a pipe is written to
+    The content reaches the disk before it replaces `path`, so that a crash leaves the old file or the
+    new one. Missing parent folders are created. A symbolic link is followed; a device or a pipe is written to
     directly. The temporary file has the suffix of `path`, on which some writers depend.
 
     Raises:
@@ -41,7 +42,9 @@ def atomic_write(path: str | Path) -> Generator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch(exist_ok=False)
         yield temporary
+        _synchronize(temporary)
         os.replace(temporary, path)
+        _synchronize(path.parent)
     except BrokenPipeError:  # raised by another stream inside the block
         raise
     except OSError as error:
@@ -49,6 +52,17 @@ def atomic_write(path: str | Path) -> Generator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def _synchronize(path: Path) -> None:
+    """Wait until a file or a folder is on the disk."""
+    if os.name == "nt" and path.is_dir():  # folders cannot be opened there
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def require_empty_folder(path: Path, remedy: str = "choose another --out") -> Path:

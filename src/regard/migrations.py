@@ -1,6 +1,8 @@
 """Migrations: convert files of earlier model-folder formats to the current one.
 
 JSON documents state their format under the key `format`; a `last/state.json` without it has format 1.
+Up to format 2 the checkpoint was the folder `last/`; from format 3 on checkpoints are files in
+`checkpoints/`, with the same state and the settings of the run.
 Tensor names are converted by name alone, because resumed training replaces the files of a folder
 one at a time: no name of an earlier format occurs in a later one.
 """
@@ -8,7 +10,7 @@ one at a time: no name of an earlier format occurs in a later one.
 import re
 from typing import Any, TypeVar
 
-FORMAT = 2
+FORMAT = 3
 """Version of the model folder's format that this package writes."""
 
 _T = TypeVar("_T")

@@ -5,14 +5,16 @@ model.safetensors    the best weights
 source.json target.json    the tokenizers
 metrics.jsonl        one line per validation (written by training)
 README.md            model card, with the training command
-last/                checkpoint for --resume (checkpoints.py)
+checkpoints/         states for --resume (checkpoints.py)
 """
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from regard import migrations
@@ -53,7 +55,8 @@ def save_description(folder: str | Path, trained: TrainedModel) -> None:
 def save_weights(folder: str | Path, model: nn.Module) -> None:
     """Write model.safetensors."""
     with atomic_write(Path(folder) / "model.safetensors") as temporary:
-        write_tensors(temporary, unshared_tensors(model))
+        tensors = unshared_tensors(model)
+        write_tensors(temporary, tensors, {"sha256": checksum(tensors)})
 
 
 def unshared_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -66,11 +69,17 @@ def load_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Copy the tensors that `unshared_tensors` returned into the model.
 
     Raises:
-        ValueError: a tensor is missing, unexpected or of another shape.
+        ValueError: a tensor is missing, unexpected, of another shape or type, or not finite.
     """
-    wrong = sorted(tensors.keys() ^ unshared_tensors(model).keys())
+    expected = unshared_tensors(model)
+    wrong = sorted(tensors.keys() ^ expected.keys())
     if wrong:
         raise ValueError(f"missing or unexpected tensors: {', '.join(wrong[:5])}")
+    for name, tensor in tensors.items():
+        if tensor.dtype != expected[name].dtype:
+            raise ValueError(f"{name} is {tensor.dtype} instead of {expected[name].dtype}")
+        if not bool(tensor.isfinite().all()):
+            raise ValueError(f"{name} has values that are not finite")
     try:
         model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
@@ -80,11 +89,26 @@ def load_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
 def write_tensors(
     path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
-    """Write tensors and metadata as safetensors."""
-    from safetensors.torch import save_file
+    """Write tensors and metadata as safetensors.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    from safetensors.torch import save
 
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(contiguous, str(path), metadata=metadata)
+    # not save_file, which reports a full disk as an error of its own
+    path.write_bytes(save(contiguous, metadata))
+
+
+def checksum(tensors: dict[str, Tensor], text: str = "") -> str:
+    """Return the SHA-256 of a text, and of the names, types, shapes and bytes of tensors."""
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def describe(folder: str | Path) -> TrainedModel:
@@ -114,8 +138,7 @@ def load(folder: str | Path) -> TrainedModel:
     Raises:
         FolderError: something is missing, damaged or of a newer format.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+    from safetensors import SafetensorError, safe_open
 
     folder = Path(folder)
     trained = describe(folder)
@@ -125,9 +148,14 @@ def load(folder: str | Path) -> TrainedModel:
             f"{folder} has no model.safetensors yet; train until the first validation"
         )
     try:
-        load_tensors(model, migrations.convert_tensors(load_file(weights)))
-    except (SafetensorError, ValueError) as error:
-        raise FolderError(f"{weights} does not fit config.json ({error}); train again") from None
+        with safe_open(str(weights), framework="pt") as stored:
+            recorded = (stored.metadata() or {}).get("sha256")
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+        if recorded not in (None, checksum(tensors)):
+            raise ValueError("the checksum differs")
+        load_tensors(model, migrations.convert_tensors(tensors))
+    except (SafetensorError, ValueError, OSError) as error:
+        raise FolderError(f"{weights} is damaged ({error}); train again") from None
     model.eval()
     return trained
 

@@ -136,7 +136,8 @@ def beam_search(
             decoder's own distribution, which no prefix restricts.
 
     Raises:
-        ConfigError: `beam_size` or `n_best` is not from 1 to `MAX_BEAM_SIZE`.
+        ConfigError: `beam_size` or `n_best` is not from 1 to `MAX_BEAM_SIZE`, or no output of a
+            source has a finite log-probability.
     """
     check_beam_size(beam_size=beam_size, n_best=n_best)
     beams = max(beam_size, n_best)
@@ -172,7 +173,13 @@ def beam_search(
                 tensor[remaining] for tensor in (items, rows, log_probs, tokens)
             )
         state = step.state.select(rows.flatten(), remaining)
-    return finished.trace(history, None if trees is None else trees.nodes)
+    outputs = finished.trace(history, None if trees is None else trees.nodes)
+    if not all(outputs):
+        raise ConfigError(
+            "the log-probabilities of the decoder are infinite or NaN; train again with a lower "
+            "training.learning_rate, or from weights that are finite"
+        )
+    return outputs
 
 
 @torch.inference_mode()

@@ -22,13 +22,16 @@ from regard.batching import Batch, Example, bucket, collate, epoch
 from regard.config import Config, TrainingConfig
 from regard.copy_mechanism import hide_tokens
 from regard.corpus import Corpus
-from regard.errors import ConfigError, FolderError
+from regard.errors import ConfigError, FolderError, Interrupted
 from regard.files import write_text
 from regard.metrics import METRICS
 from regard.progress import Progress
 from regard.schedule import Schedule
 from regard.text import UNITS, Tokenizer
 from regard.translator import Translator, find_device
+
+_SECONDS_BETWEEN_CHECKPOINTS = 300.0
+"""A run whose validations are further apart loses at most this much time."""
 
 
 @dataclasses.dataclass
@@ -85,15 +88,16 @@ class Trainer:
         self.epoch = 0
         self.batches_done = 0
         self.statistics = RunningStatistics()
+        self._saved = time.monotonic()
 
     def train(self, progress: Progress) -> None:
         """Update the weights until the schedule ends.
 
         Raises:
             ConfigError: the loss became infinite or NaN.
-            KeyboardInterrupt: Ctrl-C; the checkpoint has been saved.
+            Interrupted: Ctrl-C, SIGTERM or SIGHUP; a checkpoint has been saved.
         """
-        with _deferred_interrupts() as interrupted:
+        with _deferred_signals() as received:
             for batch in self._batches():
                 started = time.perf_counter()
                 loss = self._update(batch)
@@ -106,9 +110,11 @@ class Trainer:
                 over = self.schedule.over()
                 if over or self.schedule.update % self.settings.validate_every == 0:
                     self._validate(progress)
-                if interrupted.is_set() or over:
+                elif time.monotonic() - self._saved >= _SECONDS_BETWEEN_CHECKPOINTS:
+                    self._save_checkpoint()
+                if received or over:
                     break
-        if interrupted.is_set():
+        if received:
             self._save_checkpoint()
             if not self.history:
                 model_folder.save_weights(self.out, self.trained.model)
@@ -116,27 +122,34 @@ class Trainer:
                 f"stopped at update {self.schedule.update:,}: {self.out} is usable; continue with "
                 "--resume"
             )
-            raise KeyboardInterrupt
+            raise Interrupted(received[0])
 
-    def restore(self) -> bool:
-        """Restore the state saved in `last/`; return False if there is none.
+    def restore(self, checkpoint: checkpoints.Checkpoint) -> None:
+        """Restore the state of a checkpoint.
 
         Raises:
-            FolderError: `last/` is damaged, or belongs to a run on different pairs.
+            FolderError: it is damaged, or belongs to a run on different pairs.
+            ConfigError: the run selected its best weights by another metric.
         """
-        state = checkpoints.load(self.out, self.trained.model, self.optimizer.optimizer)
-        if state is None:
-            return False
+        state = checkpoint.state
         if state["training_fingerprint"] != self.trained.metadata["training_fingerprint"]:
             raise FolderError(
                 f"{self.out} was trained on other pairs; give the same --data.train to resume, or "
                 f"--init-from {self.out} to continue training on new pairs"
             )
-        self.schedule = Schedule.from_dict(self.settings, state["schedule"])
-        self.epoch, self.batches_done = state["epoch"], state["batches_done"]
-        self.history = state["history"]
-        self.statistics = RunningStatistics(**state["statistics"])
-        return True
+        if state["history"] and self.metric not in state["history"][-1]:
+            raise ConfigError(
+                f"the run selected its best weights by another metric than {self.metric}; leave "
+                "--training.metric out, or train in another folder"
+            )
+        checkpoints.restore(checkpoint, self.trained.model, self.optimizer.optimizer)
+        try:
+            self.schedule = Schedule.from_dict(self.settings, state["schedule"])
+            self.epoch, self.batches_done = state["epoch"], state["batches_done"]
+            self.history = state["history"]
+            self.statistics = RunningStatistics(**state["statistics"])
+        except (KeyError, TypeError) as error:
+            raise FolderError(f"{checkpoint.path} is damaged ({error}); train again") from None
 
     def _batches(self) -> Iterator[Batch]:
         def hide(example: Example, rng: random.Random) -> Example:
@@ -160,19 +173,30 @@ class Trainer:
             coverage_loss=settings.coverage_loss,
         )
         self.accelerator.backward(loss)
-        self.accelerator.clip_grad_norm_(self.model.parameters(), settings.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), settings.clip_norm)
         value = loss.item()
-        if not math.isfinite(value):
+        if not (math.isfinite(value) and norm is not None and bool(norm.isfinite())):
             raise ConfigError(
-                f"the loss became {value} at update {self.schedule.update + 1:,}; train again "
+                f"{self._not_finite(value)} at update {self.schedule.update + 1:,}; train again "
                 f"with a lower --training.learning_rate (now {settings.learning_rate})"
             )
+        self.optimizer.step()
+        self.optimizer.zero_grad()
         return value
 
+    def _not_finite(self, loss: float) -> str:
+        """Name the values that stopped being finite, the earliest cause first."""
+        for kind in ("weights", "gradient"):
+            for name, parameter in self.trained.model.named_parameters():
+                tensor = parameter if kind == "weights" else parameter.grad
+                if tensor is not None and not bool(tensor.isfinite().all()):
+                    if kind == "gradient" and not math.isfinite(loss):
+                        break  # the loss came before its gradients
+                    return f"the {kind} of {name} became infinite or NaN"
+        return f"the loss became {loss}"
+
     def _validate(self, progress: Progress) -> None:
-        """Evaluate on the dev set, keep the best weights and save `last/`."""
+        """Evaluate on the dev set, keep the best weights and save a checkpoint."""
         started = time.perf_counter()
         self.model.eval()
         loss = self._dev_loss()
@@ -225,6 +249,7 @@ class Trainer:
         lines = (json.dumps(entry) + "\n" for entry in self.history)
         write_text(self.out / "metrics.jsonl", "".join(lines))
         state = {
+            "config": dataclasses.asdict(self.trained.config),
             "schedule": self.schedule.to_dict(),
             "epoch": self.epoch,
             "batches_done": self.batches_done,
@@ -233,27 +258,35 @@ class Trainer:
             "statistics": dataclasses.asdict(self.statistics),
         }
         checkpoints.save(self.out, self.trained.model, self.optimizer.optimizer, state)
+        self._saved = time.monotonic()
 
 
 @contextlib.contextmanager
-def _deferred_interrupts() -> Generator[threading.Event]:
-    """Set the event on Ctrl-C, so that the current update completes; the second Ctrl-C raises."""
-    interrupted = threading.Event()
+def _deferred_signals() -> Generator[list[int]]:
+    """Collect Ctrl-C, SIGTERM and SIGHUP, so that the current update completes; the second raises."""
+    received: list[int] = []
 
-    def handle(*_: object) -> None:
-        if interrupted.is_set():
-            raise KeyboardInterrupt
-        interrupted.set()
+    def handle(number: int, _: object) -> None:
+        if received:
+            raise Interrupted(number)
+        received.append(number)
 
     if threading.current_thread() is not threading.main_thread():  # only that one has handlers
-        yield interrupted
+        yield received
         return
-    previous = signal.signal(signal.SIGINT, handle)
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    # a signal that is ignored, as under nohup, stays ignored
+    previous = {
+        number: signal.signal(number, handle)
+        for number in numbers
+        if signal.getsignal(number) not in (signal.SIG_IGN, None)
+    }
     try:
-        yield interrupted
+        yield received
     finally:
-        if previous is not None:
-            signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _accelerator(config: Config) -> Accelerator:

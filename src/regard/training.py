@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from regard import model_card, model_folder
+from regard import checkpoints, model_card, model_folder
 from regard.config import Config, from_dict
 from regard.corpus import Corpus, make_corpus, resolve_config
 from regard.errors import ConfigError
@@ -20,7 +20,7 @@ from regard.model_folder import TrainedModel
 from regard.models import Seq2Seq, build, count_parameters
 from regard.pairs import PairLike
 from regard.progress import Progress
-from regard.text import Tokenizer
+from regard.resume import StartingPoint, starting_point
 from regard.trainer import Trainer
 from regard.translator import Translator
 
@@ -79,13 +79,14 @@ def train(
         pairs: training pairs in memory, (source, target) or (source, target, features), instead of
             `config.data.train`.
         dev: validation pairs in memory, instead of `config.data.dev`.
-        resume: continue exactly from `last/` in the folder; without a checkpoint, start from scratch.
+        resume: continue exactly from the latest checkpoint in the folder, with its settings where
+            `config` does not give others; without a checkpoint, start from scratch.
         init_from: a model folder that supplies the initial weights, tokenizers and model settings.
         command: the command that started the training, to be recorded in the model card.
 
     Raises:
         RegardError: settings, pairs or folders cannot be used.
-        KeyboardInterrupt: Ctrl-C; the folder is usable and training can be resumed.
+        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; the folder is usable and training can be resumed.
     """
     if not isinstance(config, Config):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
@@ -93,13 +94,25 @@ def train(
             "without one"
         )
     out = _output_folder(config.out, resume)
-    config, tokenizers, weights = _starting_point(config, out, resume, init_from)
-    corpus = make_corpus(config, pairs, dev, tokenizers)
-    config = resolve_config(config, corpus)
+    with checkpoints.locked(out):
+        start = starting_point(config, out, resume, init_from)
+        return _train(start, out, pairs, dev, command, resume)
+
+
+def _train(
+    start: StartingPoint,
+    out: Path,
+    pairs: Sequence[PairLike] | None,
+    dev: Sequence[PairLike] | None,
+    command: str | None,
+    resume: bool,
+) -> Translator:
+    corpus = make_corpus(start.config, pairs, dev, start.tokenizers)
+    config = resolve_config(start.config, corpus)
     torch.manual_seed(config.training.seed)
     model = build(config.model, len(corpus.source), len(corpus.target))
-    if weights is not None:
-        model.load_state_dict(weights)
+    if start.weights is not None:
+        model.load_state_dict(start.weights)
     metadata = {
         "max_source_length": corpus.max_source_length,
         "max_target_length": corpus.max_target_length,
@@ -112,11 +125,13 @@ def train(
     trainer = Trainer(trained, corpus, out)
     notes = [
         *([f"model folder: {out} (temporary)"] if config.out is None else []),
+        *start.notes,
         *corpus.notes,
         f"model: {metadata['parameters']:,} parameters on {trainer.device} "
         f"({metadata['encoder_states']}); loss at chance ln V = {math.log(len(corpus.target)):.2f}",
     ]
-    if resume and trainer.restore():
+    if start.checkpoint is not None:
+        trainer.restore(start.checkpoint)
         notes.append(f"resumed at update {trainer.schedule.update:,}")
     elif resume:
         notes.append(f"{out} holds no checkpoint yet: training starts from scratch")
@@ -145,34 +160,6 @@ def _output_folder(out: str | None, resume: bool) -> Path:
     return require_empty_folder(
         path, "choose another --out, or continue its training with --resume"
     )
-
-
-def _starting_point(
-    config: Config, out: Path, resume: bool, init_from: str | Path | None
-) -> tuple[Config, tuple[Tokenizer, Tokenizer] | None, dict[str, torch.Tensor] | None]:
-    """Return settings, tokenizers and weights to start with: new, from `init_from`, or from `out`."""
-    weights = None
-    if resume and (out / "last" / "state.json").exists():
-        stored = model_folder.describe(out)
-        for group in ("model", "source", "target"):
-            _require_same(group, getattr(config, group), getattr(stored.config, group), out)
-    elif init_from is not None:
-        stored = model_folder.load(init_from)
-        weights = stored.model.state_dict()
-    else:
-        return config, None, None
-    groups = {name: getattr(stored.config, name) for name in ("model", "source", "target")}
-    return dataclasses.replace(config, **groups), (stored.source, stored.target), weights
-
-
-def _require_same(group: str, settings: Any, stored: Any, out: Path) -> None:
-    for field in dataclasses.fields(stored):
-        new, old = getattr(settings, field.name), getattr(stored, field.name)
-        if new not in (old, field.default):
-            raise ConfigError(
-                f"{group}.{field.name} is {old} in {out} and cannot become {new} on --resume; leave "
-                "it out, or train in another folder"
-            )
 
 
 def _choose_attention_layer(

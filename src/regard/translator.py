@@ -186,6 +186,8 @@ class Translator:
         `regard.request.prepare` returns the request.
         """
         check_beam_size(beam_size=beam_size, n_best=n_best)
+        if not 0 <= length_penalty <= 10:
+            raise ConfigError(f"length_penalty must lie in [0, 10], got {length_penalty:g}")
         if (beams := max(beam_size, n_best)) > _FULL_BATCH_BEAMS:  # bounds the memory of a batch
             batch_tokens = batch_tokens * _FULL_BATCH_BEAMS // beams
         decoder = self.trained.model.decoder

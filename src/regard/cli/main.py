@@ -8,12 +8,13 @@ import contextlib
 import importlib
 import io
 import os
+import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
 
-from regard.errors import ConfigError, RegardError, is_out_of_memory, is_utf8, nearest
+from regard.errors import ConfigError, Interrupted, RegardError, is_out_of_memory, is_utf8, nearest
 
 COMMANDS: dict[str, str] = {
     "demo": "train on a small built-in dataset and draw an attention heatmap",
@@ -145,9 +146,9 @@ def _print_completion(shell: str) -> int:
 def _run(name: str, arguments: list[str]) -> int:
     try:
         importlib.import_module(f"regard.cli.{name}").run(arguments)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         print(f"regard {name}: stopped", file=sys.stderr)
-        return 130
+        return 128 + (error.signal_number if isinstance(error, Interrupted) else signal.SIGINT)
     except SystemExit as exit_request:  # the parser has printed its help or an error
         return int(exit_request.code or 0)
     return 0

@@ -284,4 +284,4 @@ def find_recipe(name: str) -> Path:
 def settings(arguments: Namespace) -> dict[str, Any]:
     """Return the groups of settings among parsed arguments, as `config.from_dict` takes them."""
     values = arguments.as_dict()
-    return {name: values[name] for name in GROUPS}
+    return {name: values.get(name, {}) for name in GROUPS}

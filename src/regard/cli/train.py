@@ -27,13 +27,15 @@ examples:
 
 def run(arguments: list[str]) -> None:
     """Train, with progress on standard error."""
-    args = make_parser().parse_args(recipe_first(arguments))
+    parser, expanded = make_parser(), recipe_first(arguments)
+    args = parser.parse_args(expanded)
+    given = parser.parse_args(expanded, defaults=False)
     enable_huge_pages()
     with loading("PyTorch"):
         from regard.config import from_dict
         from regard.training import train
 
-    config = from_dict({**settings(args), "out": args.out, "device": args.device})
+    config = from_dict({**settings(given), "out": args.out, "device": args.device})
     translator = train(
         config,
         resume=args.resume,

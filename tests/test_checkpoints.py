@@ -1,0 +1,351 @@
+"""Checkpoints: kills at any moment, damaged files, full disks, locks, signals, settings on resume."""
+
+import dataclasses
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import filelock
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+import regard
+from regard import checkpoints
+from regard.cli.main import main
+from regard.config import Config, ModelConfig, TrainingConfig
+from regard.errors import Interrupted
+from test_training import DEV, PAIRS, _config, at_update, latest
+
+CLOCK = ("minutes", "pairs_per_second", "target_tokens_per_second")
+OPERATIONS = [(os, "replace"), (os, "fsync"), (Path, "touch"), (Path, "write_bytes"),
+              (Path, "unlink"), (Path, "mkdir")]  # fmt: skip
+
+
+def result(out: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], list[Any]]:
+    """Return what a run leaves: weights, the tensors of its latest checkpoint, metrics."""
+    entries = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    timeless = [{k: v for k, v in entry.items() if k not in CLOCK} for entry in entries]
+    return load_file(out / "model.safetensors"), load_file(latest(out)), timeless
+
+
+def assert_same_result(out: Path, complete: Path) -> None:
+    for actual, expected in zip(result(out), result(complete), strict=True):
+        if isinstance(expected, list):
+            assert actual == expected
+            continue
+        assert actual.keys() == expected.keys()
+        for name, value in expected.items():
+            assert torch.equal(actual[name], value), name
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an undisturbed run."""
+    out = tmp_path_factory.mktemp("complete") / "model"
+    regard.train(_config(out), PAIRS, DEV)
+    return out
+
+
+def in_child(function: Callable[[], object]) -> int:
+    """Run a function in a forked process and return its wait status."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            function()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1]
+
+
+def train_until_operation(out: Path, number: int) -> bool:
+    """Train in another process that dies after a file operation; return False if it ends before."""
+
+    def train() -> None:
+        done = 0
+        for owner, name in OPERATIONS:
+            operation = getattr(owner, name)
+
+            def killed(*args: Any, operation: Any = operation, **kwargs: Any) -> Any:
+                nonlocal done
+                value = operation(*args, **kwargs)
+                done += 1
+                if done == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return value
+
+            setattr(owner, name, killed)
+        regard.train(_config(out), PAIRS, DEV, resume=True)
+
+    status = in_child(train)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.parametrize("number", [3, 9, 14, 20, 27, 33, 41, 52])
+def test_a_kill_after_a_file_operation_changes_nothing(
+    number: int, complete: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "model"
+    assert train_until_operation(out, number)
+    regard.train(_config(out), PAIRS, DEV, resume=True)
+    assert_same_result(out, complete)
+
+
+@pytest.mark.soak
+def test_200_kills_change_nothing(complete: Path, tmp_path: Path) -> None:
+    kills, number = 0, 1
+    while train_until_operation(tmp_path / f"at-{number}", number):
+        regard.train(_config(tmp_path / f"at-{number}"), PAIRS, DEV, resume=True)
+        assert_same_result(tmp_path / f"at-{number}", complete)
+        kills, number = kills + 1, number + 1
+    generator = torch.Generator().manual_seed(1)
+    while kills < 200:
+        out = tmp_path / f"random-{kills}"
+        child = os.fork()
+        if child == 0:
+            regard.train(_config(out), PAIRS, DEV)
+            os._exit(0)
+        time.sleep(float(torch.rand((), generator=generator)) * 0.8)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        regard.train(_config(out), PAIRS, DEV, resume=True)
+        assert_same_result(out, complete)
+        kills += 1
+
+
+def _flip_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def _empty_tensors(path: Path) -> None:
+    with safe_open(str(path), framework="pt") as stored:
+        metadata = stored.metadata()
+    save_file({}, path, metadata)
+
+
+def _edit_state(path: Path) -> None:
+    with safe_open(str(path), framework="pt") as stored:
+        metadata = stored.metadata()
+    state = json.loads(metadata["state"])
+    save_file(load_file(path), path, {**metadata, "state": json.dumps({**state, "epoch": 7})})
+
+
+DAMAGES = {
+    "flipped bit": _flip_bit,
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "empty": lambda path: path.write_bytes(b""),
+    "no tensors": _empty_tensors,
+    "another state": _edit_state,
+    "no safetensors": lambda path: path.write_text("weights"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    damage: str, complete: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    with at_update(17, interrupt), pytest.raises(Interrupted):
+        regard.train(_config(out), PAIRS, DEV)
+    assert sorted(path.stem for path in latest(out).parent.glob("[0-9]*")) == ["10", "15", "17"]
+    DAMAGES[damage](latest(out))
+    capsys.readouterr()
+    regard.train(_config(out), PAIRS, DEV, resume=True)
+    message = capsys.readouterr().err
+    assert "17.safetensors is damaged (" in message
+    assert "; resuming from 15" in message
+    assert_same_result(out, complete)
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    regard.train(_config(out, max_updates=10), PAIRS, DEV)
+    for path in (out / "checkpoints").glob("*.safetensors"):
+        _flip_bit(path)
+    with pytest.raises(
+        regard.FolderError, match=r"10\.safetensors is damaged .*; train in another"
+    ):
+        regard.train(_config(out), PAIRS, DEV, resume=True)
+
+
+@pytest.mark.parametrize("damage", ["not finite", "type", "flipped bit"])
+def test_damaged_weights_are_refused(damage: str, complete: Path, tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    for name in ("config.json", "source.json", "target.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((complete / name).read_bytes())
+    if damage == "flipped bit":
+        _flip_bit(weights)
+        message = "the checksum differs"
+    else:
+        tensors = load_file(weights)
+        name = "encoder.embedding.weight"
+        if damage == "type":
+            tensors[name] = tensors[name].long()
+        else:
+            tensors[name][0, 0] = torch.nan
+        save_file(tensors, weights)
+        message = f"{name} (is torch.int64 instead of|has values that are not finite)"
+    with pytest.raises(regard.FolderError, match=f"model.safetensors is damaged .{message}"):
+        regard.Translator.load(tmp_path)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize("number", [5, 12])
+def test_a_failed_write_leaves_the_last_good_checkpoint(
+    code: int, number: int, complete: Path, tmp_path: Path
+) -> None:
+    out, writes = tmp_path / "model", 0
+    write = Path.write_bytes
+
+    def failing(path: Path, content: bytes) -> int:
+        nonlocal writes
+        writes += 1
+        if writes >= number:
+            raise OSError(code, os.strerror(code))
+        return write(path, content)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "write_bytes", failing)
+        with pytest.raises(regard.DataError, match=f"cannot write .*: {os.strerror(code)}; "):
+            regard.train(_config(out), PAIRS, DEV)
+    regard.train(_config(out), PAIRS, DEV, resume=True)
+    assert_same_result(out, complete)
+
+
+def test_a_second_run_in_one_folder_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    regard.train(_config(out, max_updates=5), PAIRS, DEV)
+    with filelock.FileLock(out / "checkpoints" / ".lock"):
+        code = "import sys, regard; from regard.config import Config; regard.train(Config(out=sys.argv[1]), [('a', 'b')], resume=True)"
+        run = subprocess.run(
+            [sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=False
+        )
+    assert run.returncode == 1
+    assert f"another process is training {out}" in run.stderr
+    regard.train(_config(out), PAIRS, DEV, resume=True)  # the lock has been released
+
+
+def test_a_run_that_fails_early_leaves_an_empty_folder(tmp_path: Path) -> None:
+    with pytest.raises(regard.RegardError):
+        regard.train(_config(tmp_path / "model"), [("a", " ")], DEV)
+    regard.train(_config(tmp_path / "model", max_updates=5), PAIRS, DEV)
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_signals_save_and_resume_exactly(name: str, complete: Path, tmp_path: Path) -> None:
+    out, number = tmp_path / "model", signal.Signals[name]
+    with (
+        at_update(3, lambda: signal.raise_signal(number)),
+        pytest.raises(Interrupted) as interrupted,
+    ):
+        regard.train(_config(out), PAIRS, DEV)
+    assert interrupted.value.signal_number == number
+    assert latest(out).stem == "3"
+    assert regard.Translator.load(out).translate("a b").source_tokens
+    regard.train(_config(out), PAIRS, DEV, resume=True)
+    assert_same_result(out, complete)
+
+
+def test_the_command_exits_with_the_status_of_the_signal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("".join(f"{source}\t{target}\n" for source, target in PAIRS))
+    arguments = ["train", f"--data.train={pairs}", f"--data.dev={pairs}"]
+    for name, status in (("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)):
+        with at_update(2, lambda name=name: signal.raise_signal(signal.Signals[name])):
+            assert main([*arguments, f"--out={tmp_path / name}"]) == status
+        assert "is usable; continue with --resume" in capsys.readouterr().err
+
+
+def test_checkpoints_are_saved_by_time_too(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("regard.trainer._SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    saved: list[int] = []
+    save = checkpoints.save
+
+    def record(*arguments: Any) -> None:
+        saved.append(arguments[3]["schedule"]["update"])
+        save(*arguments)
+
+    monkeypatch.setattr(checkpoints, "save", record)
+    regard.train(_config(tmp_path / "model", max_updates=7), PAIRS, DEV)
+    assert saved == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_settings_that_are_not_given_are_those_of_the_run(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    regard.train(_config(out, learning_rate=0.004), PAIRS, DEV)
+    longer = Config(out=str(out), device="cpu", training=TrainingConfig(max_updates=25))
+    settings = regard.train(longer, PAIRS, DEV, resume=True).trained.config
+    assert settings.training == dataclasses.replace(
+        _config(out, learning_rate=0.004).training, max_updates=25
+    )
+    assert settings.model.encoder_dim == 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"training": TrainingConfig(seed=2)}, r"training\.seed is 1 in .* \(to 2\)"),
+        ({"training": TrainingConfig(batch_tokens=50)}, r"training\.batch_tokens is 40"),
+        ({"training": TrainingConfig(optimizer="adamw")}, r"training\.optimizer is adam in"),
+        ({"training": TrainingConfig(metric="per")}, "selected its best weights by another metric"),
+        # a default, but given
+        ({"model": ModelConfig(encoder_dim=256)}, r"model\.encoder_dim is 8 in .* \(to 256\)"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_change_are_refused_on_resume(
+    settings: dict[str, Any], message: str, complete: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "model"
+    regard.train(_config(out, max_updates=5), PAIRS, DEV)
+    with pytest.raises(regard.ConfigError, match=message):
+        regard.train(Config(out=str(out), **settings), PAIRS, DEV, resume=True)
+
+
+def test_settings_that_change_on_resume_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    regard.train(_config(out, max_updates=5), PAIRS, DEV)
+    changed = Config(out=str(out), training=TrainingConfig(max_updates=6, learning_rate=0.5))
+    regard.train(changed, PAIRS, DEV, resume=True)
+    message = capsys.readouterr().err
+    assert "training.learning_rate is now 0.5 instead of 0.001" in message
+    assert "training.max_updates is now 6 instead of 5" in message
+
+
+def test_fine_tuning_refuses_settings_of_another_model(complete: Path, tmp_path: Path) -> None:
+    other = Config(out=str(tmp_path / "model"), model=ModelConfig(attention="dot"))
+    with pytest.raises(
+        regard.ConfigError,
+        match=r"model\.attention is additive in .* cannot change with --init-from \(to dot\)",
+    ):
+        regard.train(other, PAIRS, DEV, init_from=complete)
+
+
+def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    config = _config(tmp_path / "a", learning_rate=1e30, max_updates=20)
+    with pytest.raises(
+        regard.ConfigError, match=r"(infinite or NaN|the loss became).*; train again with a lower"
+    ):
+        regard.train(config, PAIRS, DEV)
