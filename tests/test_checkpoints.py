@@ -199,7 +199,10 @@ def test_damaged_weights_are_refused(damage: str, complete: Path, tmp_path: Path
             tensors[name][0, 0] = torch.nan
         save_file(tensors, weights)
         message = f"{name} (is torch.int64 instead of|has values that are not finite)"
-    with pytest.raises(regard.FolderError, match=f"model.safetensors is damaged .{message}"):
+    with pytest.raises(
+        regard.FolderError,
+        match=rf"model\.safetensors is damaged or does not fit config\.json \({message}",
+    ):
         regard.Translator.load(tmp_path)
 
 

@@ -457,7 +457,7 @@ def test_train_writes_a_folder_with_card_settings_and_metrics(folders: Folders) 
     settings = read_settings(Path(folders.model))
     assert settings["model"]["attention"] == "dot"
     assert settings["model"]["encoder_dim"] == 16
-    assert settings["format"] == 2
+    assert settings["format"] == 3
 
 
 def test_train_reports_on_standard_error(regard: Command, tmp_path: Path) -> None:

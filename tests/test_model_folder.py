@@ -69,7 +69,7 @@ def test_a_folder_has_these_files_and_states_its_versions(folder: Path) -> None:
     names = ["config.json", "model.safetensors", "source.json", "target.json"]
     assert sorted(os.listdir(folder)) == names
     config = json.loads((folder / "config.json").read_text())
-    assert config["format"] == FORMAT == 2
+    assert config["format"] == FORMAT == 3
     assert config["regard"] == regard.__version__
     assert config["model"]["embedding_dim"] == 4
 
@@ -119,7 +119,7 @@ def test_invalid_settings_are_reported_as_damage(
 
 def test_a_newer_format_is_refused(folder: Path) -> None:
     values = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**values, "format": 3, "regard": "9.9"}))
+    (folder / "config.json").write_text(json.dumps({**values, "format": 4, "regard": "9.9"}))
     with pytest.raises(
         FolderError, match=r"written by a newer regard \(9\.9\); upgrade to read it"
     ):
@@ -143,7 +143,9 @@ def test_weights_of_another_model_are_refused(folder: Path, tmp_path: Path) -> N
     other_folder = tmp_path / "other"
     make(other_folder, encoder_dim=7)
     (other_folder / "model.safetensors").replace(folder / "model.safetensors")
-    with pytest.raises(FolderError, match=r"model\.safetensors does not fit config\.json"):
+    with pytest.raises(
+        FolderError, match=r"model\.safetensors is damaged or does not fit config\.json"
+    ):
         model_folder.load(folder)
 
 

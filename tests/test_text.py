@@ -248,7 +248,7 @@ def test_json_and_pickle_give_the_same_tokenizer(unit: Unit) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"format": 3},
+        {"format": 4},
         {"unit": "auto"},
         {"unit": ["bpe"]},
         {"unit": "unigram"},
@@ -280,7 +280,7 @@ def test_malformed_json_is_refused(text: str) -> None:
 
 
 def test_a_later_format_is_rejected_with_its_number() -> None:
-    with pytest.raises(FolderError, match="format 9, this version of regard reads up to 2"):
+    with pytest.raises(FolderError, match="format 9, this version of regard reads up to 3"):
         Tokenizer.from_json('{"format": 9, "novelty": true}')
 
 

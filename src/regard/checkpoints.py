@@ -44,7 +44,7 @@ def locked(folder: Path) -> Generator[None]:
     Raises:
         ConfigError: another process holds the lock, or the folder cannot be written.
     """
-    path = folder / "checkpoints" / ".lock"
+    path, is_new = folder / "checkpoints" / ".lock", not folder.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(path)
@@ -63,6 +63,8 @@ def locked(folder: Path) -> Generator[None]:
         if [*path.parent.iterdir()] == [path]:  # nothing was saved: leave no trace
             path.unlink()
             path.parent.rmdir()
+            if is_new and not any(folder.iterdir()):
+                folder.rmdir()
         lock.release()
 
 

@@ -155,7 +155,9 @@ def load(folder: str | Path) -> TrainedModel:
             raise ValueError("the checksum differs")
         load_tensors(model, migrations.convert_tensors(tensors))
     except (SafetensorError, ValueError, OSError) as error:
-        raise FolderError(f"{weights} is damaged ({error}); train again") from None
+        raise FolderError(
+            f"{weights} is damaged or does not fit config.json ({error}); train again"
+        ) from None
     model.eval()
     return trained
 
