@@ -10,6 +10,7 @@ import pickle
 import shutil
 import string
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from regard.cli.parser import Parser, add_settings
 from regard.config import GROUPS, Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
 from regard.errors import ConfigError, DataError, FolderError, RegardError, is_utf8
 from regard.files import read_lines, require_empty_folder
-from regard.text import Tokenizer
+from regard.text import Tokenizer, unknown_tokens_message
 from regard.text.normalization import normalize
 from regard.translator import Translator
 from test_model_folder import Trap, make
@@ -221,6 +222,7 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(
         ("model: *a", 2, "undefined alias"),
         ("model: !!python/object/apply:os.mkdir [pwned]", 2, "could not determine a constructor"),
         (b"out: \xe9\xff", 1, "c.yaml, line 1: not UTF-8 (byte 6 of the line)"),
+        (gzip.compress(b"model: {}"), 1, "c.yaml, line 1: not UTF-8 (byte 2 of the line)"),
         (b"model: \x00", 2, "characters are not allowed"),
         ("training: {weight_decay: .nan}", 1, "weight_decay must be at least 0, got nan"),
         ("training: {learning_rate: .inf}", 1, "learning_rate must be at most"),
@@ -278,6 +280,17 @@ def test_a_file_larger_than_memory_is_reported(
     monkeypatch.setattr(gzip, "decompress", decompress)
     with pytest.raises(DataError, match=r"bomb\.gz: there is not enough memory"):
         read_lines(tmp_path / "bomb.gz")
+
+
+def test_messages_quote_no_endless_words(sentence: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = unknown_tokens_message(Counter({"x" * 100_000: 2, "x" * 100_001: 1, "y": 1}))
+    assert message == f"tokens not in the vocabulary: 4 ('{'x' * 50}…' 3x, 'y' 1x)"
+
+    def fail(arguments: list[str]) -> None:
+        raise DataError("x" * 100_000)
+
+    monkeypatch.setattr("regard.cli.data.run", fail)
+    assert sentence("data") == f"regard data: {'x' * 2000} …"
 
 
 def test_gold_links_must_lie_inside_their_texts() -> None:

@@ -31,6 +31,9 @@ COMMANDS: dict[str, str] = {
 }
 """Every command and what it does; `run` of the module of the same name executes it."""
 
+_LONGEST = 2000
+"""Characters of a message; it may quote a line of a file."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status.
@@ -55,7 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with contextlib.suppress(OSError):
             if "--debug" in arguments:
                 traceback.print_exc()
-            print(f"{' '.join(command)}: {sentence}", file=sys.stderr)
+            shown = sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]} …"
+            print(f"{' '.join(command)}: {shown}", file=sys.stderr)
         _discard_output()
         return 1
 

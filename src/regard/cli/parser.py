@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader, set_
 from regard.cli.help import HelpFormatter, value_name
 from regard.config import GROUPS
 from regard.errors import ConfigError, nearest
-from regard.files import read_lines
+from regard.files import decode_lines
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -266,10 +266,10 @@ def find_recipe(name: str) -> Path:
 
     Raises:
         ConfigError: neither a recipe nor a file has this name.
-        DataError: the file cannot be read or is not UTF-8.
+        DataError: the file is not UTF-8.
     """
     if Path(name).is_file():
-        read_lines(name)
+        decode_lines(Path(name).read_bytes(), name)
         return Path(name)
     files = sorted((Path(__file__).parent.parent / "recipes").glob("*.yaml"))
     recipes = {path.stem: path for path in files}

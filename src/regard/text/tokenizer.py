@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     import tokenizers
 
 
+_LONGEST_EXAMPLE = 50
+"""Characters of a token that a message shows."""
+
+
 class Encoding(NamedTuple):
     """One text as the model reads it, without BOS and EOS; ids and tokens are equally long."""
 
@@ -320,7 +324,8 @@ def unknown_tokens_message(tokens: Counter[str]) -> str:
     """Return a message with the number of unknown tokens and the most frequent of them."""
     displayed: Counter[str] = Counter()
     for token, count in tokens.items():
-        displayed[display_token(token)] += count
+        text = display_token(token)
+        displayed[text if len(text) <= _LONGEST_EXAMPLE else text[:_LONGEST_EXAMPLE] + "…"] += count
     examples = ", ".join(f"{token!r} {count}x" for token, count in displayed.most_common(5))
     more = ", …" if len(displayed) > 5 else ""
     return f"tokens not in the vocabulary: {tokens.total():,} ({examples}{more})"
