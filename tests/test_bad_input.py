@@ -30,6 +30,7 @@ from regard.cli.parser import Parser, add_settings
 from regard.config import GROUPS, Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
 from regard.errors import ConfigError, DataError, FolderError, RegardError, is_utf8
 from regard.files import read_lines, require_empty_folder
+from regard.pairs import to_pairs
 from regard.text import Tokenizer, unknown_tokens_message
 from regard.text.normalization import normalize
 from regard.translator import Translator
@@ -282,6 +283,12 @@ def test_a_file_larger_than_memory_is_reported(
         read_lines(tmp_path / "bomb.gz")
 
 
+@pytest.mark.parametrize("pairs", [[("a",)], "ab", [("a", "b"), ("a", "b", "c", "d")], [""]])
+def test_pairs_have_two_or_three_fields(pairs: Any) -> None:
+    with pytest.raises(DataError, match=r"expected \(source, target\) or .* as pair [12], got"):
+        to_pairs(pairs)
+
+
 def test_messages_quote_no_endless_words(sentence: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     message = unknown_tokens_message(Counter({"x" * 100_000: 2, "x" * 100_001: 1, "y": 1}))
     assert message == f"tokens not in the vocabulary: 4 ('{'x' * 50}…' 3x, 'y' 1x)"
@@ -340,7 +347,7 @@ def test_impossible_values_of_a_folder_are_reported(
     assert message in line
 
 
-@pytest.mark.parametrize("name", ["config.json", "source.json", "target.json"])
+@pytest.mark.parametrize("name", ["config.json", "source.json", "target.json", "model.safetensors"])
 def test_nested_documents_and_directories_are_reported(
     sentence: Call, copied: Path, name: str
 ) -> None:
@@ -489,7 +496,7 @@ def test_random_settings_exit_with_1_or_2(
 
 
 @pytest.mark.soak
-@settings(ANY_CASE, max_examples=2000)
+@settings(ANY_CASE, max_examples=800)
 @given(content=CONTENT)
 def test_many_random_settings_exit_with_1_or_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes

@@ -102,8 +102,20 @@ def read_pairs(path: str, features_column: int | None = None) -> ParsedPairs:
 
 
 def to_pairs(items: Iterable[PairLike]) -> list[Pair]:
-    """Return tuples of two or three fields as pairs."""
-    return [Pair(item[0], item[1], item[2] if len(item) == 3 else None) for item in items]
+    """Return tuples of two or three fields as pairs.
+
+    Raises:
+        DataError: an item has another number of fields.
+    """
+    pairs: list[Pair] = []
+    for number, item in enumerate(items, start=1):
+        if isinstance(item, str) or len(item) not in (2, 3):
+            raise DataError(
+                f"expected (source, target) or (source, target, features) as pair {number:,}, got "
+                f"{item!r}"
+            )
+        pairs.append(Pair(item[0], item[1], item[2] if len(item) == 3 else None))
+    return pairs
 
 
 def pairs_from(items: Sequence[PairLike], name: str = "pairs") -> ParsedPairs:
