@@ -172,7 +172,12 @@ def test_incompatible_attention_settings_raise(settings: dict[str, Any], message
 def test_an_unknown_argument_gets_the_nearest_setting() -> None:
     with pytest.raises(ConfigError, match=r"training\.max_minuts; did you mean max_minutes\?"):
         TrainingConfig(max_minuts=1)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match=r"unknown setting attention; known: data, device, model"):
+    with pytest.raises(
+        ConfigError,
+        match=r"unknown setting max_minuts; did you mean max_minutes in training=\{…\}\?",
+    ):
+        Config(max_minuts=1)  # type: ignore[call-arg]
+    with pytest.raises(ConfigError, match=r"setting attention; did you mean attention in model="):
         Config(attention="dot")  # type: ignore[call-arg]
     assert str(inspect.signature(TextConfig)).startswith("(*, unit: ")
 

@@ -118,6 +118,16 @@ for item in (3, None, float("nan"), ["a", "b"], b"a"):
         to_list(["a", item])
     except regard.DataError as error:
         print(error)
+for texts in (5, None):
+    try:
+        to_list(texts)
+    except regard.DataError as error:
+        print(error)
+for pairs in (["ab", "cd"], [("a",)], {"es": "en"}):
+    try:
+        regard.fit(pairs)
+    except regard.DataError as error:
+        print(error)
 try:
     regard.train([("a", "b")])
 except regard.ConfigError as error:
@@ -129,8 +139,27 @@ except regard.ConfigError as error:
     for line, item in zip(lines, ["3", "None", "nan", "['a', 'b']", "b'a'"], strict=False):
         assert line.startswith("expected a string or a pair (source, features) as text 1 (counted ")
         assert line.endswith(f"got {item}")
-    assert lines[5] == (
+    assert lines[5:7] == [f"expected a string or several, got {x}" for x in ("5", "None")]
+    for line, item in zip(lines[7:10], ["'ab'", "('a',)", "'es'"], strict=True):
+        assert line.startswith("expected (source, target) or (source, target, features) as pair 1, ")
+        assert f"got {item}; of a DataFrame, pass" in line
+    assert lines[10] == (
         "train takes a Config first, got a list; regard.fit(pairs) trains without one"
+    )
+
+
+def test_a_prefix_outside_the_vocabulary_is_refused() -> None:
+    translator = _translator()
+    with pytest.raises(
+        regard.ConfigError, match=r"the prefix has tokens .* lacks: zzz; leave them"
+    ):
+        translator.translate("a b", prefix="a zzz")
+    assert translator.align("a b", "a zzz").tokens == ["a", "zzz"]
+
+
+def test_repr_of_a_translator_is_one_line() -> None:
+    assert repr(_translator()) == (
+        "Translator(rnn, attention=additive, source=10 tokens, target=10 tokens, device=cpu)"
     )
 
 

@@ -5,6 +5,7 @@ import PyTorch, so that `regard --help` is fast.
 """
 
 import dataclasses
+import difflib
 import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, dataclass_transform
@@ -42,7 +43,8 @@ def _settings(group: str) -> Callable[[type[_T]], type[_T]]:
             for name in values:
                 if name not in known:
                     where = f"{group}.{name}" if group else name
-                    hint = nearest(name, known) or f"; known: {', '.join(sorted(known))}"
+                    hint = nearest(name, known) or ("" if group else _nearest_in_groups(name))
+                    hint = hint or f"; known: {', '.join(sorted(known))}"
                     raise ConfigError(f"unknown setting {where}{hint}")
             initialize(self, **values)
             object.__setattr__(self, "given", frozenset(values))
@@ -321,6 +323,15 @@ GROUPS: dict[str, Any] = {
     if dataclasses.is_dataclass(field.type)
 }
 """Groups of settings and their dataclasses."""
+
+
+def _nearest_in_groups(name: str) -> str:
+    """Return a hint at the setting of a group that resembles a name outside the groups."""
+    fields = {
+        field.name: group for group, cls in GROUPS.items() for field in dataclasses.fields(cls)
+    }
+    matches = difflib.get_close_matches(name, fields, n=1)
+    return "".join(f"; did you mean {match} in {fields[match]}={{…}}?" for match in matches)
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:

@@ -47,6 +47,12 @@ def curves(
         for entry in history
         if name in entry
     ]  # fmt: skip
+    without = [names[folder] for folder, history in histories.items() if name not in history[0]]
+    if without:
+        raise ConfigError(
+            f"{', '.join(without)} has no metric {name}; leave it out, or choose a metric that all "
+            "runs have, such as dev_loss"
+        )
     label = METRICS[name].label if name in METRICS else name.replace("_", " ")
     title = label[0].upper() + label[1:] if label.islower() else label
     return LineChart(points, _AXES[by], label, title=f"{title} during training")

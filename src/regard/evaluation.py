@@ -52,7 +52,7 @@ def evaluate(
     lowercase: bool = False,
     on_progress: Callable[[int], None] | None = None,
 ) -> Report:
-    """Translate every distinct source once and compare the output with all of its targets.
+    """Translate every distinct source once and compare the output with all targets of that source.
 
     Args:
         translator: the model to evaluate.

@@ -112,7 +112,7 @@ def to_pairs(items: Iterable[PairLike]) -> list[Pair]:
         if isinstance(item, str) or len(item) not in (2, 3):
             raise DataError(
                 f"expected (source, target) or (source, target, features) as pair {number:,}, got "
-                f"{item!r}"
+                f"{item!r}; of a DataFrame, pass zip(frame['source'], frame['target'])"
             )
         pairs.append(Pair(item[0], item[1], item[2] if len(item) == 3 else None))
     return pairs

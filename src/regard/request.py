@@ -16,7 +16,14 @@ from regard.errors import ConfigError
 from regard.model_folder import TrainedModel
 from regard.models import Seq2Seq
 from regard.search import SearchConstraints
-from regard.text import EOS, Encoding, SourceLike, Tokenizer, format_source, split_source
+from regard.text import (
+    EOS,
+    Encoding,
+    SourceLike,
+    Tokenizer,
+    format_source,
+    split_source,
+)
 
 Pins = Mapping[int, Mapping[int, float]]
 """Attention weights to impose: {step: {source token: weight}}, both counted from 0."""
@@ -115,15 +122,24 @@ def prepare(
     prefix: str | Sequence[TextOrTokens] | None = None,
     pin: Pins | Sequence[Pins] | None = None,
     ablate_heads: Sequence[tuple[int, int]] = (),
+    *,
+    forced: bool = False,
 ) -> PreparedRequest:
-    """Check and tokenise texts and interventions.
+    """Check and tokenise texts and interventions; with `forced`, prefixes are whole targets.
 
     Raises:
-        ConfigError: an intervention does not fit the model or the text.
+        ConfigError: an intervention cannot be applied to the model or the text.
     """
     pins: list[Pins] = _one_each(pin or {}, texts, "pin")
     _check_interventions(trained, any(pins), ablate_heads)
-    prefixes = _encode_targets(trained.target, _one_each(prefix or "", texts, "prefix"))
+    given: list[TextOrTokens] = _one_each(prefix or "", texts, "prefix")
+    prefixes = _encode_targets(trained.target, given)
+    for text, encoding in zip(given, prefixes, strict=True):
+        if isinstance(text, str) and encoding.unknown and not forced:
+            raise ConfigError(
+                "the prefix has tokens that the vocabulary of the model lacks: "
+                f"{', '.join(encoding.unknown)}; leave them out"
+            )
     longest = trained.metadata.get("max_target_length", 100)
     sources: list[Source] = []
     encodings = trained.source.encode_batch(texts)

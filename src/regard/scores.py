@@ -47,7 +47,7 @@ class Score(nn.Module, ABC):
         """Return the scores of projected queries with projected keys."""
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise a ShapeError that names both shapes if their widths do not fit this score."""
+        """Raise a ShapeError that names both shapes if this score cannot compare rows of their widths."""
         if self.widths is not None and (query.shape[-1], key.shape[-1]) != self.widths:
             raise ShapeError(
                 f"{type(self).__name__} expects queries of width {self.widths[0]} and keys of width "
@@ -62,7 +62,7 @@ class Score(nn.Module, ABC):
         """Return the scores of every query with every key, (B, L, T).
 
         Raises:
-            ShapeError: the ranks, batch sizes or widths do not fit.
+            ShapeError: the ranks, batch sizes or widths are incompatible.
         """
         check_pair(query, key)
         self.check(query, key)

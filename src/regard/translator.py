@@ -44,7 +44,7 @@ class Options(ForcedOptions, total=False):
     top_logprobs: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Translator:
     """A trained model with its tokenizers, on one device.
 
@@ -53,6 +53,13 @@ class Translator:
 
     trained: model_folder.TrainedModel
     device: torch.device
+
+    def __repr__(self) -> str:
+        """Return the model's architecture and size on one line."""
+        settings = self.trained.config.model.resolved()
+        parts = [settings.kind, f"attention={settings.attention}"]
+        parts += [f"{name}={len(getattr(self, name))} tokens" for name in ("source", "target")]
+        return f"Translator({', '.join(parts)}, device={self.device.type})"
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "auto") -> "Translator":
@@ -237,7 +244,7 @@ class Translator:
             raise DataError(
                 f"expected one target per text, got {len(sources)} and {len(references)}"
             )
-        request = prepare(self.trained, sources, references)
+        request = prepare(self.trained, sources, references, forced=True)
 
         def decode(batch: PreparedRequest, memory: Memory) -> list[list[Hypothesis]]:
             ids, decoder = [row.prefix.ids for row in batch.sources], self.trained.model.decoder
@@ -334,6 +341,8 @@ def to_list(texts: str | Iterable[SourceLike]) -> list[SourceLike]:
     Raises:
         DataError: an item is no text.
     """
+    if not isinstance(texts, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DataError(f"expected a string or several, got {texts!r}")
     items: list[Any] = [texts] if isinstance(texts, str) else list(texts)
     for index, item in enumerate(items):
         if not isinstance(item, str | tuple):

@@ -45,14 +45,15 @@ class Attention(nn.Module):
     Args:
         score: the name of a score, a score of this package, or any module with
             `forward(query, key) -> (B, L, T)`.
-        normalizer: `softmax` (weights of a row sum to 1), `sparsemax` (Martins and Astudillo 2016,
-            arXiv:1602.02068) and `entmax15` (Peters et al. 2019, arXiv:1905.05702), whose weights
-            also sum to 1 and are exactly 0 for low scores, or `none` (scores are the weights).
+        normalizer: `softmax`, whose weights sum to 1; `sparsemax` (Martins and Astudillo 2016,
+            arXiv:1602.02068) or `entmax15` (Peters et al. 2019, arXiv:1905.05702), whose weights
+            also sum to 1 and are exactly 0 for low scores; or `none`, which uses the scores as
+            weights.
         dropout: probability of dropping a weight in training; the others are scaled up (default 0).
         query_dim, key_dim, hidden_dim, **options: arguments of `make_score` for a name.
 
     An inner-product score with softmax runs on `scaled_dot_product_attention` unless weights are
-    requested; a pairwise score runs in bounded memory, forward and backward.
+    requested; the additive and concat scores are computed in bounded memory, forward and backward.
 
     Raises:
         ConfigError: the name, the normaliser or an option is unknown, a width is missing, or the
@@ -114,16 +115,16 @@ class Attention(nn.Module):
             need_weights: return the weights too.
 
         Returns:
-            The context (B, L, Dv), and the weights (B, L, T) or None. A query that may attend to
-            nothing gets a zero context, zero weights and zero gradients. The content of padding has
-            no effect, forward or backward, NaN and infinities included. If an `attn_mask` is given
-            and a key or value with NaN or infinities is masked for some queries only, the result
-            of the other queries is NaN when the score is pairwise or weights are returned.
-            Otherwise PyTorch's operator computes the result and propagates the NaN to every query
-            of the batch item.
+            The context (B, L, Dv), and the weights (B, L, T) or None. A query whose keys are all
+            masked gets a zero context, zero weights and zero gradients. The content of padding has
+            no effect, forward or backward, NaN and infinities included. If `attn_mask` masks
+            a key or value that contains NaN or infinities for only some of the queries, the other
+            queries get NaN, provided that the score is additive or concat, or that weights are
+            requested. Otherwise PyTorch's operator computes the result and propagates the NaN to
+            every query of the batch item.
 
         Raises:
-            ShapeError: shapes or dtypes do not fit; the message names them.
+            ShapeError: the shapes or dtypes are incompatible; the message names them.
         """
         if query.dim() == key.dim() == 2:
             return unbatched(
@@ -175,7 +176,7 @@ class Attention(nn.Module):
     def prepare_keys(
         self, keys: Float[Tensor, "*n T E"]
     ) -> Float[Tensor, "*n T E"] | additive.AdditiveKeys:
-        """Prepare keys from `project_key` for many calls of `attend`."""
+        """Prepare keys from `project_key` for repeated calls to `attend`."""
         return additive.prepare_keys(keys) if isinstance(self.score, PairwiseScore) else keys
 
     def attend(
@@ -189,8 +190,8 @@ class Attention(nn.Module):
     ) -> AttentionOutput:
         """Score, normalise and sum the values, with one boolean mask (True = masked).
 
-        Keys come from `project_key`, or from `prepare_keys` where many calls share them. Rows may
-        have a head axis: (B, H, L, Dq), (B, H, T, E), (B, H, T, Dv).
+        Keys come from `project_key`, or from `prepare_keys` where many calls share them. The
+        inputs may have a head axis: (B, H, L, Dq), (B, H, T, E), (B, H, T, Dv).
         """
         score, dropout = self.score, self.dropout if self.training else 0.0
         if isinstance(score, PairwiseScore):

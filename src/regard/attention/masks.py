@@ -38,7 +38,7 @@ def resolve_masks(
     """Check the masks of a call with `length` queries and combine them.
 
     Raises:
-        ShapeError: shapes or dtypes do not fit; the message names them.
+        ShapeError: the shapes or dtypes are incompatible; the message names them.
     """
     padding, padding_bias = _split_padding(key, key_padding_mask, key_lengths, heads)
     masked, bias = _split_mask(attn_mask, key, length, heads)

@@ -64,7 +64,7 @@ class MultiHeadAttention(nn.Module):
     `torch.nn.MultiheadAttention`, whose arguments, masks and `load_state_dict` it accepts.
     Differences: `score` is the third positional argument, `batch_first` is always True, and
     `need_weights` and `average_attn_weights` are False by default. Weights are returned before
-    dropout. For a query that may attend to nothing the weights are 0 and the output is the bias of
+    dropout. For a query whose keys are all masked, the weights are 0 and the output is the bias of
     the output projection; PyTorch's layer gives NaN.
 
     It can replace `self_attn` and `multihead_attn` of `torch.nn.TransformerEncoderLayer` and
@@ -73,8 +73,8 @@ class MultiHeadAttention(nn.Module):
     `torch.nn.TransformerEncoder`, which otherwise warns of this.
 
     Raises:
-        ConfigError: the widths, the number of heads, the score or the positions do not fit, or an
-            option has a value other than the one it always has.
+        ConfigError: the widths, the number of heads, the score or the positions are incompatible, or
+            an option has a value other than the one it always has.
         ShapeError: the score expects rows of a width other than D / H.
     """
 
@@ -196,7 +196,8 @@ class MultiHeadAttention(nn.Module):
             None. Masks act as in `Attention`.
 
         Raises:
-            ShapeError: shapes or dtypes do not fit, or a tensor is nested; the message names them.
+            ShapeError: the shapes or dtypes are incompatible, or a tensor is nested; the message names
+                them.
         """
         if query.dim() == key.dim() == 2:
             return unbatched(

@@ -4,7 +4,7 @@ import html
 import math
 from collections.abc import Sequence
 
-_SMALL = "color:#5b6773;font-size:13px;margin:2px 0"
+_SMALL = "opacity:0.8;font-size:13px;margin:2px 0"
 
 
 def output_html(

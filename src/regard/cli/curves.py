@@ -11,7 +11,8 @@ def run(arguments: list[str]) -> None:
 
     chart = curves(args.folders, args.metric, args.by)
     chart.save(args.out)
-    print(f"{chart.y_title} of {len(chart.series)} runs, drawn in {args.out}")
+    runs = len(chart.series)
+    print(f"{chart.y_title} of {runs} {'run' if runs == 1 else 'runs'}, drawn in {args.out}")
 
 
 def make_parser() -> Parser:

@@ -39,7 +39,7 @@ def run(arguments: list[str]) -> None:
     translator = load_translator(args.folder, args.device)
     _require_attention(translator, args)
     reads_features = translator.source.features is not None
-    truncated = without_features = 0
+    truncated = without_features = too_short = 0
     unknown = Counter[str]()
     shard = _shard(args)
     with (
@@ -50,6 +50,7 @@ def run(arguments: list[str]) -> None:
         for number, (_, features), outputs in _translate(translator, args, shard, pins, heads):
             best = outputs[0]
             truncated += not best.complete
+            too_short += bool(pins) and max(pins) > len(best.tokens)
             without_features += reads_features and bool(best.tokens) and features is None
             unknown.update(best.unknown)
             for rank, output in enumerate(outputs, start=1):
@@ -64,6 +65,7 @@ def run(arguments: list[str]) -> None:
                     _print_heatmap(output)
     for count, message in (
         (truncated, f"{truncated:,} outputs truncated at their length limit"),
+        (too_short, f"{too_short:,} outputs end before a step of --pin, which had no effect there"),
         (without_features, f"{without_features:,} lines without features (TAB)"),
         (unknown, f"source {unknown_tokens_message(unknown)}"),
     ):

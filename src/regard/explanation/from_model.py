@@ -70,7 +70,7 @@ def explain_step(
     labels = [
         f"{display_token(token)}({position})" for position, token in enumerate(output.source_tokens)
     ]
-    request = prepare(translator.trained, [text], [output.tokens])
+    request = prepare(translator.trained, [text], [output.tokens], forced=True)
     tokens = torch.tensor([[BOS, *request.sources[0].prefix.ids]])
     with torch.inference_mode():
         memory = request.encode(translator.trained.model, translator.device)

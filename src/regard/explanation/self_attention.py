@@ -47,7 +47,7 @@ def layer_weights(
     Raises:
         ConfigError: there is no such layer or head.
     """
-    request = prepare(translator.trained, [text], [target], ablate_heads=ablate_heads)
+    request = prepare(translator.trained, [text], [target], ablate_heads=ablate_heads, forced=True)
     model, device, (source,) = translator.trained.model, translator.device, request.sources
     encoder = decoder = cross = None
     if isinstance(model.encoder, TransformerEncoder):

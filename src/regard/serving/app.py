@@ -234,7 +234,9 @@ def _check_target(request: ExplainRequest | SelfAttentionRequest, batcher: Batch
     """Reject a request that breaks a limit; return the model that it names."""
     translator, limits = _translator(batcher, request.model), batcher.limits
     limits.check_text(request.strings)
-    (prepared,) = prepare(translator.trained, [request.source], [request.target]).sources
+    (prepared,) = prepare(
+        translator.trained, [request.source], [request.target], forced=True
+    ).sources
     for tokens in (prepared.encoding.tokens, prepared.prefix.tokens):
         limits.check_length(len(tokens) + 1)
     return translator
@@ -304,7 +306,8 @@ _TOP_LOGPROBS = 8  # of the translations that the page contains
 
 def _suggestions(translators: Sequence[Translator], settings: Settings) -> list[str]:
     """Return the text that the page shows first, and others to try."""
-    examples: list[str] = translators[0].trained.metadata.get("examples", [])
+    by_model = (translator.trained.metadata.get("examples") for translator in translators)
+    examples: list[str] = next(filter(None, by_model), [])
     first = examples[:1] or [""] if settings.example is None else [settings.example]
     return [*first, *(text for text in examples if text not in first)]
 

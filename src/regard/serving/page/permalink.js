@@ -4,7 +4,7 @@ import { noInterventions } from "./interventions.js";
 // `state`: text, beamSize, nBest, step (from 0), views [{interventions, layer, head, rank}].
 export function toHash(state) {
   const parameters = new URLSearchParams({ text: state.text, beam: state.beamSize, outputs: state.nBest });
-  if (state.step) parameters.set("step", state.step + 1);
+  if (state.step) parameters.set("step", state.step);
   state.views.forEach(({ interventions: { pins, prefix, ablated }, layer, head, rank }, number) => {
     const set = (name, value) => parameters.set(number ? `${name}${number + 1}` : name, value);
     if (prefix.length) set("prefix", JSON.stringify(prefix));
@@ -34,7 +34,7 @@ export function fromHash(hash, models) {
       layer, head, rank: Math.max(0, number(name("rank")) - 1),
     };
   });
-  return { text: parameters.get("text"), beamSize: number("beam"), nBest: number("outputs"), step: Math.max(0, number("step") - 1), views };
+  return { text: parameters.get("text"), beamSize: number("beam"), nBest: number("outputs"), step: Math.max(0, number("step")), views };
 }
 
 function parsed(value) {
