@@ -141,7 +141,9 @@ except regard.ConfigError as error:
         assert line.endswith(f"got {item}")
     assert lines[5:7] == [f"expected a string or several, got {x}" for x in ("5", "None")]
     for line, item in zip(lines[7:10], ["'ab'", "('a',)", "'es'"], strict=True):
-        assert line.startswith("expected (source, target) or (source, target, features) as pair 1, ")
+        assert line.startswith(
+            "expected (source, target) or (source, target, features) as pair 1, "
+        )
         assert f"got {item}; of a DataFrame, pass" in line
     assert lines[10] == (
         "train takes a Config first, got a list; regard.fit(pairs) trains without one"
