@@ -3,7 +3,7 @@
 Hypotheses carry the attention weights of their steps, so every output of a search has its attention.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.attention import Intervention, Memory
 from regard.batching import pad
-from regard.decoders import Decoder
+from regard.decoders import Decoder, Step
 from regard.errors import ConfigError
 from regard.kernels.weighted_sum import to_compute_dtype
 from regard.text import BOS, EOS, PAD
@@ -151,9 +151,7 @@ def beam_search(
     while len(items):
         length = len(history)
         intervention = None if constraints is None else constraints.intervention(length, items)
-        # Omitted when unused: custom decoders may not accept it
-        optional = () if intervention is None else (intervention,)
-        step = decoder.step(tokens.flatten(), state, *optional)
+        step = _step(decoder, tokens, state, intervention)
         totals = _continuations(step.log_probs, log_probs, limits[items] == length)
         if constraints is not None:
             constraints.force(totals, length, items)
@@ -164,22 +162,16 @@ def beam_search(
         top = step.log_probs.topk(min(top_logprobs, step.log_probs.shape[1]))
         history.append(_BeamStep(items, beam.parents, beam.tokens, step.weights, *top))
         active = ~finished.done(items, beam.log_probs.amax(1)) & (limits[items] > length)
+        remaining = None if bool(active.all()) else active.nonzero()[:, 0]
         first_rows = torch.arange(len(items), device=items.device)[:, None] * log_probs.shape[1]
-        rows, remaining = first_rows + beam.parents, None
+        rows = first_rows + beam.parents
         log_probs, _, tokens = beam
-        if not bool(active.all()):
-            remaining = active.nonzero()[:, 0]
+        if remaining is not None:
             items, rows, log_probs, tokens = (
                 tensor[remaining] for tensor in (items, rows, log_probs, tokens)
             )
         state = step.state.select(rows.flatten(), remaining)
-    outputs = finished.trace(history, None if trees is None else trees.nodes)
-    if not all(outputs):
-        raise ConfigError(
-            "the log-probabilities of the decoder are infinite or NaN; train again with a lower "
-            "training.learning_rate, or from weights that are finite"
-        )
-    return outputs
+    return finished.trace(history, None if trees is None else trees.nodes)
 
 
 @torch.inference_mode()
@@ -203,6 +195,15 @@ def forced_decode(
         Hypothesis(target, score, None if weights is None else weights[row, : len(target)], True)
         for row, (target, score) in enumerate(zip(targets, scores.tolist(), strict=True))
     ]
+
+
+def _step(
+    decoder: Decoder, tokens: Int[Tensor, "A K"], state: Any, intervention: Intervention | None
+) -> Step:
+    """Compute one step of all hypotheses; a decoder without interventions need not accept them."""
+    if intervention is None:
+        return decoder.step(tokens.flatten(), state)
+    return decoder.step(tokens.flatten(), state, intervention)
 
 
 class _BeamStep(NamedTuple):
@@ -297,7 +298,16 @@ class _FinishedHypotheses:
     def trace(
         self, history: list[_BeamStep], trees: list[list[SearchNode]] | None
     ) -> list[list[Hypothesis]]:
-        """Trace the finished hypotheses back through the steps."""
+        """Trace the finished hypotheses back through the steps.
+
+        Raises:
+            ConfigError: no output of a source has a finite log-probability.
+        """
+        if not bool(self.scores[:, 0].isfinite().all()):
+            raise ConfigError(
+                "the log-probabilities of the decoder are infinite or NaN; train again with a lower "
+                "training.learning_rate, or from weights that are finite"
+            )
         columns = [
             tensor.tolist() for tensor in (self.limits, self.scores, self.lengths, self.beams)
         ]

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.decoders import AttentionInputs
+from regard.decoders import AttentionInputs, Decoder
 from regard.errors import ConfigError
 from regard.explanation.worked_example import Explanation, explain
 from regard.request import TextOrTokens, prepare
@@ -59,13 +59,8 @@ def explain_step(
             f"--step must be from 0 to {len(output.tokens) - 1} for this output (steps are counted "
             f"from 0), got {step}"
         )
-    layers, heads = decoder.attention_layers, decoder.attention_heads
     number = translator.attention_layer if layer is None else layer
-    if not (0 <= number < layers and 0 <= head < heads):
-        raise ConfigError(
-            f"there is no layer {number}, head {head}: the model has {layers} layers of {heads} "
-            "heads, both counted from 0"
-        )
+    _check_head(decoder, number, head)
     # equal tokens are told apart by their positions
     labels = [
         f"{display_token(token)}({position})" for position, token in enumerate(output.source_tokens)
@@ -77,6 +72,15 @@ def explain_step(
         tokens = tokens[:, : step + 1].to(translator.device)
         inputs = decoder.attention_inputs(memory, tokens, number, head)
         return _explain_last(inputs, head, labels), output
+
+
+def _check_head(decoder: Decoder, layer: int, head: int) -> None:
+    layers, heads = decoder.attention_layers, decoder.attention_heads
+    if not (0 <= layer < layers and 0 <= head < heads):
+        raise ConfigError(
+            f"there is no layer {layer}, head {head}: the model has {layers} layers of {heads} "
+            "heads, both counted from 0"
+        )
 
 
 def _explain_last(inputs: AttentionInputs, head: int, labels: list[str]) -> Explanation:
