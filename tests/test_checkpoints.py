@@ -347,7 +347,7 @@ def test_fine_tuning_refuses_settings_of_another_model(complete: Path, tmp_path:
 
 
 def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
-    config = _config(tmp_path / "a", learning_rate=1e30, max_updates=20)
+    config = _config(tmp_path / "a", learning_rate=1e18, max_updates=20)
     with pytest.raises(
         regard.ConfigError, match=r"(infinite or NaN|the loss became).*; train again with a lower"
     ):
