@@ -346,9 +346,12 @@ def test_fine_tuning_refuses_settings_of_another_model(complete: Path, tmp_path:
         regard.train(other, PAIRS, DEV, init_from=complete)
 
 
-def test_values_that_are_not_finite_are_named(tmp_path: Path) -> None:
-    config = _config(tmp_path / "a", learning_rate=1e18, max_updates=20)
+def test_values_that_are_not_finite_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.schedule.Schedule.rate", lambda _: 1e37)
     with pytest.raises(
-        regard.ConfigError, match=r"(infinite or NaN|the loss became).*; train again with a lower"
+        regard.ConfigError,
+        match=r"(the (weights|gradient) of \S+ became infinite or NaN|the loss became (inf|nan)) at update \d; train",
     ):
-        regard.train(config, PAIRS, DEV)
+        regard.train(_config(tmp_path / "a", validate_every=20), PAIRS, DEV)

@@ -141,11 +141,10 @@ def beam_search(
     """
     check_beam_size(beam_size=beam_size, n_best=n_best)
     beams = max(beam_size, n_best)
-    dtype = torch.promote_types(memory.states.dtype, torch.float32)
-    finished = _FinishedHypotheses(limits, n_best, length_penalty, dtype)
+    finished = _FinishedHypotheses(limits, n_best, length_penalty)
     trees = _SearchTrees(len(limits)) if return_tree else None
     items = torch.arange(len(limits), device=limits.device)
-    state, log_probs = decoder.start(memory), limits.new_zeros(len(limits), 1, dtype=dtype)
+    state, log_probs = decoder.start(memory), torch.zeros(len(limits), 1, device=limits.device)
     tokens = torch.full_like(log_probs, BOS, dtype=torch.long)
     history: list[_BeamStep] = []
     while len(items):
@@ -272,12 +271,10 @@ class _SearchTrees:
 class _FinishedHypotheses:
     """The `n_best` finished hypotheses of every source so far."""
 
-    def __init__(
-        self, limits: Tensor, n_best: int, length_penalty: float, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, limits: Tensor, n_best: int, length_penalty: float) -> None:
         shape = (len(limits), n_best)
         self.limits, self.length_penalty = limits, length_penalty
-        self.scores = torch.full(shape, -torch.inf, dtype=dtype, device=limits.device)
+        self.scores = torch.full(shape, -torch.inf, device=limits.device)
         self.beams = torch.zeros(shape, dtype=torch.long, device=limits.device)
         self.lengths = torch.zeros_like(self.beams)
         self.max_divisors = length_normalization(limits.cpu() + 1, length_penalty).to(limits.device)
@@ -285,7 +282,8 @@ class _FinishedHypotheses:
     def add(self, items: Tensor, ended: _Candidates, length: int) -> None:
         """Add the hypotheses that ended after `length` tokens."""
         divisor = float(length_normalization(length + 1, self.length_penalty))
-        scores = torch.cat([self.scores[items], ended.log_probs / divisor], dim=1)
+        scores = (ended.log_probs / divisor).to(self.scores.dtype)  # a model may compute in float64
+        scores = torch.cat([self.scores[items], scores], dim=1)
         self.scores[items], order = scores.topk(self.scores.shape[1])
         lengths = torch.full_like(ended.parents, length)
         for column, new in ((self.lengths, lengths), (self.beams, ended.parents)):
