@@ -92,11 +92,6 @@ def save(folder: str | Path, model: nn.Module, optimizer: Optimizer, state: dict
     shutil.rmtree(Path(folder) / "last", ignore_errors=True)  # of format 2 and before
 
 
-def exists(folder: str | Path) -> bool:
-    """Return whether the folder holds a checkpoint."""
-    return bool(_files(folder)) or (Path(folder) / "last" / "state.json").exists()
-
-
 def load(folder: str | Path) -> tuple[Checkpoint | None, list[str]]:
     """Return the latest checkpoint that is not damaged, None without any, and notes for the user.
 
