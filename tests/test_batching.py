@@ -1,7 +1,6 @@
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,8 +20,8 @@ def numbered(count: int) -> list[Example]:
     return [Example([*[4 + n] * (1 + n % 5), EOS], [4 + n] * (n % 7)) for n in range(count)]
 
 
-def sources(batches: Sequence[torch.Tensor]) -> list[int]:
-    return [int(row[0]) for batch in batches for row in batch]
+def first_ids(batches: Iterable[Sequence[Example]]) -> list[int]:
+    return [example.source[0] for batch in batches for example in batch]
 
 
 @given(sizes=sizes, bound=st.integers(1, 200), seed=st.none() | st.integers(0, 9))
@@ -32,7 +31,7 @@ def test_buckets_hold_every_example_once_within_the_bound(
     batches = bucket(sizes, bound, None if seed is None else random.Random(seed))
     assert sorted(index for batch in batches for index in batch) == list(range(len(sizes)))
     for batch in batches:
-        assert batch
+        assert len(batch)
         widest = max(sizes[i][0] for i in batch) + max(sizes[i][1] for i in batch)
         assert len(batch) == 1 or len(batch) * widest <= bound
 
@@ -42,7 +41,7 @@ def test_examples_of_equal_size_fill_their_batches() -> None:
 
 
 def test_without_a_generator_batches_are_sorted_by_size() -> None:
-    assert bucket([(9, 1), (2, 3), (2, 1)], 1) == [[2], [1], [0]]
+    assert [batch.tolist() for batch in bucket([(9, 1), (2, 3), (2, 1)], 1)] == [[2], [1], [0]]
 
 
 @given(examples=examples.filter(len))
@@ -70,8 +69,9 @@ def test_padding_no_rows_gives_an_empty_tensor() -> None:
 
 @given(count=st.integers(0, 50), bound=st.integers(1, 80), number=st.integers(0, 5))
 def test_an_epoch_holds_every_example_once(count: int, bound: int, number: int) -> None:
-    batches = [batch.source for batch in epoch(numbered(count), bound, 1, number)]
-    assert sorted(sources(batches)) == [4 + n for n in range(count)]
+    assert sorted(first_ids(epoch(numbered(count), bound, 1, number))) == [
+        4 + n for n in range(count)
+    ]
 
 
 @given(seed=st.integers(0, 99), number=st.integers(0, 9), skip=st.integers(0, 30))
@@ -79,14 +79,12 @@ def test_an_epoch_resumes_after_skipped_batches(seed: int, number: int, skip: in
     full_epoch = list(epoch(numbered(40), 40, seed, number))
     resumed = list(epoch(numbered(40), 40, seed, number, skip))
     assert len(resumed) == max(0, len(full_epoch) - skip)
-    for actual, expected in zip(resumed, full_epoch[skip:], strict=True):
-        assert actual.copies is expected.copies is None
-        assert all(torch.equal(a, b) for a, b in zip(actual[:4], expected[:4], strict=True))
+    assert resumed == full_epoch[skip:]
 
 
 def test_the_order_changes_with_the_epoch_and_the_seed() -> None:
     orders = [
-        tuple(sources([batch.source for batch in epoch(numbered(40), 40, seed, number)]))
+        tuple(first_ids(epoch(numbered(40), 40, seed, number)))
         for seed, number in ((1, 0), (1, 1), (2, 0), (1, 11), (11, 1))
     ]
     assert len(set(orders)) == 5

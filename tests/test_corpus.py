@@ -1,12 +1,16 @@
+import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from regard.batching import Example
 from regard.config import Config, DataConfig, TextConfig, TrainingConfig
 from regard.corpus import Corpus, make_corpus, resolve_config
 from regard.errors import ConfigError, DataError
+from regard.pairs import PairLike
 from regard.text import EOS, UNK, Tokenizer, unknown_tokens_message
 
 PAIRS = [("ab", "A B"), ("ba", "B A"), ("aab", "A A B"), ("ab", "A B B")]
@@ -15,7 +19,7 @@ UNITS: dict[str, Any] = {"source": TextConfig(unit="char"), "target": TextConfig
 
 
 def corpus(
-    pairs: list[tuple[str, str]] | None = PAIRS,
+    pairs: Sequence[PairLike] | None = PAIRS,
     dev: list[tuple[str, str]] | None = DEV,
     seed: int = 1,
     **data: Any,
@@ -49,12 +53,14 @@ def test_files_and_lists_give_the_same_corpus(tmp_path: Path) -> None:
 
 
 def test_the_fingerprint_depends_on_the_pairs() -> None:
+    # stored in the checkpoints of earlier versions
+    assert corpus(PAIRS[:3]).fingerprint() == "e40ea14981201fe5"
     assert corpus(PAIRS[:3]).fingerprint() != corpus(PAIRS).fingerprint()
     assert corpus(PAIRS[::-1]).fingerprint() != corpus(PAIRS).fingerprint()
 
 
 def test_training_pairs_are_required() -> None:
-    with pytest.raises(ConfigError, match=r"nothing to train on: give --data\.train F"):
+    with pytest.raises(ConfigError, match=r"nothing to train on: give data\.train"):
         corpus(None)
     with pytest.raises(DataError, match="train holds no pair"):
         corpus([])
@@ -66,7 +72,7 @@ def test_bad_lines_stop_by_default() -> None:
     with pytest.raises(
         DataError,
         match=r"train: 2 of 6 lines cannot be used: line 5 has an empty target; line 6 is empty; "
-        r"correct them, or skip them with --data\.bad_lines skip",
+        r"correct them, or skip them with data\.bad_lines skip",
     ):
         corpus([*PAIRS, ("x", ""), (" ", "")])
     with pytest.raises(DataError, match="dev: 1 of 4 lines"):
@@ -75,7 +81,7 @@ def test_bad_lines_stop_by_default() -> None:
 
 def test_skipped_lines_are_counted_in_the_notes() -> None:
     result = corpus([("x", ""), *PAIRS], bad_lines="skip")
-    assert "train: 1 lines skipped (line 1 has an empty target)" in result.notes
+    assert "train: 1 line skipped (line 1 has an empty target)" in result.notes
     assert len(result.train) == len(PAIRS)
     many = corpus([("x", "")] * 7 + PAIRS, bad_lines="skip")
     (note,) = (note for note in many.notes if "7 lines skipped" in note)
@@ -92,21 +98,21 @@ def test_a_line_that_is_too_long_is_bad(long: tuple[str, str]) -> None:
     side = "source" if len(long[0]) > 1 else "target"
     reason = rf"line 3 has a {side} of 7 tokens, limit 6"
     pairs = [*PAIRS[:2], long, *PAIRS[2:]]
-    with pytest.raises(DataError, match=rf"1 of 5 .*{reason}; raise --data\.max_length"):
+    with pytest.raises(DataError, match=rf"1 of 5 .*{reason}; raise data\.max_length"):
         corpus(pairs, max_length=6)
     result = corpus(pairs, max_length=6, bad_lines="skip")
-    assert f"train: 1 lines skipped ({reason})" in result.notes
+    assert f"train: 1 line skipped ({reason})" in result.notes
     assert len(result.train) == 4
     assert len(corpus(pairs, max_length=7).train) == 5
 
 
 def test_long_lines_are_reported_by_number_after_skipped_lines() -> None:
     result = corpus([("", ""), ("", ""), ("a" * 9, "A"), *PAIRS], max_length=6, bad_lines="skip")
-    assert "train: 1 lines skipped (line 3 has a source of 9 tokens, limit 6)" in result.notes
+    assert "train: 1 line skipped (line 3 has a source of 9 tokens, limit 6)" in result.notes
 
 
 def test_a_corpus_of_long_lines_only_is_an_error() -> None:
-    with pytest.raises(DataError, match=r"every pair is longer than --data\.max_length 1"):
+    with pytest.raises(DataError, match=r"every pair is longer than data\.max_length 1"):
         corpus([("ab", "A")], max_length=1, bad_lines="skip")
 
 
@@ -140,7 +146,7 @@ def test_lines_keep_their_numbers_when_sources_are_held_out(index: int) -> None:
 
 
 def test_one_source_cannot_be_held_out() -> None:
-    with pytest.raises(DataError, match=r"one source only, .*; give --data\.dev F"):
+    with pytest.raises(DataError, match=r"one source only, .*; give data\.dev"):
         corpus([("ab", "A"), ("ab", "B")], None)
 
 
@@ -176,3 +182,20 @@ def test_the_chosen_unit_is_noted_and_resolved() -> None:
 def test_unknown_tokens_are_reported_without_joiners() -> None:
     message = unknown_tokens_message(Counter({"‿.": 2, ".": 1, "‿": 1}))
     assert message == "tokens not in the vocabulary: 4 ('.' 3x, '‿' 1x)"
+
+
+def test_the_note_says_where_the_pairs_are_from() -> None:
+    notes = corpus([("a", "b"), ("c", "d")], [("a", "b")]).notes
+    assert "train: 2 pairs given in memory" in notes
+    assert "dev: 1 pair given in memory" in notes
+
+
+def test_the_fingerprint_depends_on_the_tokens_to_copy() -> None:
+    train = [Example([5], [5], copies=[copy]) for copy in (5, 6)]
+    prints = {dataclasses.replace(corpus(), train=[example]).fingerprint() for example in train}
+    assert len(prints) == 2
+
+
+def test_pairs_in_memory_need_the_features_that_the_settings_name() -> None:
+    with pytest.raises(DataError, match=r"1 of 2 lines .*: line 2 has no column 3 with features"):
+        corpus([("a", "A", "V"), ("b", "B")], features_column=3)

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from regard.config import DataConfig
 from regard.errors import DataError
 from regard.pairs import Pair, pairs_from, read_pairs
 
@@ -79,17 +80,21 @@ def test_features_are_read_from_any_column(tmp_path: Path) -> None:
     last.write_text("run\tran\tV;PST\nsee\tsaw\tV;PST\textra\n", encoding="utf-8")
     middle.write_text("run\tV;PST\tran\n", encoding="utf-8")
     first.write_text("V;PST\trun\tran\n", encoding="utf-8")
-    result = read_pairs(str(last), features_column=3)
+    result = read_pairs(str(last), DataConfig(features_column=3))
     assert result.pairs == [Pair("run", "ran", "V;PST"), Pair("see", "saw", "V;PST")]
     assert result.extra_columns == 1
-    assert read_pairs(str(middle), features_column=2).pairs == [Pair("run", "ran", "V;PST")]
-    assert read_pairs(str(first), features_column=1).pairs == [Pair("run", "ran", "V;PST")]
+    assert read_pairs(str(middle), DataConfig(features_column=2)).pairs == [
+        Pair("run", "ran", "V;PST")
+    ]
+    assert read_pairs(str(first), DataConfig(features_column=1)).pairs == [
+        Pair("run", "ran", "V;PST")
+    ]
 
 
 def test_lines_without_their_features_are_bad(tmp_path: Path) -> None:
     path = tmp_path / "pairs.tsv"
     path.write_text("run\tran\tV\nsee\tsaw\n\n\tx\tV\nsee\t\tV\ngo\tgo\t\n", encoding="utf-8")
-    result = read_pairs(str(path), features_column=3)
+    result = read_pairs(str(path), DataConfig(features_column=3))
     assert result.pairs == [Pair("run", "ran", "V"), Pair("go", "go", "")]
     assert result.numbers == [1, 6]
     assert [tuple(bad) for bad in result.bad] == [
@@ -102,4 +107,4 @@ def test_lines_without_their_features_are_bad(tmp_path: Path) -> None:
 
 def test_parallel_files_have_no_columns(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="parallel files have no columns, so features_column 3"):
-        read_pairs(f"{tmp_path / 'a'},{tmp_path / 'b'}", features_column=3)
+        read_pairs(f"{tmp_path / 'a'},{tmp_path / 'b'}", DataConfig(features_column=3))

@@ -1,11 +1,14 @@
 """Batches of examples with similar length, for about equal work per batch."""
 
 import random
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Int
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from regard.text import BOS, EOS, PAD
@@ -25,6 +28,33 @@ class Example(NamedTuple):
     def size(self) -> tuple[int, int]:
         """Number of tokens that the encoder and the decoder read."""
         return len(self.source), len(self.target) + 1
+
+
+@runtime_checkable
+class Examples(Protocol):
+    """Examples by index: a list, or rows of a memory-mapped file (mapped_pairs.py)."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Example: ...
+
+
+@runtime_checkable
+class SizedExamples(Examples, Protocol):
+    """Examples whose sizes are known without reading them."""
+
+    @property
+    def sizes(self) -> Int[np.ndarray, "N 2"]:
+        """Size of each example."""
+        ...
+
+
+def sizes_of(examples: Examples) -> Int[np.ndarray, "N 2"]:
+    """Return the size of each example."""
+    if isinstance(examples, SizedExamples):
+        return examples.sizes
+    sizes = [examples[index].size for index in range(len(examples))]
+    return np.array(sizes, dtype=np.int64).reshape(-1, 2)
 
 
 class Batch(NamedTuple):
@@ -70,46 +100,56 @@ def collate(examples: Sequence[Example]) -> Batch:
 
 
 def bucket(
-    sizes: Sequence[tuple[int, int]], batch_tokens: int, rng: random.Random | None = None
-) -> list[list[int]]:
+    sizes: ArrayLike, batch_tokens: int, rng: random.Random | None = None
+) -> list[Int[np.ndarray, " n"]]:
     """Group examples of similar length; return the indices of each batch.
 
     A batch holds at most `batch_tokens` source plus target tokens, padding included (a longer
     example is a batch alone).
 
     Args:
-        sizes: source and target length of each example.
+        sizes: source and target length of each example, shape (N, 2).
         batch_tokens: maximum size of a batch.
         rng: shuffles examples of equal size and the batches; None sorts them by size.
     """
-    order = list(range(len(sizes)))
+    lengths = np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
+    order = _order(len(lengths), rng)
+    base = lengths[:, 1].max(initial=0) + 1
+    keys = lengths[:, 0] * base + lengths[:, 1]
+    order = order[np.argsort(keys[order], kind="stable")]
+    starts: list[int] = []
+    start, end, widths = 0, 0, (0, 0)
+    for key, count in zip(*(a.tolist() for a in np.unique(keys, return_counts=True)), strict=True):
+        source, target = divmod(key, int(base))
+        while count:
+            new_widths = (max(widths[0], source), max(widths[1], target))
+            room = batch_tokens // sum(new_widths) - (end - start)
+            if room < 1 and end > start:  # the batch is full
+                starts.append(end)
+                start, widths = end, (0, 0)
+                continue
+            added = min(count, max(1, room))
+            end, count, widths = end + added, count - added, new_widths
+    batches = np.split(order, starts) if len(order) else []
+    return [batches[index] for index in _order(len(batches), rng)]
+
+
+def _order(count: int, rng: random.Random | None) -> Int[np.ndarray, " n"]:
+    """Return the indices below `count`, shuffled if there is a generator."""
+    order = array("q", range(count))
     if rng is not None:
         rng.shuffle(order)
-    order.sort(key=lambda index: sizes[index])
-    batches: list[list[int]] = []
-    widths = (0, 0)
-    for index in order:
-        source, target = sizes[index]
-        new_widths = (max(widths[0], source), max(widths[1], target))
-        if batches and (len(batches[-1]) + 1) * sum(new_widths) <= batch_tokens:
-            batches[-1].append(index)
-            widths = new_widths
-        else:
-            batches.append([index])
-            widths = (source, target)
-    if rng is not None:
-        rng.shuffle(batches)
-    return batches
+    return np.array(order, dtype=np.int64)
 
 
 def epoch(
-    examples: Sequence[Example],
+    examples: Examples,
     batch_tokens: int,
     seed: int,
     number: int,
     skip: int = 0,
     transform: Callable[[Example, random.Random], Example] | None = None,
-) -> Iterator[Batch]:
+) -> Iterator[list[Example]]:
     """Yield the batches of one epoch, in an order that depends on `seed` and `number` only.
 
     Args:
@@ -121,11 +161,11 @@ def epoch(
         transform: applied to each example; it must keep the sizes.
     """
     rng = random.Random(f"{seed}:{number}")
-    batches = bucket([example.size for example in examples], batch_tokens, rng)
+    batches = bucket(sizes_of(examples), batch_tokens, rng)
     for index, batch in enumerate(batches[skip:], start=skip):
-        selected = [examples[i] for i in batch]
+        selected = [examples[i] for i in batch.tolist()]
         if transform is not None:
             # one generator per batch: a resumed epoch transforms the remaining batches identically
             batch_rng = random.Random(f"{seed}:{number}:{index}")
             selected = [transform(example, batch_rng) for example in selected]
-        yield collate(selected)
+        yield selected

@@ -3,25 +3,38 @@
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from regard.batching import Example
+import numpy as np
+
+from regard import table_files
+from regard.batching import Example, Examples, sizes_of
 from regard.config import Config, TextConfig
-from regard.copy_mechanism import copies_of, extended_ids
-from regard.errors import ConfigError, DataError
+from regard.copy_mechanism import make_example
+from regard.errors import ConfigError, DataError, quantity
+from regard.mapped_pairs import MappedExamples, MappedPairs
 from regard.metrics import group_by_source
-from regard.pairs import BadLine, PairLike, ParsedPairs, pairs_from, read_pairs
-from regard.text import EOS, Tokenizer, format_source, unknown_tokens_message
+from regard.pairs import (
+    MAX_LISTED,
+    BadLine,
+    PairLike,
+    ParsedPairs,
+    pairs_from,
+    read_pairs,
+    require_valid,
+)
+from regard.text import Tokenizer, format_source, unknown_tokens_message
 
-_REMEDY = "correct them, or skip them with --data.bad_lines skip"
+_REMEDY = "correct them, or skip them with data.bad_lines skip"
 
 
 @dataclass(frozen=True)
 class Corpus:
     """Training and validation examples, and the tokenizers of both sides."""
 
-    train: list[Example]
+    train: Examples
     dev: list[Example]
     dev_sources: list[tuple[str, str | None]]
     """Distinct sources of the dev set and their features, in order."""
@@ -35,12 +48,12 @@ class Corpus:
     @property
     def max_source_length(self) -> int:
         """Number of tokens of the longest training source, without EOS."""
-        return max(len(example.source) for example in self.train) - 1
+        return int(sizes_of(self.train)[:, 0].max()) - 1
 
     @property
     def max_target_length(self) -> int:
         """Number of tokens of the longest training target."""
-        return max(len(example.target) for example in self.train)
+        return int(sizes_of(self.train)[:, 1].max()) - 1
 
     @property
     def examples(self) -> list[str]:
@@ -49,16 +62,25 @@ class Corpus:
         chosen = [lines[len(lines) * eighth // 8] for eighth in (4, 2, 6, 7)]
         return list(dict.fromkeys(chosen))
 
-    def fingerprint(self) -> str:
-        """Return a hash of the training examples, by which a resumed run recognises them."""
-        text = repr([(example.source, example.target) for example in self.train])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    def fingerprint(self, copies: bool = True) -> str:
+        """Return a hash of the training examples, by which a resumed run recognises them.
+
+        Runs that store no fingerprint of the dev set have stored this one without `copies`.
+        """
+        if isinstance(self.train, MappedExamples):
+            return self.train.fingerprint()
+        examples = (self.train[index] for index in range(len(self.train)))
+        return _hash(_ids(examples if copies else (e._replace(copies=()) for e in examples)))
+
+    def dev_fingerprint(self) -> str:
+        """Return a hash of the validation examples: metrics of other ones cannot be compared."""
+        return _hash([*_ids(self.dev), self.dev_sources, self.dev_references])
 
 
 def make_corpus(
     config: Config,
-    pairs: Sequence[PairLike] | None,
-    dev: Sequence[PairLike] | None,
+    pairs: Iterable[PairLike] | None,
+    dev: Iterable[PairLike] | None,
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
 ) -> Corpus:
     """Read and check the pairs, train the tokenizers (unless given) and encode.
@@ -74,12 +96,13 @@ def make_corpus(
         DataError: lines cannot be used (and `data.bad_lines` is stop), or no pair is left.
     """
     notes: list[str] = []
-    train_pairs = _read(pairs, config.data.train, "train", config, notes)
-    if train_pairs is None:
-        raise ConfigError("there is nothing to train on: give --data.train F, or a list of pairs")
+    train_pairs = _read_train(pairs, config, notes)
     dev_pairs = _read(dev, config.data.dev, "dev", config, notes)
     if dev_pairs is None:
-        train_pairs, dev_pairs = _hold_out(train_pairs, config.training.seed, notes)
+        train_pairs, dev_pairs = _hold_out(train_pairs, config.training.seed)
+        notes.append(
+            f"dev: {quantity(len(dev_pairs.pairs), 'pair')} held out from the training pairs"
+        )
     source, target = tokenizers or _train_tokenizers(train_pairs, config)
     _check_tokenizers(source, target, config)
     for side, tokenizer in (("source", source), ("target", target)):
@@ -89,13 +112,20 @@ def make_corpus(
         notes.append(
             f"{side}: unit {tokenizer.unit}{chosen}, vocabulary of {len(tokenizer):,}{features}"
         )
-    _, train_examples = _encode(train_pairs, source, target, config, notes)
+    if isinstance(train_pairs, MappedPairs):
+        train_examples = _encode_mapped(train_pairs, source, target, config, notes)
+    else:
+        _, train_examples = _encode(train_pairs, source, target, config, notes)
     dev_pairs, dev_examples = _encode(dev_pairs, source, target, config, notes)
     sources, references = group_by_source((pair.key, pair.target) for pair in dev_pairs.pairs)
     return Corpus(train_examples, dev_examples, sources, references, source, target, notes)
 
 
-def _train_tokenizers(parsed: ParsedPairs, config: Config) -> tuple[Tokenizer, Tokenizer]:
+def _train_tokenizers(
+    parsed: ParsedPairs | MappedPairs, config: Config
+) -> tuple[Tokenizer, Tokenizer]:
+    if isinstance(parsed, MappedPairs):
+        return parsed.train_tokenizers(config)
     sources, targets, features = zip(*parsed.pairs, strict=True)
     has_features = config.data.features_column is not None
     return (
@@ -115,7 +145,7 @@ def _check_tokenizers(source: Tokenizer, target: Tokenizer, config: Config) -> N
     if config.model.copy and source.unit != target.unit:
         raise ConfigError(
             f"model.copy needs one unit of text on both sides, found {source.unit} and "
-            f"{target.unit}: set --source.unit and --target.unit"
+            f"{target.unit}: set source.unit and target.unit"
         )
 
 
@@ -134,46 +164,70 @@ def resolve_config(config: Config, corpus: Corpus) -> Config:
     )
 
 
+def _read_train(
+    pairs: Iterable[PairLike] | None, config: Config, notes: list[str]
+) -> ParsedPairs | MappedPairs:
+    """Return the training pairs, memory-mapped if they are a table."""
+    path = config.data.train
+    if pairs is not None or path is None or not table_files.is_table(path):
+        parsed = _read(pairs, path, "train", config, notes)
+        if parsed is None:
+            raise ConfigError("there is nothing to train on: give data.train, or a list of pairs")
+        return parsed
+    mapped = MappedPairs(path, config.data)
+    remedy = _REMEDY if config.data.bad_lines == "stop" else None
+    require_valid(path, mapped.unit, mapped.listed, mapped.bad, len(mapped), remedy)
+    notes.append(f"train: {quantity(len(mapped), 'pair')} read from {path}")
+    _note_skipped(mapped.listed, mapped.bad, "train", mapped.unit, notes)
+    return mapped
+
+
 def _read(
-    items: Sequence[PairLike] | None,
+    items: Iterable[PairLike] | None,
     path: str | None,
     name: str,
     config: Config,
     notes: list[str],
 ) -> ParsedPairs | None:
     if items is not None:
-        parsed = pairs_from(items, name)
+        parsed = pairs_from(items, name, config.data.features_column)
     elif path is not None:
-        parsed = read_pairs(path, config.data.features_column)
+        parsed = read_pairs(path, config.data)
     else:
         return None
     parsed.require_valid(_REMEDY if config.data.bad_lines == "stop" else None)
-    notes.append(f"{name}: {len(parsed.pairs):,} pairs read from {parsed.name}")
+    origin = "given in memory" if items is not None else f"read from {parsed.name}"
+    notes.append(f"{name}: {quantity(len(parsed.pairs), 'pair')} {origin}")
     if parsed.extra_columns:
-        notes.append(f"{name}: further columns ignored on {parsed.extra_columns:,} lines")
-    _note_skipped(parsed.bad, name, notes)
+        notes.append(f"{name}: further columns ignored on {quantity(parsed.extra_columns, 'line')}")
+    _note_skipped(parsed.bad, len(parsed.bad), name, parsed.unit, notes)
     return parsed
 
 
-def _note_skipped(bad: Sequence[BadLine], name: str, notes: list[str]) -> None:
+def _note_skipped(
+    listed: Sequence[BadLine], bad: int, name: str, unit: str, notes: list[str]
+) -> None:
     if bad:
-        examples = "; ".join(f"line {number} {reason}" for number, reason in bad[:5])
-        more = "; …" if len(bad) > 5 else ""
-        notes.append(f"{name}: {len(bad):,} lines skipped ({examples}{more})")
+        examples = "; ".join(f"{unit} {number} {reason}" for number, reason in listed[:5])
+        more = "; …" if bad > 5 else ""
+        notes.append(f"{name}: {quantity(bad, unit)} skipped ({examples}{more})")
 
 
-def _hold_out(parsed: ParsedPairs, seed: int, notes: list[str]) -> tuple[ParsedPairs, ParsedPairs]:
+def _hold_out(
+    parsed: ParsedPairs | MappedPairs, seed: int
+) -> tuple[ParsedPairs | MappedPairs, ParsedPairs]:
     """Hold out sources for validation; no source is in both sets."""
+    if isinstance(parsed, MappedPairs):
+        return parsed, parsed.hold_out(seed)
     sources = sorted({format_source(pair.key) for pair in parsed.pairs})
     if len(sources) < 2:
         raise DataError(
             f"{parsed.name} holds one source only, so none can be held out for validation; give "
-            "--data.dev F"
+            "data.dev"
         )
     random.Random(seed).shuffle(sources)
     held_out = set(sources[: min(1000, max(1, len(sources) // 20))])
     in_dev = [format_source(pair.key) in held_out for pair in parsed.pairs]
-    notes.append(f"dev: {sum(in_dev):,} pairs held out from the training pairs")
     train = [index for index, dev in enumerate(in_dev) if not dev]
     return parsed.select(train), parsed.select([index for index, dev in enumerate(in_dev) if dev])
 
@@ -188,31 +242,81 @@ def _encode(
     indices: list[int] = []
     bad: list[BadLine] = []
     for index, number in enumerate(parsed.numbers):
-        lengths = {"source": len(sources[index].ids), "target": len(targets[index].ids)}
-        too_long = [f"{side} of {length}" for side, length in lengths.items() if length > limit]
-        if too_long:
-            bad.append(BadLine(number, f"has a {too_long[0]} tokens, limit {limit}"))
+        reason = _too_long(len(sources[index].ids), len(targets[index].ids), limit)
+        if reason:
+            bad.append(BadLine(number, reason))
         else:
             indices.append(index)
     parsed = parsed.select(indices)._replace(bad=bad)
-    if config.data.bad_lines == "stop":
-        parsed.require_valid(f"raise --data.max_length, {_REMEDY}")
-    if not indices:
-        raise DataError(f"{parsed.name}: every pair is longer than --data.max_length {limit}")
-    _note_skipped(bad, parsed.name, notes)
+    _check_long(parsed.name, parsed.unit, bad, len(bad), len(indices), config, notes)
     for side, encodings in (("source", sources), ("target", targets)):
-        unknown = Counter(token for index in indices for token in encodings[index].unknown)
+        known = [encodings[index] for index in indices]
+        unknown = Counter(token for e in known for token in (*e.unknown, *e.left_out))
         if unknown:
             notes.append(f"{parsed.name}: {side} {unknown_tokens_message(unknown)}")
-    examples: list[Example] = []
-    for index in indices:
-        example = Example([*sources[index].ids, EOS], targets[index].ids)
-        if config.model.copy:
-            copies = copies_of(sources[index], target)
-            target_ids = extended_ids(targets[index], copies, len(target))
-            example = example._replace(target=target_ids, copies=copies.ids)
-        examples.append(example)
-    return parsed, examples
+    copy = config.model.copy
+    return parsed, [make_example(sources[i], targets[i], target, copy) for i in indices]
+
+
+def _encode_mapped(
+    pairs: MappedPairs, source: Tokenizer, target: Tokenizer, config: Config, notes: list[str]
+) -> MappedExamples:
+    """Tokenize the pairs; leave out those that are too long."""
+    examples = pairs.encode(source, target, config.model.copy)
+    limit = config.data.max_length
+    lengths = examples.sizes - 1  # without EOS
+    long = (lengths > limit).any(axis=1)
+    bad = int(np.count_nonzero(long))
+    listed = [
+        BadLine(
+            int(examples.rows[index]) + 1,
+            _too_long(int(lengths[index, 0]), int(lengths[index, 1]), limit),
+        )
+        for index in np.flatnonzero(long)[:MAX_LISTED]
+    ]
+    _check_long(pairs.name, pairs.unit, listed, bad, len(examples) - bad, config, notes)
+    if bad:
+        examples = examples.select(np.flatnonzero(~long))
+    for side, unknown in zip(("source", "target"), examples.unknown(), strict=True):
+        if unknown:
+            notes.append(f"{pairs.name}: {side} tokens not in the vocabulary: {unknown:,}")
+    return examples
+
+
+def _too_long(source: int, target: int, limit: int) -> str:
+    """Return why a pair with these lengths cannot be used, "" for a valid one."""
+    for side, length in (("source", source), ("target", target)):
+        if length > limit:
+            return f"has a {side} of {length} tokens, limit {limit}"
+    return ""
+
+
+def _check_long(
+    name: str,
+    unit: str,
+    listed: Sequence[BadLine],
+    bad: int,
+    valid: int,
+    config: Config,
+    notes: list[str],
+) -> None:
+    """Raise a DataError or add a note if pairs are too long."""
+    if bad and config.data.bad_lines == "stop":
+        remedy = f"raise data.max_length, {_REMEDY}"
+        require_valid(name, unit, listed, bad, valid, remedy)
+    if not valid:
+        limit = config.data.max_length
+        raise DataError(f"{name}: every pair is longer than data.max_length {limit}")
+    _note_skipped(listed, bad, name, unit, notes)
+
+
+def _ids(examples: Iterable[Example]) -> list[tuple[Any, ...]]:
+    """Return the ids of every example, with `copies` only for a copying model."""
+    return [tuple(e) if e.copies else (e.source, e.target) for e in examples]
+
+
+def _hash(values: list[Any]) -> str:
+    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
 
 def _by_length(line: str) -> tuple[int, str]:

@@ -1,13 +1,18 @@
-"""Reading pairs of a source and a target: TSV files, parallel files, lists in memory."""
+"""Reading pairs of a source and a target: files and lists in memory."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from regard.errors import DataError
+from regard import table_files
+from regard.config import DataConfig
+from regard.errors import DataError, quantity
 from regard.files import read_lines
 
-_MAX_LISTED = 20
+MAX_LISTED = 20
+"""Number of bad lines that an error lists."""
+
+_ROWS_AT_ONCE = 10_000
 
 
 class Pair(NamedTuple):
@@ -46,6 +51,8 @@ class ParsedPairs(NamedTuple):
     bad: list[BadLine]
     extra_columns: int = 0
     """Number of lines with further columns, which are ignored."""
+    unit: str = "line"
+    """What the numbers count: `line`, or `row` of a table."""
 
     def select(self, indices: Sequence[int]) -> "ParsedPairs":
         """Return the pairs with these indices, and their line numbers."""
@@ -56,32 +63,59 @@ class ParsedPairs(NamedTuple):
 
     def require_valid(self, remedy: str | None) -> None:
         """Raise a DataError if there is no pair or, unless `remedy` is None, if there is a bad line."""
-        if self.bad and remedy is not None:
-            lines = [f"line {number} {reason}" for number, reason in self.bad[:_MAX_LISTED]]
-            more = len(self.bad) - _MAX_LISTED
-            total = len(self.bad) + len(self.pairs)
-            raise DataError(
-                f"{self.name}: {len(self.bad):,} of {total:,} lines cannot be used: "
-                f"{'; '.join(lines)}{f'; and {more:,} more' if more > 0 else ''}; {remedy}"
-            )
-        if not self.pairs:
-            raise DataError(f"{self.name} holds no pair; expected lines of source TAB target")
+        require_valid(self.name, self.unit, self.bad, len(self.bad), len(self.pairs), remedy)
 
 
-def read_pairs(path: str, features_column: int | None = None) -> ParsedPairs:
-    """Read a TSV file (source TAB target), or two parallel files named `F.src,F.tgt`.
+def require_valid(
+    name: str, unit: str, listed: Sequence[BadLine], bad: int, valid: int, remedy: str | None
+) -> None:
+    """Raise a DataError if there is no pair or, unless `remedy` is None, if there is a bad line.
 
-    Files may be compressed (`.gz`); they are UTF-8 with or without byte order mark, with LF or CRLF.
-    Lines whose source or target is missing or blank are listed in `bad`.
+    Args:
+        name: name of the pairs.
+        unit: what the numbers of lines count.
+        listed: the bad lines, or the first `MAX_LISTED` of them.
+        bad: number of bad lines.
+        valid: number of pairs.
+        remedy: the end of the message about bad lines.
+    """
+    if bad and remedy is not None:
+        lines = [f"{unit} {number} {reason}" for number, reason in listed[:MAX_LISTED]]
+        more = bad - MAX_LISTED
+        raise DataError(
+            f"{name}: {bad:,} of {quantity(bad + valid, unit)} cannot be used: "
+            f"{'; '.join(lines)}{f'; and {more:,} more' if more > 0 else ''}; {remedy}"
+        )
+    if not valid:
+        expected = "lines of source TAB target" if unit == "line" else "rows of source and target"
+        raise DataError(f"{name} holds no pair; expected {expected}")
+
+
+def read_pairs(path: str, data: DataConfig | None = None) -> ParsedPairs:
+    """Read a TSV file (source TAB target), two parallel files `F.src,F.tgt`, or a table.
+
+    TSV and parallel files may be compressed (`.gz`); they are UTF-8 with or without byte order mark,
+    with LF or CRLF. A table is a Parquet, JSONL or CSV file. Lines whose source or target is missing or
+    blank are listed in `bad`.
 
     Args:
         path: the file, or two files separated by a comma.
-        features_column: column, from 1, with features of the source. The first of the other
-            columns is the source and the second the target.
+        data: names of the columns of a table, and the column with features of the source. In a TSV
+            file that is a number, from 1; the first of the other columns is the source and the second
+            the target.
 
     Raises:
         DataError: a file cannot be read, or parallel files differ in length.
     """
+    data = data or DataConfig()
+    if table_files.is_table(path):
+        return _read_table(path, data)
+    features_column = data.features_column
+    if isinstance(features_column, str):
+        raise DataError(
+            f"{path}: columns go by number here, got data.features_column {features_column}; give "
+            "the number of the column, from 1"
+        )
     files = path.split(",")
     if len(files) == 2 and not Path(path).exists():
         if features_column is not None:
@@ -105,53 +139,88 @@ def to_pairs(items: Iterable[PairLike]) -> list[Pair]:
     """Return tuples of two or three fields as pairs.
 
     Raises:
-        DataError: an item has another number of fields.
+        DataError: an item has another number of fields, or one that is not text.
     """
-    pairs: list[Pair] = []
-    for number, item in enumerate(items, start=1):
-        if isinstance(item, str) or len(item) not in (2, 3):
-            raise DataError(
-                f"expected (source, target) or (source, target, features) as pair {number:,}, got "
-                f"{item!r}; of a DataFrame, pass zip(frame['source'], frame['target'])"
-            )
-        pairs.append(Pair(item[0], item[1], item[2] if len(item) == 3 else None))
-    return pairs
+    if not isinstance(items, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DataError(f"expected a list of pairs, got {items!r}")
+    return [_to_pair(item, number) for number, item in enumerate(items, start=1)]
 
 
-def pairs_from(items: Sequence[PairLike], name: str = "pairs") -> ParsedPairs:
-    """Check pairs in memory as `read_pairs` does; line numbers are positions in the list, from 1."""
-    return _parse(name, to_pairs(items))
+def _to_pair(item: Any, number: int) -> Pair:
+    fields = None if isinstance(item, str | Mapping) or not isinstance(item, Iterable) else [*item]
+    if fields is None or len(fields) not in (2, 3):
+        raise DataError(
+            f"expected (source, target) or (source, target, features) as pair {number:,}, got "
+            f"{item!r}; of a DataFrame, pass zip(frame['source'], frame['target'])"
+        )
+    for name, field in zip(Pair._fields, fields, strict=False):
+        if not isinstance(field, str) and (name != "features" or field is not None):
+            raise DataError(f"expected text as {name} of pair {number:,}, got {field!r}")
+    return Pair(*fields)
+
+
+def pairs_from(
+    items: Iterable[PairLike], name: str = "pairs", features_column: int | str | None = None
+) -> ParsedPairs:
+    """Check pairs in memory as `read_pairs` does; line numbers are positions in the list, from 1.
+
+    Args:
+        items: tuples of two or three fields.
+        name: what an error calls the list.
+        features_column: the column with features, if there is one; every pair then needs them.
+    """
+    return _parse(name, to_pairs(items), features_column)
 
 
 def _read_parallel(path: str, source: str, target: str) -> ParsedPairs:
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):
         raise DataError(
-            f"{source} has {len(sources):,} lines and {target} {len(targets):,}; parallel files "
-            "need one line each per pair"
+            f"{source} has {quantity(len(sources), 'line')} and {target} {len(targets):,}; parallel "
+            "files need one line each per pair"
         )
     return _parse(path, [Pair(*lines) for lines in zip(sources, targets, strict=True)])
+
+
+def _read_table(path: str, data: DataConfig) -> ParsedPairs:
+    parsed = ParsedPairs(path, [], [], [], unit="row")
+    table = table_files.load(path, data)
+    for start in range(0, len(table), _ROWS_AT_ONCE):
+        for row in table_files.rows(table[start : start + _ROWS_AT_ONCE], path, data):
+            _add(parsed, Pair(row.source, row.target, row.features), reason_of(row))
+    return parsed
+
+
+def reason_of(row: table_files.Row) -> str | None:
+    """Return why a row of a table cannot be used; None for a valid one."""
+    return row.fault or _reason(row.source, row.target, row.features, None)
 
 
 def _parse(
     name: str,
     rows: Iterable[tuple[str, str | None, str | None]],
-    features_column: int | None = None,
+    features_column: int | str | None = None,
     extra_columns: int = 0,
 ) -> ParsedPairs:
     parsed = ParsedPairs(name, [], [], [], extra_columns)
-    for number, (source, target, features) in enumerate(rows, start=1):
+    for source, target, features in rows:
         reason = _reason(source, target, features, features_column)
-        if reason is None and target is not None:
-            parsed.pairs.append(Pair(source, target, features))
-            parsed.numbers.append(number)
-        else:
-            parsed.bad.append(BadLine(number, str(reason)))
+        _add(parsed, Pair(source, target or "", features), reason)
     return parsed
 
 
+def _add(parsed: ParsedPairs, pair: Pair, reason: str | None) -> None:
+    """Add the next line to the pairs, or to the bad lines if there is a reason."""
+    number = len(parsed.pairs) + len(parsed.bad) + 1
+    if reason is None:
+        parsed.pairs.append(pair)
+        parsed.numbers.append(number)
+    else:
+        parsed.bad.append(BadLine(number, reason))
+
+
 def _reason(
-    source: str, target: str | None, features: str | None, features_column: int | None
+    source: str, target: str | None, features: str | None, features_column: int | str | None
 ) -> str | None:
     """Return why a line cannot be used; None for a valid one."""
     if not source.strip():

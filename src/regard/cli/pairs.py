@@ -2,24 +2,27 @@
 
 import sys
 
+from regard.config import DataConfig
+from regard.errors import quantity
 from regard.pairs import Pair, read_pairs
 
 
-def read_valid_pairs(path: str, features_column: int | None = None) -> list[Pair]:
+def read_valid_pairs(path: str, data: DataConfig) -> list[Pair]:
     """Return all pairs of a file; print a note about columns that are ignored.
 
     Args:
         path: the file, or two parallel files.
-        features_column: `data.features_column` of the model.
+        data: the columns, as in the settings of the model.
 
     Raises:
         DataError: a line cannot be used, or there is none.
     """
-    parsed = read_pairs(path, features_column)
+    parsed = read_pairs(path, data)
     parsed.require_valid("correct or remove them")
     if parsed.extra_columns:
         print(
-            f"regard: further columns ignored on {parsed.extra_columns:,} lines of {path}",
+            f"regard: further columns ignored on "
+            f"{quantity(parsed.extra_columns, 'line')} of {path}",
             file=sys.stderr,
         )
     return parsed.pairs

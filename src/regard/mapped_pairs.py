@@ -1,0 +1,317 @@
+"""Pairs of a table, larger than memory: checked, tokenised and read from memory-mapped files.
+
+The files belong to the cache of Hugging Face's `datasets`. Their names hold a fingerprint of the data
+and of the settings that they depend on, so that a later run finds them.
+"""
+
+import bisect
+import contextlib
+import dataclasses
+import gc
+import hashlib
+import json
+import random
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Int, UInt64
+
+from regard import table_files
+from regard.batching import Example
+from regard.config import Config, DataConfig
+from regard.copy_mechanism import make_example
+from regard.errors import DataError
+from regard.files import write_text
+from regard.pairs import MAX_LISTED, BadLine, Pair, ParsedPairs, reason_of
+from regard.progress import Progress
+from regard.text import UNK, Tokenizer, format_source
+from regard.version import __version__
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+ArrowTable = Any
+"""A `pyarrow.Table`; pyarrow has no types."""
+ArrowColumn = Any
+"""A `pyarrow.ChunkedArray`."""
+
+_ROWS_AT_ONCE = 10_000
+
+
+class MappedPairs:
+    """Valid pairs of a table, and the rows that are not usable as pairs.
+
+    Args:
+        path: the file, or a pattern of several.
+        data: names of the columns.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+
+    unit = "row"
+
+    def __init__(self, path: str, data: DataConfig) -> None:
+        self.name = path
+        rows = table_files.load(path, data)
+        names = table_files.column_names(path, data)
+        self._fingerprint = _hash(rows._fingerprint, names)  # pyright: ignore[reportPrivateUsage]
+        self._has_features = data.features_column is not None
+
+        def check(batch: ArrowTable) -> ArrowTable:
+            return _checked(table_files.rows(batch.to_pydict(), path, data))
+
+        self._checked = _map(rows, check, self._fingerprint, "reading", path)
+        reasons = self._column("reason")
+        self.selected: Bool[np.ndarray, " N"] = reasons.is_null().to_numpy()
+        """Whether each row is one of the pairs; at first, whether it is valid."""
+        self.bad = len(self.selected) - len(self)
+        """Number of rows that cannot be used."""
+        numbers = np.flatnonzero(~self.selected)[:MAX_LISTED]
+        self.listed = [BadLine(int(n) + 1, reasons[int(n)].as_py()) for n in numbers]
+        """The first rows that cannot be used."""
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self.selected))
+
+    def texts(self, name: str) -> "Texts":
+        """Return the `source`, the `target` or the `features` of every pair."""
+        return Texts(self._column(name), self.selected)
+
+    def hold_out(self, seed: int) -> ParsedPairs:
+        """Remove pairs for validation and return them; no source is in both sets.
+
+        Their sources are those with the smallest hashes, 5 % of them and at most 1,000.
+        """
+        keys: UInt64[np.ndarray, " N"] = self._column("key").to_numpy()
+        keys = keys ^ np.uint64(random.Random(seed).getrandbits(64))
+        ordered = np.sort(keys[self.selected])  # np.unique takes ten times as long
+        distinct = ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])]
+        if len(distinct) < 2:
+            raise DataError(
+                f"{self.name} holds one source only, so none can be held out for validation; give "
+                "data.dev"
+            )
+        in_dev = self.selected & (keys <= distinct[min(1000, max(1, len(distinct) // 20)) - 1])
+        self.selected = self.selected & ~in_dev
+        columns = [Texts(self._column(name), in_dev) for name in ("source", "target", "features")]
+        pairs = [Pair(*fields) for fields in zip(*columns, strict=True)]
+        numbers = (np.flatnonzero(in_dev) + 1).tolist()
+        return ParsedPairs(self.name, pairs, numbers, [], unit=self.unit)
+
+    def train_tokenizers(self, config: Config) -> tuple[Tokenizer, Tokenizer]:
+        """Return tokenizers trained on the pairs, from the cache if they are there."""
+        settings = (dataclasses.asdict(config.source), dataclasses.asdict(config.target))
+        selected = hashlib.sha256(self.selected.tobytes()).hexdigest()
+        fingerprint = _hash(self._fingerprint, selected, *settings)
+        path = Path(self._checked.cache_files[0]["filename"]).with_name(
+            f"tokenizers-{fingerprint}.json"
+        )
+        if path.exists():
+            checksum, _, text = path.read_bytes().partition(b"\n")
+            if checksum == hashlib.sha256(text).hexdigest().encode():  # else it is damaged
+                source, target = json.loads(text)
+                return Tokenizer.from_json(source), Tokenizer.from_json(target)
+        features = self.texts("features") if self._has_features else None
+        source = Tokenizer.train(self.texts("source"), config.source, features)
+        target = Tokenizer.train(self.texts("target"), config.target)
+        text = json.dumps([source.to_json(), target.to_json()])
+        write_text(path, f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
+        return source, target
+
+    def encode(self, source: Tokenizer, target: Tokenizer, copy: bool) -> "MappedExamples":
+        """Return the pairs as examples."""
+        fingerprint = _hash(self._fingerprint, source.to_json(), target.to_json(), copy)
+
+        def encode(batch: ArrowTable) -> ArrowTable:
+            return _encoded(batch, source, target, copy)
+
+        table = _map(self._checked, encode, fingerprint, "tokenising", self.name)
+        return MappedExamples(_table(table), np.flatnonzero(self.selected))
+
+    def _column(self, name: str) -> ArrowColumn:
+        return _table(self._checked).column(name)
+
+
+class Texts:
+    """The texts of one column in the selected rows, read from the disk each time."""
+
+    def __init__(self, column: ArrowColumn, selected: Bool[np.ndarray, " N"]) -> None:
+        self._column, self._selected = column, selected
+
+    def __len__(self) -> int:
+        return int(np.count_nonzero(self._selected))
+
+    def __iter__(self) -> Iterator[Any]:
+        import pyarrow as pa
+
+        start = 0
+        for chunk in self._column.iterchunks():
+            mask = self._selected[start : start + len(chunk)]
+            yield from chunk.filter(pa.array(mask)).to_pylist()
+            start += len(chunk)
+
+
+class MappedExamples:
+    """Examples that are read from a memory-mapped table when they are used.
+
+    Args:
+        table: lists of ids by row, in the columns `source`, `target` and, for a copying model, `copies`.
+        rows: the rows that are examples.
+    """
+
+    def __init__(self, table: ArrowTable, rows: Int[np.ndarray, " N"]) -> None:
+        self.table, self.rows = table, rows
+        self._columns = [_Lists(column) for column in table.columns]
+        lengths = [column.lengths()[rows] for column in self._columns[:2]]
+        self.sizes: Int[np.ndarray, "N 2"] = np.stack([lengths[0], lengths[1] + 1], axis=1)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int, /) -> Example:
+        row = int(self.rows[index])
+        return Example(*(column[row] for column in self._columns))
+
+    def select(self, indices: Int[np.ndarray, " n"]) -> "MappedExamples":
+        """Return the examples with these indices."""
+        return MappedExamples(self.table, self.rows[indices])
+
+    def unknown(self) -> tuple[int, int]:
+        """Return the number of unknown tokens in the sources and in the targets."""
+        source, target = (column.counts(UNK)[self.rows].sum() for column in self._columns[:2])
+        return int(source), int(target)
+
+    def fingerprint(self) -> str:
+        """Return a hash of the examples."""
+        digest = hashlib.sha256(self.rows.tobytes())
+        for column in self._columns:
+            column.update(digest)
+        return digest.hexdigest()[:16]
+
+
+class _Lists:
+    """A column of lists of ids, as views of its memory-mapped chunks."""
+
+    def __init__(self, column: ArrowColumn) -> None:
+        chunks: list[Any] = column.chunks
+        self._offsets = [chunk.offsets.to_numpy() for chunk in chunks]
+        self._values = [chunk.values.to_numpy() for chunk in chunks]
+        self._starts: list[int] = np.cumsum([0, *map(len, chunks)])[:-1].tolist()
+
+    def __getitem__(self, row: int) -> list[int]:
+        chunk = bisect.bisect_right(self._starts, row) - 1
+        start, end = self._offsets[chunk][row - self._starts[chunk] :][:2]
+        return self._values[chunk][start:end].tolist()
+
+    def lengths(self) -> Int[np.ndarray, " N"]:
+        return np.concatenate([np.diff(offsets) for offsets in self._offsets])
+
+    def counts(self, id: int) -> Int[np.ndarray, " N"]:
+        """Return how often an id occurs in each list."""
+        counts: list[Int[np.ndarray, " n"]] = []
+        for offsets, values in zip(self._offsets, self._values, strict=True):
+            found = values == id
+            before = np.zeros(len(values) + 1, dtype=np.int32)
+            if found.any():
+                np.cumsum(found, out=before[1:])
+            counts.append(np.diff(before[offsets]))
+        return np.concatenate(counts)
+
+    def update(self, digest: Any) -> None:
+        """Add the contents to a hash."""
+        for arrays in zip(self._offsets, self._values, strict=True):
+            for array in arrays:
+                digest.update(array)
+
+
+def _hash(*parts: Any) -> str:
+    text = json.dumps([__version__, *parts], ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _table(dataset: "Dataset") -> ArrowTable:
+    return dataset.data.table
+
+
+def _map(
+    dataset: "Dataset",
+    function: Callable[[ArrowTable], ArrowTable],
+    fingerprint: str,
+    activity: str,
+    path: str,
+) -> "Dataset":
+    """Return the rows that a function makes of batches, from the cache if they are there."""
+    progress = Progress(f"{activity} {path}", len(dataset), "rows")
+    with table_files.reading(path, table_files.cache_folder(dataset)), progress:
+
+        def advance(batch: ArrowTable) -> ArrowTable:
+            with _uncollected():
+                result = function(batch)
+            progress.advance(len(batch))
+            return result
+
+        mapped = dataset.with_format("arrow").map(
+            advance,
+            batched=True,
+            batch_size=_ROWS_AT_ONCE,
+            writer_batch_size=_ROWS_AT_ONCE,
+            remove_columns=dataset.column_names,
+            load_from_cache_file=True,
+            new_fingerprint=fingerprint,
+        )
+        table_files.verify(mapped)
+        return mapped
+
+
+@contextlib.contextmanager
+def _uncollected() -> Generator[None]:
+    """Suspend the garbage collector, which takes more time than tokenising and would find nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _checked(rows: Sequence[table_files.Row]) -> ArrowTable:
+    """Return the rows, the reasons why they cannot be used, and a hash of each source."""
+    import pyarrow as pa
+
+    keys = [
+        hashlib.blake2b(format_source((row.source, row.features)).encode(), digest_size=8).digest()
+        for row in rows
+    ]
+    return pa.table(
+        {
+            "source": pa.array([row.source for row in rows], pa.string()),
+            "target": pa.array([row.target for row in rows], pa.string()),
+            "features": pa.array([row.features for row in rows], pa.string()),
+            "reason": pa.array(map(reason_of, rows), pa.string()),
+            "key": np.frombuffer(b"".join(keys), dtype=np.uint64),
+        }
+    )
+
+
+def _encoded(batch: ArrowTable, source: Tokenizer, target: Tokenizer, copy: bool) -> ArrowTable:
+    """Return the examples of rows of `_checked`; those of rows that cannot be used have no tokens."""
+    import pyarrow as pa
+
+    columns = [batch.column(name).to_pylist() for name in ("source", "target", "features")]
+    usable = batch.column("reason").is_null().to_pylist()
+    pairs = [
+        Pair(*fields) if valid else Pair("", "")
+        for *fields, valid in zip(*columns, usable, strict=True)
+    ]
+    sources = source.encode_batch([pair.key for pair in pairs])
+    targets = target.encode_batch([pair.target for pair in pairs])
+    examples = [
+        make_example(*encodings, target, copy) for encodings in zip(sources, targets, strict=True)
+    ]
+    names = ("source", "target", "copies") if copy else ("source", "target")
+    kind = pa.list_(pa.int32())
+    return pa.table({n: pa.array([getattr(e, n) for e in examples], kind) for n in names})

@@ -1,0 +1,301 @@
+"""Rows of Parquet, JSONL and CSV files, read by Hugging Face's `datasets` and memory-mapped."""
+
+import contextlib
+import csv
+import errno
+import glob
+import hashlib
+import json
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from regard.config import DataConfig
+from regard.errors import DataError, ExtraError, is_utf8, quantity
+from regard.files import write_text
+from regard.version import __version__
+
+if TYPE_CHECKING:
+    from datasets import Dataset, Features
+
+_JSONL = "text"
+"""The column of a JSONL file as it is read: one document per line."""
+_KINDS = {str: "text", bool: "true or false", int: "a number", float: "a number"}
+
+
+class Row(NamedTuple):
+    """The fields of one row, empty where the file has none."""
+
+    source: str = ""
+    target: str = ""
+    features: str | None = None
+    """None where no column of features is named."""
+    fault: str | None = None
+    """Why the row cannot be read."""
+
+
+def is_table(path: str) -> bool:
+    """Return whether the name is that of a Parquet, JSONL or CSV file."""
+    return _format(path) in (".parquet", ".jsonl", ".csv")
+
+
+def load(path: str, data: DataConfig) -> "Dataset":
+    """Return the rows of a file, memory-mapped from the cache of `datasets`.
+
+    The file is converted at first, and again when its contents have changed. Nothing is downloaded or
+    executed.
+
+    Args:
+        path: the file, or a pattern of several, which are read in the order of their names.
+        data: names of the columns.
+
+    Raises:
+        ExtraError: `datasets` is not installed.
+        DataError: the file cannot be read, or lacks a column of text.
+    """
+    try:
+        from datasets import Dataset, config
+    except ImportError:
+        raise ExtraError(f"{path} needs the package datasets: pip install 'regard[data]'") from None
+    if path.endswith(".gz"):
+        raise DataError(f"{path}: decompress it first, because a table is memory-mapped")
+    names = column_names(path, data)
+    files = [path] if Path(path).exists() else sorted(glob.glob(path))
+    with reading(path):
+        if not files:
+            raise FileNotFoundError(2, "No such file or directory")
+        kind = _format(path)
+        if kind == ".parquet":
+            for file in files:
+                _check_parquet(file, names)
+        # the cache distinguishes files by name and time only
+        folder = Path(config.HF_DATASETS_CACHE) / "regard" / _contents(files)[:32]
+    escaped: list[Any] = [glob.escape(file) for file in files]  # `datasets` takes patterns too
+    options: dict[str, Any] = {"cache_dir": str(folder)}
+    with reading(path, folder):
+        if kind == ".jsonl":
+            rows = Dataset.from_text(
+                escaped, features=_texts([_JSONL]), encoding="utf-8-sig", **options
+            )
+        elif kind == ".parquet":
+            rows = Dataset.from_parquet(escaped, columns=names, features=_texts(names), **options)
+        else:
+            columns = [data.source_column, data.target_column, data.features_column]
+            key = json.dumps([__version__, columns])
+            rows = Dataset.from_generator(
+                lambda: (row._asdict() for file in files for row in _csv_rows(file, columns)),
+                features=_texts(Row._fields),
+                fingerprint=hashlib.sha256(key.encode()).hexdigest()[:32],
+                **options,
+            )
+        verify(rows)
+        return rows
+
+
+def cache_folder(dataset: "Dataset") -> Path | None:
+    """Return the folder of the cache that holds a dataset; None for one in memory."""
+    files = dataset.cache_files
+    return Path(files[0]["filename"]).parent if files else None
+
+
+def verify(dataset: "Dataset") -> None:
+    """Compare the files of the cache with their checksums, which are written at first.
+
+    Raises:
+        ValueError: a file differs from its checksum.
+    """
+    for entry in dataset.cache_files:
+        checksum = Path(entry["filename"] + ".sha256")
+        found = _contents([entry["filename"]])
+        if not checksum.exists():
+            write_text(checksum, found)
+        elif checksum.read_bytes() != found.encode():
+            raise ValueError("a checksum differs")
+
+
+def column_names(path: str, data: DataConfig) -> list[str]:
+    """Return the names of the columns that are read, each once.
+
+    Raises:
+        DataError: the column of features is given by its number.
+    """
+    if isinstance(data.features_column, int):
+        raise DataError(
+            f"{path}: columns go by name, got data.features_column {data.features_column}; give the "
+            "name of the column"
+        )
+    names = (data.source_column, data.target_column, data.features_column)
+    return list(dict.fromkeys(name for name in names if name is not None))
+
+
+def rows(batch: Mapping[str, Sequence[Any]], path: str, data: DataConfig) -> list[Row]:
+    """Return the rows of a batch of `load`."""
+    if _format(path) == ".jsonl":
+        return [_parse_line(line, data) for line in batch[_JSONL]]
+    if _format(path) == ".csv":
+        return [Row(*row) for row in zip(*(batch[name] for name in Row._fields), strict=True)]
+    sources, targets = batch[data.source_column], batch[data.target_column]
+    if data.features_column is None:
+        return [Row(s or "", t or "") for s, t in zip(sources, targets, strict=True)]
+    features = batch[str(data.features_column)]
+    return [
+        Row(s or "", t or "", f or "") for s, t, f in zip(sources, targets, features, strict=True)
+    ]
+
+
+@contextlib.contextmanager
+def reading(path: str, cache: Path | None = None) -> Generator[None]:
+    """Silence `datasets`, and raise its errors as a DataError.
+
+    Args:
+        path: the file, which the message names.
+        cache: the folder that the message says to delete if the rows in it cannot be read.
+    """
+    from datasets.exceptions import DatasetGenerationError
+    from datasets.utils import (
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+        logging,
+    )
+
+    verbosity, silent = logging.get_verbosity(), are_progress_bars_disabled()
+    logging.set_verbosity(logging.CRITICAL)
+    disable_progress_bars()
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # the readers of the formats raise many kinds
+        if "corresponds to no data" in str(error):
+            raise DataError(f"{path} holds no pair; expected rows of source and target") from None
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        if isinstance(cause, DataError):
+            raise cause from None
+        reason = getattr(cause, "strerror", None) or str(cause).strip() or type(cause).__name__
+        unreadable = isinstance(cause, ValueError) or (
+            isinstance(cause, OSError) and cause.errno in (None, errno.ENOENT)
+        )
+        if cache is not None and unreadable and not isinstance(error, DatasetGenerationError):
+            raise DataError(
+                f"the cache of {path} is damaged ({reason.splitlines()[0]}); delete {cache}"
+            ) from None
+        file = getattr(cause, "filename", None)  # one of the cache
+        where = f" ({file})" if file and file != path else ""
+        raise DataError(f"cannot read {path}: {reason.splitlines()[0]}{where}") from None
+    finally:
+        logging.set_verbosity(verbosity)
+        if not silent:
+            enable_progress_bars()
+
+
+def _format(path: str) -> str:
+    return Path(path.removesuffix(".gz")).suffix
+
+
+def _contents(files: Sequence[str]) -> str:
+    """Return a hash of what the files hold."""
+    digest = hashlib.sha256()
+    for name in files:
+        with open(name, "rb") as file:
+            digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()
+
+
+def _texts(names: Iterable[str]) -> "Features":
+    """Return columns of text with these names."""
+    import datasets
+
+    return datasets.Features({name: datasets.Value("string") for name in names})
+
+
+def _check_parquet(file: str, names: Sequence[str]) -> None:
+    """Raise a DataError if a column is missing or holds no text, or if there is no row."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    schema = parquet.read_schema(file)
+    _require_columns(file, schema.names, names)
+    for name in names:
+        kind = schema.field(name).type
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+        if not any(is_text(kind) for is_text in texts):
+            raise DataError(
+                f"{file}: column {name} holds {kind} values, not text; convert it to strings first"
+            )
+    if not parquet.read_metadata(file).num_rows:
+        raise DataError(f"{file} holds no pair; expected rows of source and target")
+
+
+def _require_columns(file: str, columns: Sequence[str], names: Iterable[str]) -> None:
+    """Raise a DataError unless every name is that of one column."""
+    for name in names:
+        if name not in columns:
+            raise DataError(
+                f"{file} has no column {name}: its columns are {', '.join(columns)}; set "
+                "data.source_column, data.target_column and data.features_column"
+            )
+        if columns.count(name) > 1:
+            raise DataError(f"{file} has {columns.count(name)} columns {name}; rename all but one")
+
+
+def _csv_rows(file: str, columns: Sequence[str | int | None]) -> Iterator[Row]:
+    """Yield the rows of a CSV file; those that do not have one field per column have a fault.
+
+    Raises:
+        DataError: a column is missing, or a row of several lines is not CSV, so that it is not known
+            where the next one begins.
+    """
+    with open(file, encoding="utf-8-sig", newline="") as lines:
+        reader = csv.reader(lines, strict=True)
+        header = next(filter(None, reader), None)
+        if header is None:
+            raise DataError(f"{file} is empty; expected a line with the names of the columns")
+        _require_columns(file, header, [str(name) for name in columns if name is not None])
+        indices = [None if name is None else header.index(str(name)) for name in columns]
+        while True:
+            line = reader.line_num + 1
+            try:
+                fields = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                if reader.line_num > line:
+                    raise DataError(
+                        f"{file}: the row on lines {line:,} to {reader.line_num:,} is not CSV "
+                        f"({error}); correct its quotation marks"
+                    ) from None
+                yield Row(fault=f"is not CSV ({error})")
+                continue
+            if fields and len(fields) != len(header):
+                found = quantity(len(fields), "field")
+                yield Row(fault=f"has {found}, expected {len(header)}")
+            elif fields:  # not a blank line
+                source, target, features = (None if i is None else fields[i] for i in indices)
+                yield Row(source or "", target or "", features)
+
+
+def _parse_line(line: str, data: DataConfig) -> Row:
+    """Return the row of one JSON document."""
+    if not line.strip():
+        return Row()
+    try:
+        document = json.loads(line)
+    except (ValueError, RecursionError):
+        return Row(fault="is not JSON")
+    if not isinstance(document, dict):
+        return Row(fault="is not a JSON object")
+    fields: list[str] = []
+    for name in (data.source_column, data.target_column, data.features_column):
+        value = "" if name is None else document.get(str(name))
+        value = "" if value is None else value
+        if not isinstance(value, str):
+            kind = _KINDS.get(type(value), "a list or an object")
+            return Row(fault=f"has {kind} as {name}, expected text")
+        if not is_utf8(value):
+            return Row(fault=f"has half a surrogate pair in {name}")
+        fields.append(value)
+    return Row(fields[0], fields[1], None if data.features_column is None else fields[2])
