@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,8 +22,8 @@ from safetensors.torch import load_file, save_file
 import regard
 from regard import checkpoints
 from regard.cli.main import main
-from regard.config import Config, ModelConfig, TrainingConfig
-from regard.errors import Interrupted
+from regard.config import Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
+from regard.errors import ConfigError, Interrupted
 from test_training import DEV, PAIRS, _config, at_update, latest
 
 CLOCK = ("minutes", "pairs_per_second", "target_tokens_per_second")
@@ -38,6 +39,7 @@ def result(out: Path) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor],
 
 
 def assert_same_result(out: Path, complete: Path) -> None:
+    assert {path.name for path in out.rglob(".*")} == {".lock"}
     for actual, expected in zip(result(out), result(complete), strict=True):
         if isinstance(expected, list):
             assert actual == expected
@@ -119,7 +121,9 @@ def test_200_kills_change_nothing(complete: Path, tmp_path: Path) -> None:
             os._exit(0)
         time.sleep(float(torch.rand((), generator=generator)) * 0.8)
         os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        if not os.WIFSIGNALED(os.waitpid(child, 0)[1]):  # it had ended before
+            shutil.rmtree(out)
+            continue
         regard.train(_config(out), PAIRS, DEV, resume=True)
         assert_same_result(out, complete)
         kills += 1
@@ -229,6 +233,20 @@ def test_a_failed_write_leaves_the_last_good_checkpoint(
     assert_same_result(out, complete)
 
 
+def test_only_a_folder_of_a_training_run_is_resumed(tmp_path: Path) -> None:
+    config = _config(tmp_path / "m")
+    regard.train(config, PAIRS, DEV)
+    for path in (tmp_path / "m" / "checkpoints").glob("*.safetensors"):
+        path.unlink()
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "README.md").write_text("mine")
+    for name in ("m", "notes"):
+        before = {path: path.read_bytes() for path in (tmp_path / name).glob("*.*")}
+        with pytest.raises(ConfigError, match=r"holds no checkpoint to resume from: .*init_from"):
+            regard.train(_config(tmp_path / name), PAIRS, DEV, resume=True)
+        assert {path: path.read_bytes() for path in (tmp_path / name).glob("*.*")} == before
+
+
 def test_a_second_run_in_one_folder_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "model"
     regard.train(_config(out, max_updates=5), PAIRS, DEV)
@@ -246,6 +264,49 @@ def test_a_run_that_fails_early_leaves_an_empty_folder(tmp_path: Path) -> None:
     with pytest.raises(regard.RegardError):
         regard.train(_config(tmp_path / "model"), [("a", " ")], DEV)
     regard.train(_config(tmp_path / "model", max_updates=5), PAIRS, DEV)
+
+
+def test_a_run_that_was_killed_while_it_read_its_pairs_is_started_again(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+
+    def train() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("regard.training.make_corpus", lambda *_: os.kill(os.getpid(), 9))
+            regard.train(_config(out), PAIRS, DEV)
+
+    assert os.WIFSIGNALED(in_child(train))
+    assert (out / "checkpoints" / ".lock").exists()
+    regard.train(_config(out, max_updates=5), PAIRS, DEV)
+
+
+@pytest.mark.parametrize("update", [2, 12])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_run_whose_folder_is_moved_ends_without_a_new_one(
+    update: int, again: bool, tmp_path: Path
+) -> None:
+    out, moved = tmp_path / "model", tmp_path / "moved"
+
+    def move() -> None:
+        out.rename(moved)
+        if again:  # another run has begun in a folder of this name
+            (out / "checkpoints").mkdir(parents=True)
+            (out / "checkpoints" / ".lock").touch()
+
+    with (
+        at_update(update, move),
+        pytest.raises(regard.FolderError, match=f"{out} was removed or moved during its training;"),
+    ):
+        regard.train(_config(out), PAIRS, DEV)
+    assert [path.name for path in out.rglob("*")] == ["checkpoints", ".lock"] * again
+    regard.train(_config(moved), PAIRS, DEV, resume=True)
+
+
+def test_only_files_named_by_an_update_are_checkpoints(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    regard.train(_config(out, max_updates=10), PAIRS, DEV)
+    (out / "checkpoints" / "\N{SUPERSCRIPT TWO}0.safetensors").write_text("")
+    (out / "checkpoints" / "100.safetensors").mkdir()
+    regard.train(_config(out), PAIRS, DEV, resume=True)
 
 
 def interrupt() -> None:
@@ -276,7 +337,7 @@ def test_the_command_exits_with_the_status_of_the_signal(
     for name, status in (("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)):
         with at_update(2, lambda name=name: signal.raise_signal(signal.Signals[name])):
             assert main([*arguments, f"--out={tmp_path / name}"]) == status
-        assert "is usable; continue with --resume" in capsys.readouterr().err
+        assert "is usable; continue its training with the setting resume" in capsys.readouterr().err
 
 
 def test_checkpoints_are_saved_by_time_too(tmp_path: Path, monkeypatch: Any) -> None:
@@ -337,11 +398,87 @@ def test_settings_that_change_on_resume_are_reported(
     assert "training.max_updates is now 6 instead of 5" in message
 
 
+def test_a_checkpoint_of_another_run_is_refused(complete: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    regard.train(_config(out, {"cell": "gru"}, max_updates=5), PAIRS, DEV)
+    shutil.copy(latest(complete), out / "checkpoints")
+    before = (out / "config.json").read_bytes()
+    with pytest.raises(
+        regard.FolderError,
+        match=r"20\.safetensors belongs to another run: its model\.cell is lstm, and gru in config",
+    ):
+        regard.train(Config(out=str(out)), PAIRS, DEV, resume=True)
+    assert (out / "config.json").read_bytes() == before
+    latest(out).unlink()
+    regard.train(Config(out=str(out)), PAIRS, DEV, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (Path.unlink, r"has lost model\.safetensors, the best weights of its run; restore"),
+        (DAMAGES["empty"], r"model\.safetensors is damaged or does not fit config\.json"),
+    ],
+    ids=["missing", "empty"],
+)
+def test_a_run_without_its_best_weights_is_not_resumed(
+    damage: Callable[[Path], object], message: str, complete: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "model"
+    shutil.copytree(complete, out)
+    damage(out / "model.safetensors")
+    with pytest.raises(regard.FolderError, match=message):
+        regard.train(_config(out, max_updates=25), PAIRS, DEV, resume=True)
+    assert latest(out).stem == "20"
+
+
+def test_other_dev_pairs_are_reported_on_resume(
+    complete: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for dev, reported in ((DEV, False), ([("a b", "b b")], True)):
+        out = tmp_path / str(reported)
+        shutil.copytree(complete, out)
+        regard.train(_config(out, max_updates=21), PAIRS, dev, resume=True)
+        assert (
+            "the dev pairs are not those of the run so far" in capsys.readouterr().err
+        ) == reported
+
+
+def test_automatic_settings_are_kept_on_resume_and_reported(
+    complete: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    regard.train(
+        dataclasses.replace(_config(out, max_updates=5), data=DataConfig(dev="dev.tsv")), PAIRS, DEV
+    )
+    automatic = Config(
+        out=str(out),
+        data=DataConfig(dev=None),
+        source=TextConfig(unit="auto"),
+        model=ModelConfig(attention=None),
+    )
+    regard.train(automatic, PAIRS, DEV, resume=True)
+    message = capsys.readouterr().err
+    assert (
+        "kept from the start of the run: source.unit whitespace, model.attention additive\n"
+        in message
+    )
+    assert "data.dev is now None instead of dev.tsv\n" in message
+
+
+def test_settings_of_two_groups_are_compared_once_they_are_merged(tmp_path: Path) -> None:
+    weighted = Config(out=str(tmp_path / "m"), training=TrainingConfig(coverage_loss=0.5))
+    with pytest.raises(ConfigError, match=r"coverage_loss needs model\.coverage true"):
+        regard.train(weighted, PAIRS, DEV)
+    regard.train(_config(tmp_path / "m", {"coverage": True}, max_updates=5), PAIRS, DEV)
+    regard.train(weighted, PAIRS, DEV, resume=True)
+
+
 def test_fine_tuning_refuses_settings_of_another_model(complete: Path, tmp_path: Path) -> None:
     other = Config(out=str(tmp_path / "model"), model=ModelConfig(attention="dot"))
     with pytest.raises(
         regard.ConfigError,
-        match=r"model\.attention is additive in .* cannot change with --init-from \(to dot\)",
+        match=r"model\.attention is additive in .* cannot change with init_from \(to dot\)",
     ):
         regard.train(other, PAIRS, DEV, init_from=complete)
 
@@ -355,3 +492,37 @@ def test_values_that_are_not_finite_are_named(
         match=r"(the (weights|gradient) of \S+ became infinite or NaN|the loss became (inf|nan)) at update \d; train",
     ):
         regard.train(_config(tmp_path / "a", validate_every=20), PAIRS, DEV)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.nan, r"the weights of \S+ became infinite or NaN"),
+        (1e38, "the dev loss became (inf|nan)"),
+    ],
+)
+def test_weights_are_checked_before_a_validation(
+    value: float, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = torch.optim.Adam.step
+
+    def overflowing(self: torch.optim.Adam, *arguments: Any) -> None:
+        step(self, *arguments)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data.fill_(value)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", overflowing)
+    with pytest.raises(ConfigError, match=rf"^{message} at update 1; train again with a lower"):
+        regard.train(_config(tmp_path / "model", validate_every=1), PAIRS, DEV)
+
+
+def test_a_norm_of_the_gradient_that_overflows_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backward = torch.Tensor.backward
+    monkeypatch.setattr(torch.Tensor, "backward", lambda loss: backward(loss * 1e30))
+    with pytest.raises(
+        ConfigError, match=r"^the norm of the gradient became inf at update 1; train"
+    ):
+        regard.train(_config(tmp_path / "model"), PAIRS, DEV)

@@ -145,7 +145,7 @@ def test_resume_with_other_pairs_or_another_model_is_refused(tmp_path: Path) -> 
         regard.train(_config(out), PAIRS[1:], DEV, resume=True)
     with pytest.raises(
         regard.ConfigError,
-        match=r"model\.decoder is luong .* cannot change on --resume \(to bahdanau\)",
+        match=r"model\.decoder is luong .* cannot change when it is resumed \(to bahdanau\)",
     ):
         regard.train(_config(out, {"decoder": "bahdanau"}), PAIRS, DEV, resume=True)
 
@@ -164,7 +164,9 @@ def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:
 
 def test_a_non_empty_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("mine")
-    with pytest.raises(regard.ConfigError, match=r"not empty; choose another --out.*--resume"):
+    with pytest.raises(
+        regard.ConfigError, match=r"not empty; choose another folder \(out\), or .* \(resume\)"
+    ):
         regard.train(_config(tmp_path), PAIRS, DEV)
 
 
@@ -225,7 +227,7 @@ def test_without_dev_pairs_some_are_held_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     regard.train(_config(tmp_path / "model", max_updates=5), PAIRS)
-    assert "dev: 1 pairs held out" in capsys.readouterr().err
+    assert "dev: 1 pair held out" in capsys.readouterr().err
 
 
 def test_messages_before_and_during_training(
@@ -233,7 +235,7 @@ def test_messages_before_and_during_training(
 ) -> None:
     regard.train(_config(tmp_path / "model"), PAIRS, DEV)
     messages = capsys.readouterr().err
-    assert "train: 14 pairs read" in messages
+    assert "train: 14 pairs given in memory" in messages
     assert "source: unit whitespace (chosen from the data), vocabulary of 8" in messages
     assert "parameters on cpu" in messages
     assert "loss at chance ln V = 2.08" in messages
@@ -319,11 +321,12 @@ def test_continued_training_needs_features_exactly_as_before(
         data = regard.DataConfig(features_column=column)
         return dataclasses.replace(_config(tmp_path / name), data=data)
 
-    pairs = [(source, target, "X;Y") for source, target in PAIRS] if featured else PAIRS
+    triples = [(source, target, "X;Y") for source, target in PAIRS]
+    pairs = triples if featured else PAIRS
     regard.train(config("first", 3 if featured else None), pairs, pairs[:2])
     continued = config("second", None if featured else 3)
     with pytest.raises(ConfigError, match=r"features of the source, got data.features_column"):
-        regard.train(continued, pairs, pairs[:2], init_from=tmp_path / "first")
+        regard.train(continued, triples, triples[:2], init_from=tmp_path / "first")
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,10 @@ the latest turns out to be damaged, training resumes from the one before.
 
 import contextlib
 import json
+import os
+import re
 import shutil
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +22,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from regard.errors import ConfigError, FolderError
-from regard.files import atomic_write
+from regard.files import atomic_write, remove_temporary_files
 from regard.migrations import FORMAT, convert_tensors, convert_training_state
 from regard.model_folder import checksum, load_tensors, unshared_tensors, write_tensors
 
 _KEPT = 3
+
+_NAME = re.compile(r"[0-9]+\.safetensors")
+
+_held: dict[Path, os.stat_result] = {}
+"""The lock files that this process holds."""
 
 
 class Checkpoint(NamedTuple):
@@ -39,37 +46,97 @@ class Checkpoint(NamedTuple):
 def locked(folder: Path) -> Generator[None]:
     """Hold the exclusive lock of a training folder, which is created if it is missing.
 
-    The operating system releases the lock when the process ends, however it ends.
+    The operating system releases the lock when the process ends, however it ends. Unfinished files of
+    a killed process are removed.
 
     Raises:
         ConfigError: another process holds the lock, or the folder cannot be written.
     """
-    path, is_new = folder / "checkpoints" / ".lock", not folder.exists()
+    path, is_new = _lock_file(folder), not folder.exists()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = filelock.FileLock(path)
         lock.acquire(timeout=0)
+        _held[path] = path.stat()
+        remove_temporary_files(folder)
+        remove_temporary_files(path.parent)
     except filelock.Timeout:
         raise ConfigError(
-            f"another process is training {folder}; wait for it to end, or choose another --out"
+            f"another process is training {folder}; wait for it to end, or choose another folder (out)"
         ) from None
     except OSError as error:
         raise ConfigError(
-            f"cannot write {folder}: {error.strerror}; choose another --out"
+            f"cannot write {folder}: {error.strerror}; choose another folder (out)"
         ) from None
     try:
         yield
     finally:
-        if [*path.parent.iterdir()] == [path]:  # nothing was saved: leave no trace
+        if _is_held(path) and holds_only_lock(folder):  # nothing was saved: leave no trace
             path.unlink()
             path.parent.rmdir()
-            if is_new and not any(folder.iterdir()):
+            if is_new:
                 folder.rmdir()
+        del _held[path]
         lock.release()
 
 
-def save(folder: str | Path, model: nn.Module, optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Write a checkpoint: weights, state of the optimiser and of the generators, `state`.
+def require_lock(folder: Path) -> None:
+    """Raise a FolderError unless the folder is still the one that this process has locked."""
+    if not _is_held(_lock_file(folder)):
+        raise FolderError(
+            f"{folder} was removed or moved during its training; train again, or continue where its "
+            "checkpoints are now (out, resume)"
+        )
+
+
+def holds_only_lock(folder: Path) -> bool:
+    """Return whether a folder holds nothing but the lock of a run that has saved nothing."""
+    path = _lock_file(folder)
+    try:
+        return [*folder.iterdir()] == [path.parent] and [*path.parent.iterdir()] == [path]
+    except OSError:
+        return False
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder / "checkpoints" / ".lock"
+
+
+def _is_held(path: Path) -> bool:
+    """Return whether this process holds this lock file, not one at the same path before or since."""
+    try:
+        return os.path.samestat(path.stat(), _held[path])
+    except OSError:
+        return False
+
+
+def has_training(folder: Path) -> bool:
+    """Return whether this folder holds a training run that can be resumed, from its beginning if need be."""
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    if _files(folder) or "last" in names:  # last: format 2 and before
+        return True
+    has_begun = names <= {"checkpoints"} or _lock_file(folder).exists()
+    return has_begun and "README.md" not in names  # the card of a complete run
+
+
+def generator_states() -> dict[str, Tensor]:
+    """Return the states of the random generators of this process."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    return states
+
+
+def save(
+    folder: str | Path,
+    model: nn.Module,
+    optimizer: Optimizer,
+    state: dict[str, Any],
+    generators: Sequence[dict[str, Tensor]],
+) -> None:
+    """Write a checkpoint: weights, state of the optimiser, `state`, and the generators by rank.
 
     Older checkpoints than the two before it are removed, and those of later updates: they were
     damaged, or belong to a run that was not continued.
@@ -78,9 +145,8 @@ def save(folder: str | Path, model: nn.Module, optimizer: Optimizer, state: dict
     for index, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
             tensors[f"optimizer.{index}.{name}"] = torch.as_tensor(value)
-    tensors["random.cpu"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors["random.cuda"] = torch.cuda.get_rng_state()
+    for rank, states in enumerate(generators):
+        tensors |= {_generators(rank) + device: value for device, value in states.items()}
     update = state["schedule"]["update"]
     path = Path(folder) / "checkpoints" / f"{update}.safetensors"
     text = json.dumps({"format": FORMAT, **state})
@@ -113,8 +179,10 @@ def load(folder: str | Path) -> tuple[Checkpoint | None, list[str]]:
     return None, []
 
 
-def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> None:
-    """Restore model, optimiser and generators.
+def restore(
+    checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer, rank: int | None
+) -> None:
+    """Restore model, optimiser and the generators of process `rank`; None leaves these as they are.
 
     Raises:
         FolderError: the tensors are not those of the model and the optimiser.
@@ -128,17 +196,25 @@ def restore(checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer) -> N
             moments.setdefault(int(index), {})[key] = value
         _check_moments(moments, optimizer)
         optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
-        torch.set_rng_state(tensors["random.cpu"])
+        if rank is not None:
+            torch.set_rng_state(tensors[_generators(rank) + "cpu"])
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise FolderError(f"{checkpoint.path} is damaged ({error}); train again") from None
-    if "random.cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["random.cuda"])
+    cuda = None if rank is None else tensors.get(_generators(rank) + "cuda")
+    if cuda is not None and torch.cuda.is_available():
+        torch.cuda.set_rng_state(cuda)
+
+
+def _generators(rank: int) -> str:
+    """Return how the names of the states of a process's generators begin."""
+    return f"random.{rank}." if rank else "random."
 
 
 def _files(folder: str | Path) -> list[Path]:
     """Return the checkpoint files, the latest first."""
     paths = (Path(folder) / "checkpoints").glob("*.safetensors")
-    return sorted((path for path in paths if path.stem.isdigit()), key=_update, reverse=True)
+    files = [path for path in paths if _NAME.fullmatch(path.name) and path.is_file()]
+    return sorted(files, key=_update, reverse=True)
 
 
 def _update(path: Path) -> int:
@@ -150,7 +226,7 @@ def _read(path: Path) -> Checkpoint:
     with safe_open(str(path), framework="pt") as stored:
         metadata: dict[str, str] = stored.metadata() or {}
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-    if path.stem.isdigit():
+    if _NAME.fullmatch(path.name):
         if metadata["sha256"] != checksum(tensors, metadata["state"]):
             raise ValueError("the checksum differs")
         return Checkpoint(path, tensors, json.loads(metadata["state"]))

@@ -9,7 +9,7 @@ from torch import Tensor
 from regard import checkpoints, model_folder
 from regard.checkpoints import Checkpoint
 from regard.config import GROUPS, Config, from_dict
-from regard.errors import ConfigError
+from regard.errors import ConfigError, FolderError
 from regard.text import Tokenizer
 
 _FIXED: dict[str, tuple[str, ...]] = {"model": (), "source": (), "target": ()}
@@ -41,21 +41,23 @@ def starting_point(
 
     Raises:
         ConfigError: a given setting differs and cannot be changed.
-        FolderError: a folder is missing or damaged.
+        FolderError: a folder is missing, damaged, or mixed up with that of another run.
     """
     checkpoint, notes = checkpoints.load(out) if resume else (None, [])
     if checkpoint is not None:
         stored = model_folder.describe(out)
         settings = checkpoint.state.get("config")  # not in checkpoints of format 2 and before
         old = stored.config if settings is None else from_dict(settings)
-        where = f"{out} and cannot change on --resume"
+        _require_same_run(checkpoint, old, stored.config)
+        _require_best_weights(checkpoint, out)
+        where = f"{out} and cannot change when it is resumed"
         config, changes = _merge(config, old, _FIXED_ON_RESUME, where)
         return StartingPoint(
             config, (stored.source, stored.target), None, checkpoint, (*notes, *changes)
         )
     if init_from is not None:
         stored = model_folder.load(init_from)
-        where = f"{init_from} and cannot change with --init-from"
+        where = f"{init_from} and cannot change with init_from"
         merged, _ = _merge(config, stored.config, _FIXED, where)
         groups = {name: getattr(merged, name) for name in _FIXED}
         weights = stored.model.state_dict()
@@ -63,6 +65,31 @@ def starting_point(
             dataclasses.replace(config, **groups), (stored.source, stored.target), weights
         )
     return StartingPoint(config)
+
+
+def _require_same_run(checkpoint: Checkpoint, settings: Config, stored: Config) -> None:
+    """Raise a FolderError if a checkpoint has settings that cannot have changed in this folder."""
+    for group, names in _FIXED_ON_RESUME.items():
+        here, there = dataclasses.asdict(getattr(stored, group)), getattr(settings, group)
+        for name in names or here:
+            if getattr(there, name) != here[name]:
+                raise FolderError(
+                    f"{checkpoint.path} belongs to another run: its {group}.{name} is "
+                    f"{getattr(there, name)}, and {here[name]} in config.json; move it out of this "
+                    "folder"
+                )
+
+
+def _require_best_weights(checkpoint: Checkpoint, out: Path) -> None:
+    """Raise a FolderError if the best weights so far, which a run may not surpass, are lost."""
+    if not any(entry["best"] for entry in checkpoint.state["history"]):
+        return
+    if not (out / "model.safetensors").is_file():
+        raise FolderError(
+            f"{out} has lost model.safetensors, the best weights of its run; restore that file, or "
+            "train in another folder"
+        )
+    model_folder.load(out)
 
 
 def _merge(
@@ -74,13 +101,16 @@ def _merge(
     """
     groups: dict[str, Any] = {}
     notes: list[str] = []
+    kept: list[str] = []
     for group in GROUPS:
         new, old = getattr(config, group), getattr(stored, group)
         changes: dict[str, Any] = {}
         for name in sorted(new.given):
             value, before = getattr(new, name), getattr(old, name)
-            # `auto` and None stand for a value that was resolved when the run started
-            if value == before or (value in (None, "auto") and name != "max_minutes"):
+            if value == before:
+                continue
+            if value == "auto" or (value is None and group in fixed and not fixed[group]):
+                kept.append(f"{group}.{name} {before}")  # what it stood for when the run started
                 continue
             if group in fixed and (name in fixed[group] or not fixed[group]):
                 raise ConfigError(
@@ -90,4 +120,6 @@ def _merge(
             changes[name] = value
             notes.append(f"{group}.{name} is now {value} instead of {before}")
         groups[group] = dataclasses.replace(old, **changes)
+    if kept:
+        notes.append(f"kept from the start of the run: {', '.join(kept)}")
     return dataclasses.replace(config, **groups), notes

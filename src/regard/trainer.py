@@ -2,32 +2,34 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import random
 import signal
 import threading
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from torch import nn
+from torch import Tensor, nn
 
 from regard import checkpoints, model_folder
-from regard.batching import Batch, Example, bucket, collate, epoch
+from regard.batching import Example, bucket, collate, epoch
 from regard.config import Config, TrainingConfig
 from regard.copy_mechanism import hide_tokens
 from regard.corpus import Corpus
+from regard.distributed import Job
 from regard.errors import ConfigError, FolderError, Interrupted
 from regard.files import write_text
 from regard.metrics import METRICS
 from regard.progress import Progress
 from regard.schedule import Schedule
-from regard.text import UNITS, Tokenizer
+from regard.text import UNITS, Tokenizer, split_source
 from regard.translator import Translator, find_device
 
 _SECONDS_BETWEEN_CHECKPOINTS = 300.0
@@ -48,12 +50,12 @@ class RunningStatistics:
     def __post_init__(self) -> None:
         self._started = time.perf_counter() - self.seconds
 
-    def add(self, loss: float, batch: Batch) -> None:
+    def add(self, loss: float, pairs: int, target_tokens: int) -> None:
         """Count one update."""
         self.total_loss += loss
         self.updates += 1
-        self.pairs += len(batch.lengths)
-        self.target_tokens += batch.target_tokens
+        self.pairs += pairs
+        self.target_tokens += target_tokens
         self.seconds = time.perf_counter() - self._started
 
     def loss(self) -> float:
@@ -68,61 +70,78 @@ class RunningStatistics:
 class Trainer:
     """Train a model, validate it and write its folder.
 
+    Several processes train it together: each computes on its share of every batch, and all of them
+    make the same update. The main process writes.
+
     Args:
         trained: the model with its settings, tokenizers and metadata; it is trained in place.
         corpus: training and validation examples.
         out: the model folder.
+        job: the processes that train.
     """
 
-    def __init__(self, trained: model_folder.TrainedModel, corpus: Corpus, out: Path) -> None:
-        self.trained, self.corpus, self.out = trained, corpus, out
+    def __init__(
+        self, trained: model_folder.TrainedModel, corpus: Corpus, out: Path, job: Job
+    ) -> None:
+        self.trained, self.corpus, self.out, self.job = trained, corpus, out, job
         self.settings = trained.config.training
         self.metric = _metric(self.settings, corpus.target)
         self.schedule = Schedule(self.settings)
         self.accelerator = _accelerator(trained.config)
         self.device = self.accelerator.device
-        self.model = self.accelerator.prepare(trained.model)
+        # without DistributedDataParallel: _update weights the gradients, and job sums them
+        self.model = self.accelerator.prepare_model(trained.model, evaluation_mode=True)
+        job.broadcast(self.model.state_dict().values())
         self.optimizer = self.accelerator.prepare(_optimizer(trained.model, self.settings))
         self.translator = Translator(trained, self.device)
+        self.dev_fingerprint = corpus.dev_fingerprint()
         self.history: list[dict[str, Any]] = []
         self.epoch = 0
         self.batches_done = 0
         self.statistics = RunningStatistics()
         self._saved = time.monotonic()
+        self._seed_generators()
 
     def train(self, progress: Progress) -> None:
         """Update the weights until the schedule ends.
 
         Raises:
-            ConfigError: the loss became infinite or NaN.
+            ConfigError: weights, gradients or a loss became infinite or NaN.
+            FolderError: the folder was removed or moved.
             Interrupted: Ctrl-C, SIGTERM or SIGHUP; a checkpoint has been saved.
+            JobError: another process has ended.
         """
-        with _deferred_signals() as received:
-            for batch in self._batches():
+        stop = 0
+        with _deferred_signals(self.job) as received:
+            for batches in self._updates():
                 started = time.perf_counter()
-                loss = self._update(batch)
-                self.statistics.add(loss, batch)
-                self.batches_done += 1
-                self.schedule.advance(time.perf_counter() - started)
+                self._update(batches)
+                # the clock of the main process counts
+                seconds = [time.perf_counter() - started, time.monotonic() - self._saved]
+                seconds, unsaved = self.job.gather_numbers(seconds)[0]
+                self.schedule.advance(seconds)
                 rate = self.statistics.per_second(self.statistics.pairs)
                 note = f"loss {self.statistics.loss():.3f}, {rate:,.0f} pairs/s"
                 progress.advance(1, note, self.schedule.remaining())
                 over = self.schedule.over()
                 if over or self.schedule.update % self.settings.validate_every == 0:
                     self._validate(progress)
-                elif time.monotonic() - self._saved >= _SECONDS_BETWEEN_CHECKPOINTS:
+                elif unsaved >= _SECONDS_BETWEEN_CHECKPOINTS:
                     self._save_checkpoint()
-                if received or over:
+                signals = self.job.gather_numbers([float(received[0]) if received else 0.0])
+                stop = int(max(number for [number] in signals))
+                if stop or over:
                     break
-        if received:
+        if stop:
             self._save_checkpoint()
-            if not self.history:
+            if self.job.is_main and not self.history:
                 model_folder.save_weights(self.out, self.trained.model)
+            self.job.wait()
             progress.print(
-                f"stopped at update {self.schedule.update:,}: {self.out} is usable; continue with "
-                "--resume"
+                f"stopped at update {self.schedule.update:,}: {self.out} is usable; continue its "
+                "training with the setting resume"
             )
-            raise Interrupted(received[0])
+            raise Interrupted(stop)
 
     def restore(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Restore the state of a checkpoint.
@@ -132,17 +151,20 @@ class Trainer:
             ConfigError: the run selected its best weights by another metric.
         """
         state = checkpoint.state
-        if state["training_fingerprint"] != self.trained.metadata["training_fingerprint"]:
+        pairs = self.corpus.fingerprint(copies="dev_fingerprint" in state)
+        if state["training_fingerprint"] != pairs:
             raise FolderError(
-                f"{self.out} was trained on other pairs; give the same --data.train to resume, or "
-                f"--init-from {self.out} to continue training on new pairs"
+                f"{self.out} was trained on other pairs; give the same data.train to resume, or "
+                f"start from its weights (init_from {self.out}) to train on new pairs"
             )
         if state["history"] and self.metric not in state["history"][-1]:
             raise ConfigError(
                 f"the run selected its best weights by another metric than {self.metric}; leave "
-                "--training.metric out, or train in another folder"
+                "training.metric out, or train in another folder"
             )
-        checkpoints.restore(checkpoint, self.trained.model, self.optimizer.optimizer)
+        known = self.job.rank < state.get("processes", 1)
+        rank = self.job.rank if known else None
+        checkpoints.restore(checkpoint, self.trained.model, self.optimizer.optimizer, rank)
         try:
             self.schedule = Schedule.from_dict(self.settings, state["schedule"])
             self.epoch, self.batches_done = state["epoch"], state["batches_done"]
@@ -150,8 +172,18 @@ class Trainer:
             self.statistics = RunningStatistics(**state["statistics"])
         except (KeyError, TypeError) as error:
             raise FolderError(f"{checkpoint.path} is damaged ({error}); train again") from None
+        if not known:
+            self._seed_generators()
 
-    def _batches(self) -> Iterator[Batch]:
+    def _seed_generators(self) -> None:
+        """Let every process draw other dropout masks; those of the main process are the run's seed's."""
+        if not self.job.is_main:
+            text = f"{self.settings.seed}:{self.schedule.update}:{self.job.rank}"
+            torch.manual_seed(random.Random(text).getrandbits(63))
+
+    def _updates(self) -> Iterator[list[list[Example]]]:
+        """Yield the batches of each update, all of one epoch."""
+
         def hide(example: Example, rng: random.Random) -> Example:
             return hide_tokens(example, len(self.corpus.target), rng)
 
@@ -159,57 +191,86 @@ class Trainer:
         seed, size = self.settings.seed, self.settings.batch_tokens
         while not self.schedule.over():
             done = self.batches_done
-            yield from epoch(self.corpus.train, size, seed, self.epoch, done, transform)
+            batches = epoch(self.corpus.train, size, seed, self.epoch, done, transform)
+            while update := [*itertools.islice(batches, self.settings.gradient_accumulation_steps)]:
+                self.batches_done += len(update)
+                yield update
             self.epoch, self.batches_done = self.epoch + 1, 0
 
-    def _update(self, batch: Batch) -> float:
+    def _update(self, batches: list[list[Example]]) -> None:
+        """Take one step along the gradient of the mean loss per target token of all batches."""
         settings = self.settings
+        tokens = _target_tokens(itertools.chain(*batches))
+        losses: list[Tensor] = []
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate()
         self.model.train()
-        loss = self.model(
-            batch.to(self.device),
-            label_smoothing=settings.label_smoothing,
-            coverage_loss=settings.coverage_loss,
-        )
-        self.accelerator.backward(loss)
+        for batch in batches:
+            share = self.job.share(batch)
+            loss = self.model(
+                # without a share, an example that counts nothing gives the gradients their shapes
+                collate(share or batch[:1]).to(self.device),
+                label_smoothing=settings.label_smoothing,
+                coverage_loss=settings.coverage_loss,
+            )
+            loss = loss * (_target_tokens(share) / tokens)
+            loss.backward()
+            losses.append(loss.detach())
+        loss = self.job.sum_gradients(self.model, torch.stack(losses).sum())
         norm = self.accelerator.clip_grad_norm_(self.model.parameters(), settings.clip_norm)
         value = loss.item()
         if not (math.isfinite(value) and norm is not None and bool(norm.isfinite())):
-            raise ConfigError(
-                f"{self._not_finite(value)} at update {self.schedule.update + 1:,}; train again "
-                f"with a lower --training.learning_rate (now {settings.learning_rate})"
-            )
+            self._require_finite(self.schedule.update + 1, "loss", value, float(norm or 0.0))
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return value
+        self.statistics.add(value, sum(map(len, batches)), tokens)
 
-    def _not_finite(self, loss: float) -> str:
-        """Name the values that stopped being finite, the earliest cause first."""
-        for kind in ("weights", "gradient"):
-            for name, parameter in self.trained.model.named_parameters():
-                tensor = parameter if kind == "weights" else parameter.grad
-                if tensor is not None and not bool(tensor.isfinite().all()):
-                    if kind == "gradient" and not math.isfinite(loss):
-                        break  # the loss came before its gradients
-                    return f"the {kind} of {name} became infinite or NaN"
-        return f"the loss became {loss}"
+    def _require_finite(
+        self, update: int, kind: str = "loss", loss: float = 0.0, norm: float = 0.0
+    ) -> None:
+        """Raise a ConfigError that names what stopped being finite, the earliest cause first.
+
+        Args:
+            update: the latest update.
+            kind: name of the loss.
+            loss: loss of the update, or of the dev set.
+            norm: norm of the gradient.
+        """
+        parameters = [*self.trained.model.named_parameters()]
+        values = [
+            *((f"weights of {name}", parameter) for name, parameter in parameters),
+            (kind, torch.tensor(loss, dtype=torch.float64)),
+            *((f"gradient of {name}", p.grad) for name, p in parameters if p.grad is not None),
+            ("norm of the gradient", torch.tensor(norm, dtype=torch.float64)),
+        ]
+        for name, value in values:
+            if not bool(value.isfinite().all()):
+                became = "infinite or NaN" if value.dim() else value.item()
+                raise ConfigError(
+                    f"the {name} became {became} at update {update:,}; train again with a lower "
+                    f"training.learning_rate (now {self.settings.learning_rate})"
+                )
 
     def _validate(self, progress: Progress) -> None:
         """Evaluate on the dev set, keep the best weights and save a checkpoint."""
         started = time.perf_counter()
         self.model.eval()
         loss = self._dev_loss()
+        self._require_finite(self.schedule.update, "dev loss", loss)
         metric = METRICS.get(self.metric)  # None for the loss
         sources = self.corpus.dev_sources if metric else self.corpus.dev_sources[:3]
-        outputs = self.translator.translate(sources, beam_size=1)
+        outputs = self.translator.translate(self.job.share(sources), beam_size=1)
+        texts = self.job.merge(self.job.gather([output.text for output in outputs]))
         value = loss
         if metric:
-            texts = [output.text for output in outputs]
             value = metric.compute(texts, self.corpus.dev_references).value
+        seconds = time.perf_counter() - started
+        # those of the main process count
+        loss, value, seconds = self.job.gather_numbers([loss, value, seconds])[0]
         lower_is_better = metric is None or metric.lower_is_better
         best = self.schedule.validated(-value if lower_is_better else value)
-        if best:
+        if best and self.job.is_main:
+            checkpoints.require_lock(self.out)
             model_folder.save_weights(self.out, self.trained.model)
         entry = {
             "update": self.schedule.update,
@@ -224,7 +285,7 @@ class Trainer:
             "best": best,
         }
         self.history.append(entry)
-        self.schedule.seconds += time.perf_counter() - started
+        self.schedule.seconds += seconds
         self.statistics = RunningStatistics()
         self._save_checkpoint()
         progress.print(
@@ -232,20 +293,27 @@ class Trainer:
             f"{entry['train_loss']:.3f}, dev loss {loss:.3f}, dev {self.metric} {value:.2f}"
             f"{' (best so far)' if best else ''}, {entry['pairs_per_second']:,.0f} pairs/s"
         )
-        for output in outputs[:3]:
-            progress.print(f"    {output.source} -> {output.text}")
+        for source, text in zip(sources[:3], texts, strict=False):
+            progress.print(f"    {split_source(source)[0]} -> {text}")
 
     @torch.inference_mode()
     def _dev_loss(self) -> float:
         examples = self.corpus.dev
         total, tokens = 0.0, 0
-        for indices in bucket([example.size for example in examples], self.settings.batch_tokens):
+        batches = bucket([example.size for example in examples], self.settings.batch_tokens)
+        for indices in self.job.share(batches):
             batch = collate([examples[index] for index in indices])
             total += float(self.model(batch.to(self.device))) * batch.target_tokens
             tokens += batch.target_tokens
+        total, tokens = map(sum, zip(*self.job.gather_numbers([total, float(tokens)]), strict=True))
         return total / tokens
 
     def _save_checkpoint(self) -> None:
+        self._require_finite(self.schedule.update)
+        generators = self.job.gather(checkpoints.generator_states())
+        if not self.job.is_main:
+            return
+        checkpoints.require_lock(self.out)
         lines = (json.dumps(entry) + "\n" for entry in self.history)
         write_text(self.out / "metrics.jsonl", "".join(lines))
         state = {
@@ -254,20 +322,31 @@ class Trainer:
             "epoch": self.epoch,
             "batches_done": self.batches_done,
             "training_fingerprint": self.trained.metadata["training_fingerprint"],
+            "dev_fingerprint": self.dev_fingerprint,
             "history": self.history,
             "statistics": dataclasses.asdict(self.statistics),
+            "processes": self.job.processes,
         }
-        checkpoints.save(self.out, self.trained.model, self.optimizer.optimizer, state)
+        model, optimizer = self.trained.model, self.optimizer.optimizer
+        checkpoints.save(self.out, model, optimizer, state, generators)
         self._saved = time.monotonic()
 
 
+def _target_tokens(examples: Iterable[Example]) -> int:
+    """Return the number of target tokens, EOS included."""
+    return sum(example.size[1] for example in examples)
+
+
 @contextlib.contextmanager
-def _deferred_signals() -> Generator[list[int]]:
-    """Collect Ctrl-C, SIGTERM and SIGHUP, so that the current update completes; the second raises."""
+def _deferred_signals(job: Job) -> Generator[list[int]]:
+    """Collect Ctrl-C, SIGTERM and SIGHUP, so that the current update completes; the second raises.
+
+    In a job of several processes the second does not: the launcher repeats what the scheduler sends.
+    """
     received: list[int] = []
 
     def handle(number: int, _: object) -> None:
-        if received:
+        if received and job.processes == 1:
             raise Interrupted(number)
         received.append(number)
 
@@ -286,7 +365,8 @@ def _deferred_signals() -> Generator[list[int]]:
         yield received
     finally:
         for number, handler in previous.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is handle:
+                signal.signal(number, handler)
 
 
 def _accelerator(config: Config) -> Accelerator:

@@ -1,17 +1,20 @@
 """Training a model folder: settings and pairs in, a translator out."""
 
+import contextlib
 import dataclasses
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from regard import checkpoints, model_card, model_folder
+from regard import checkpoints, distributed, model_card, model_folder
+from regard.checkpoints import Checkpoint
 from regard.config import Config, from_dict
 from regard.corpus import Corpus, make_corpus, resolve_config
+from regard.distributed import Job
 from regard.errors import ConfigError
 from regard.evaluation import layer_agreements
 from regard.files import require_empty_folder
@@ -22,7 +25,7 @@ from regard.pairs import PairLike
 from regard.progress import Progress
 from regard.resume import StartingPoint, starting_point
 from regard.trainer import Trainer
-from regard.translator import Translator
+from regard.translator import Translator, find_device
 
 _NEAR_CHANCE = 0.9
 """Fraction of ln V above which a dev loss counts as that of guessing."""
@@ -49,7 +52,7 @@ def fit(
     Args:
         pairs: training pairs, (source, target) or (source, target, features).
         dev: validation pairs; None holds out some of the training pairs.
-        out: the model folder to write; None: a temporary folder, which the output names.
+        out: the model folder to write; None: a temporary folder, whose path is printed.
         max_minutes: time budget, in minutes; None: no limit. Training stops earlier when validation
             no longer improves.
         settings: groups of settings that differ from the defaults, named as in `Config`: `model`,
@@ -58,15 +61,17 @@ def fit(
     Raises:
         RegardError: settings or pairs cannot be used.
     """
-    training = {"max_minutes": max_minutes, **settings.pop("training", {})}
+    training = settings.pop("training", {})
+    if isinstance(training, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        training = {"max_minutes": max_minutes, **training}
     config = from_dict({"out": None if out is None else str(out), "training": training, **settings})
-    return train(config, list(pairs), None if dev is None else list(dev))
+    return train(config, pairs, dev)
 
 
 def train(
     config: Config,
-    pairs: Sequence[PairLike] | None = None,
-    dev: Sequence[PairLike] | None = None,
+    pairs: Iterable[PairLike] | None = None,
+    dev: Iterable[PairLike] | None = None,
     *,
     resume: bool = False,
     init_from: str | Path | None = None,
@@ -74,13 +79,16 @@ def train(
 ) -> Translator:
     """Train a model, write its folder and return a translator with the best weights.
 
+    Under torchrun or `accelerate launch`, every process makes this call, with the same arguments; the
+    first of them writes the folder, which all have to see, and the messages.
+
     Args:
         config: all settings; `config.out` is the folder to write, a temporary one if it is None.
         pairs: training pairs in memory, (source, target) or (source, target, features), instead of
             `config.data.train`.
         dev: validation pairs in memory, instead of `config.data.dev`.
-        resume: continue exactly from the latest checkpoint in the folder, with its settings where
-            `config` does not give others; without a checkpoint, start from scratch.
+        resume: continue exactly from the latest checkpoint in the folder, keeping its settings unless
+            `config` overrides them; without a checkpoint, start from scratch.
         init_from: a model folder that supplies the initial weights, tokenizers and model settings.
         command: the command that started the training, to be recorded in the model card.
 
@@ -93,19 +101,32 @@ def train(
             f"train takes a Config first, got a {type(config).__name__}; regard.fit(pairs) trains "
             "without one"
         )
-    out = _output_folder(config.out, resume)
-    with checkpoints.locked(out):
+    if torch.get_default_dtype() != torch.float32:
+        raise ConfigError(
+            f"models have float32 weights, but PyTorch's default is {torch.get_default_dtype()}: call "
+            "torch.set_default_dtype(torch.float32) first"
+        )
+    job = distributed.join(find_device(config.device))
+    with contextlib.ExitStack() as stack:
+        out = None
+        if job.is_main:
+            out = _output_folder(config.out, resume)
+            stack.enter_context(checkpoints.locked(out))
+        out = job.gather(out)[0]
+        assert out is not None
         start = starting_point(config, out, resume, init_from)
-        return _train(start, out, pairs, dev, command, resume)
+        start.config.check_groups()
+        return _train(start, out, pairs, dev, command, resume, job)
 
 
 def _train(
     start: StartingPoint,
     out: Path,
-    pairs: Sequence[PairLike] | None,
-    dev: Sequence[PairLike] | None,
+    pairs: Iterable[PairLike] | None,
+    dev: Iterable[PairLike] | None,
     command: str | None,
     resume: bool,
+    job: Job,
 ) -> Translator:
     corpus = make_corpus(start.config, pairs, dev, start.tokenizers)
     config = resolve_config(start.config, corpus)
@@ -122,44 +143,100 @@ def _train(
         "examples": corpus.examples,
     }
     trained = TrainedModel(config, model, corpus.source, corpus.target, metadata)
-    trainer = Trainer(trained, corpus, out)
+    trainer = Trainer(trained, corpus, out, job)
     notes = [
         *([f"model folder: {out} (temporary)"] if config.out is None else []),
+        *([f"{job.processes} processes share each batch"] if job.processes > 1 else []),
         *start.notes,
         *corpus.notes,
-        f"model: {metadata['parameters']:,} parameters on {trainer.device} "
+        f"model: {metadata['parameters']:,} parameters on {trainer.device.type} "
         f"({metadata['encoder_states']}); loss at chance ln V = {math.log(len(corpus.target)):.2f}",
     ]
     if start.checkpoint is not None:
         trainer.restore(start.checkpoint)
-        notes.append(f"resumed at update {trainer.schedule.update:,}")
+        notes += _resumed(trainer, start.checkpoint)
     elif resume:
         notes.append(f"{out} holds no checkpoint yet: training starts from scratch")
-    model_folder.save_description(out, trained)
-    updates = config.training.max_updates
-    with Progress("training", updates, "updates", trainer.schedule.update) as progress:
+    _require_agreement(trainer)
+    if job.is_main:
+        checkpoints.require_lock(out)
+        model_folder.save_description(out, trained)
+    updates, done = config.training.max_updates, trainer.schedule.update
+    with Progress("training", updates, "updates", done, not job.is_main) as progress:
         for note in notes:
             progress.print(note)
         trainer.train(progress)
-        model_card.write(out, trained, trainer.history, trainer.metric, command)
-        translator = Translator.load(out, config.device)
-        translator = _choose_attention_layer(translator, out, corpus, progress)
-        warning = _warning(translator, corpus, trainer)
-        if warning is not None:
-            progress.print(warning)
-            translator = _add_metadata(translator, out, warning=warning)
-        return translator
+        if job.is_main:
+            checkpoints.require_lock(out)
+            model_card.write(out, trained, trainer.history, trainer.metric, command)
+            _complete(trainer, progress)
+    job.wait()
+    return Translator.load(out, config.device)
+
+
+def _complete(trainer: Trainer, progress: Progress) -> None:
+    """Add to the model folder what the best weights determine."""
+    out, corpus = trainer.out, trainer.corpus
+    translator = Translator.load(out, trainer.trained.config.device)
+    translator = _choose_attention_layer(translator, out, corpus, progress)
+    warning = _warning(translator, corpus, trainer)
+    if warning is not None:
+        progress.print(warning)
+        _add_metadata(translator, out, warning=warning)
+
+
+def _resumed(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
+    """Return messages about the checkpoint that training continues from."""
+    processes, before = trainer.job.processes, checkpoint.state.get("processes", 1)
+    notes = [f"resumed at update {trainer.schedule.update:,}"]
+    if processes != before:
+        notes.append(
+            f"{processes} processes continue a run of {before}: its dropout masks are others now"
+        )
+    # not in checkpoints of earlier versions
+    if checkpoint.state.get("dev_fingerprint") not in (None, trainer.dev_fingerprint):
+        notes.append(
+            "the dev pairs are not those of the run so far: metrics before and after this update "
+            "cannot be compared, but the best weights are chosen by them"
+        )
+    return notes
+
+
+def _require_agreement(trainer: Trainer) -> None:
+    """Raise a ConfigError unless all processes train the same model on the same pairs, dev too."""
+    trained = trainer.trained
+    seen = trainer.job.gather(
+        (
+            trained.metadata["training_fingerprint"],
+            trainer.dev_fingerprint,
+            trainer.schedule.update,
+            repr(trained.config),
+        )
+    )
+    differing = [str(rank) for rank, values in enumerate(seen) if values != seen[0]]
+    if differing:
+        raise ConfigError(
+            f"process {', '.join(differing)} has other pairs, settings or checkpoints than process "
+            "0; give all processes the same arguments and files, and a model folder that all see"
+        )
 
 
 def _output_folder(out: str | None, resume: bool) -> Path:
     if out is None:
         return Path(tempfile.mkdtemp(prefix="regard-"))
     path = Path(out)
-    if resume and path.is_dir():
+    if checkpoints.holds_only_lock(path):  # of a run that was killed before it saved anything
         return path
-    return require_empty_folder(
-        path, "choose another --out, or continue its training with --resume"
-    )
+    if not resume:
+        remedy = "choose another folder (out), or continue its training (resume)"
+    elif checkpoints.has_training(path):
+        return path
+    else:
+        remedy = (
+            "it holds no checkpoint to resume from: choose another folder (out), or continue from a "
+            "trained model (init_from)"
+        )
+    return require_empty_folder(path, remedy)
 
 
 def _choose_attention_layer(
@@ -198,7 +275,7 @@ def _warning(translator: Translator, corpus: Corpus, trainer: Trainer) -> str | 
     best = next((entry for entry in reversed(trainer.history) if entry["best"]), None)
     if best is None:
         return None
-    remedy = "train longer (--training.max_updates, --training.max_minutes) or on more pairs"
+    remedy = "train longer (training.max_updates, training.max_minutes) or on more pairs"
     chance = math.log(len(corpus.target))
     if best["dev_loss"] > _NEAR_CHANCE * chance:
         return (
