@@ -22,7 +22,7 @@ import torch
 import yaml
 
 import regard
-from regard.batching import Batch, epoch
+from regard.batching import Batch, collate, epoch
 from regard.config import from_dict
 from regard.corpus import make_corpus, resolve_config
 from regard.models import build
@@ -79,7 +79,8 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in update_functions}
     batches = epoch(corpus.train, config.training.batch_tokens, config.training.seed, 0)
     pairs = 0
-    for index, batch in enumerate(itertools.islice(batches, arguments.updates + WARM_UP)):
+    for index, examples in enumerate(itertools.islice(batches, arguments.updates + WARM_UP)):
+        batch = collate(examples)
         order = random.Random(index).sample(list(update_functions.items()), len(update_functions))
         seconds = {name: update(batch) for name, update in order}
         if index < WARM_UP:

@@ -80,6 +80,7 @@ def _inner(query: Tensor, key: Tensor) -> Tensor:
 
 def _cosine(score: Any, query: Tensor, key: Tensor) -> Tensor:
     norms = query.norm(dim=-1)[:, :, None] * key.norm(dim=-1)[:, None]
+    norms = norms.masked_fill(norms == 0, 1)  # the score of a zero vector is 0
     return _inner(query, key) / norms / score.log_temperature.exp()
 
 

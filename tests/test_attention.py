@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 import regard
@@ -277,7 +278,11 @@ def test_a_score_by_name() -> None:
             r"hiden_dim; .*did you mean hidden_dim\?",
         ),
         (("cosine",), {"temprature": 2}, r"options: temperature, .*did you mean temperature\?"),
-        (("additve",), {"query_dim": 4}, r"no score is named 'additve'.*did you mean additive\?"),
+        (
+            ("additve",),
+            {"query_dim": 4},
+            r"score takes one of .*'additve'; did you mean additive\?",
+        ),
         (("additive",), {"key_dim": 4}, "score additive has parameters: give query_dim"),
         (("inner_product",), {}, "score inner_product has parameters: give query_dim"),
         ((Dot(),), {"query_dim": 4}, "query_dim is an option of a score given by its name"),
@@ -822,7 +827,7 @@ def test_errors_name_the_mismatch(case: str, unchecked: None) -> None:
 
 def test_an_unknown_normaliser_lists_the_names() -> None:
     with pytest.raises(
-        ConfigError, match=r"'softmin'; choose one of softmax, sparsemax, entmax15, none"
+        ConfigError, match=r"one of softmax, sparsemax, entmax15, none, got 'softmin'; did you"
     ):
         Attention(Dot(), "softmin")
 
@@ -868,3 +873,125 @@ def test_annotated_shapes_are_checked_under_pytest() -> None:
     """Keys and values of different lengths are invalid for `attend`; only pytest checks it."""
     with pytest.raises(TypeError, match="attend"):
         Attention(Dot()).attend(torch.randn(2, 3, 4), torch.randn(2, 5, 4), torch.randn(2, 6, 4))
+
+
+@pytest.mark.parametrize("score", ["additive", "dot"])
+def test_dropout_compiles_and_exports_in_training(score: str, unchecked: None) -> None:
+    layer = Attention(score, query_dim=4, dropout=0.5).train()
+    query, key = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
+    compiled = torch.compile(
+        lambda: layer(query, key, need_weights=True), fullgraph=True, backend="eager"
+    )
+    context, weights = compiled()
+    assert_close(weights.sum(-1), torch.ones(2, 3), 1e-6)
+    assert not torch.equal(context, weights @ key)
+    module = torch.export.export(layer, (query, key), {"need_weights": True}).module()
+    assert module(query, key, need_weights=True)[1].shape == (2, 3, 5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_scores_beyond_half_precision(dtype: torch.dtype) -> None:
+    attention = Attention("dot")
+    rows = 30 * torch.eye(4, 256).roll(1, 0)[None] + 20
+    expected = attention(rows.double(), rows.double(), need_weights=True)
+    actual = attention(rows.to(dtype), rows.to(dtype), need_weights=True)
+    assert actual.context.dtype == dtype
+    _assert_same(AttentionOutput(*(x.double() for x in actual if x is not None)), expected, 1e-2)
+    with torch.autocast("cpu", dtype):
+        assert_close(attention(rows, rows, need_weights=True).context, expected.context, 1e-5)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("score", ["dot", "additive"])
+def test_dropout_under_vmap(score: str, need_weights: bool) -> None:
+    layer = Attention(score, query_dim=4, dropout=0.5).train()
+    rows = torch.randn(2, 3, 4).expand(3, 2, 3, 4)
+
+    def call(query: Tensor) -> Tensor:
+        return layer(query, query, need_weights=need_weights).context
+
+    different = torch.vmap(call, randomness="different")(rows)
+    assert not torch.equal(different[0], different[1])
+    same = torch.vmap(call, randomness="same")(rows)
+    assert torch.equal(same[0], same[1])
+
+
+@pytest.mark.parametrize("score", [*SCORES])
+def test_layers_on_meta_tensors_and_fake_tensors(score: str, unchecked: None) -> None:
+    def check_shapes() -> None:
+        x = torch.randn(2, 5, 8, requires_grad=True)
+        padding = torch.zeros(2, 5, dtype=torch.bool)
+        for layer in (Attention(score, query_dim=8), regard.SelfAttention(8, 2, score=score)):
+            rows = (x,) if isinstance(layer, regard.SelfAttention) else (x, x)
+            for need_weights in (False, True):
+                output = layer(*rows, key_padding_mask=padding, need_weights=need_weights)
+                assert output.context.shape == (2, 5, 8)
+                output.context.sum().backward()
+
+    with torch.device("meta"):
+        check_shapes()
+    with FakeTensorMode():
+        check_shapes()
+
+
+class Returning(nn.Module):
+    """A custom score that returns what a function makes of the inner products."""
+
+    def __init__(self, change: Any) -> None:
+        super().__init__()
+        self.change = change
+
+    def forward(self, query: Tensor, key: Tensor) -> Any:
+        return self.change(query @ key.mT)
+
+
+@pytest.mark.parametrize(
+    ("change", "given"),
+    [
+        (lambda scores: scores.mT, r"\(2, 6, 4\)"),
+        (lambda scores: scores[0], r"\(4, 6\)"),
+        (lambda scores: scores[..., :1], r"\(2, 4, 1\)"),
+        (lambda scores: (scores,), "tuple"),
+    ],
+)
+def test_a_custom_score_of_another_shape_is_named(change: Any, given: str, unchecked: None) -> None:
+    with pytest.raises(ShapeError, match=rf"score Returning must .* = \(2, 4, 6\), got {given}"):
+        Attention(Returning(change))(torch.randn(B, L, 5), torch.randn(B, T, 5))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+@pytest.mark.parametrize("nested", ["query", "key", "value"])
+def test_nested_tensors_are_refused(nested: str, unchecked: None) -> None:
+    rows = {
+        "query": torch.randn(2, 3, 5),
+        "key": torch.randn(2, 3, 5),
+        "value": torch.randn(2, 3, 5),
+    }
+    rows[nested] = torch.nested.nested_tensor([torch.randn(3, 5), torch.randn(2, 5)])
+    with pytest.raises(ShapeError, match="no nested tensors: pass padded rows and key_lengths"):
+        Attention("dot")(**rows)
+
+
+def test_errors_without_a_batch_name_the_shapes_that_were_given(unchecked: None) -> None:
+    with pytest.raises(ShapeError, match=r"query \(3, 4\) and key \(6, 5\) have no batch"):
+        Attention("dot")(torch.randn(3, 4), torch.randn(6, 5))
+
+
+@pytest.mark.parametrize("name", ["key_padding_mask", "attn_mask", "key_lengths"])
+def test_masks_are_tensors(name: str, unchecked: None) -> None:
+    with pytest.raises(ShapeError, match=f"expected {name} as a tensor, got list"):
+        Attention("dot")(torch.randn(1, 2, 5), torch.randn(1, 3, 5), **{name: [[False] * 3]})
+
+
+@pytest.mark.parametrize("score", [0.1, None, 3, Dot])
+def test_a_score_is_a_name_or_a_module(score: Any, unchecked: None) -> None:
+    for make in (lambda: regard.MultiHeadAttention(8, 2, score), lambda: Attention(score)):
+        with pytest.raises(
+            ConfigError, match=r"name of a score or a torch\.nn\.Module, got .*before dropout"
+        ):
+            make()
+
+
+def test_a_position_encoding_is_a_module(unchecked: None) -> None:
+    with pytest.raises(ConfigError, match=r"RotaryPositions\(\), got 'rotary'"):
+        regard.MultiHeadAttention(8, 2, position_encoding="rotary")  # pyright: ignore[reportArgumentType]

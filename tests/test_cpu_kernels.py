@@ -298,13 +298,18 @@ def test_scores_after_os_fork(restore_num_threads: None, monkeypatch: pytest.Mon
     assert status == 0
 
 
-def test_kernels_compile_without_a_writable_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [RuntimeError("cannot cache function: no locator available"), EOFError(), OSError()]
+)
+def test_kernels_compile_without_a_cache_that_can_be_used(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     original, rejected_calls = numba.cfunc, []
 
     def cfunc(*arguments: Any, **options: Any) -> Any:
         if options.get("cache"):
             rejected_calls.append(arguments)
-            raise RuntimeError("cannot cache function: no locator available")
+            raise error
         return original(*arguments, **options)
 
     monkeypatch.setattr(numba, "cfunc", cfunc)
@@ -321,7 +326,7 @@ def test_kernels_compile_without_a_writable_cache(monkeypatch: pytest.MonkeyPatc
 WITHOUT_NUMBA = """
 import sys
 import warnings
-sys.modules["numba"] = None
+%s
 import torch
 from regard.kernels import additive, reference
 with warnings.catch_warnings(record=True) as caught:
@@ -335,9 +340,18 @@ print(len(caught), caught[0].message)
 """
 
 
-def test_without_numba_pytorch_computes_and_one_warning_is_issued() -> None:
+@pytest.mark.parametrize(
+    "setup",
+    [
+        'sys.modules["numba"] = None',
+        'import os; os.environ["NUMBA_DISABLE_JIT"] = "1"',
+        'sys.modules["numba"] = type("Broken", (), {"__getattr__": lambda *_: {}["numba"]})()',
+    ],
+    ids=["missing", "disabled", "broken"],
+)
+def test_without_numba_pytorch_computes_and_one_warning_is_issued(setup: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_NUMBA],
+        [sys.executable, "-c", WITHOUT_NUMBA % setup],
         capture_output=True,
         text=True,
         env=os.environ,
@@ -345,4 +359,4 @@ def test_without_numba_pytorch_computes_and_one_warning_is_issued() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("1 additive attention runs on plain PyTorch")
-    assert "numba" in done.stdout
+    assert "numba" in done.stdout.lower()

@@ -29,7 +29,7 @@ from oracle import (
     to_float64,
     tolerance_for,
 )
-from regard.errors import ConfigError
+from regard.errors import ConfigError, ShapeError
 from regard.kernels import additive, reference
 from regard.kernels.additive import autograd, dispatch, pytorch
 from regard.kernels.normalizers import normalize
@@ -491,7 +491,9 @@ def test_operators_pass_opcheck(index: int) -> None:
 
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("workspace", WORKSPACES)
-def test_compile_with_fullgraph_and_dynamic_shapes(workspace: int, need_weights: bool) -> None:
+def test_compile_with_fullgraph_and_dynamic_shapes(
+    workspace: int, need_weights: bool, unchecked: None
+) -> None:
     def call(*inputs: Tensor) -> Tensor:
         result = additive.attend(*inputs, need_weights=need_weights, workspace=workspace)
         return result.context.sin()
@@ -722,3 +724,26 @@ def test_memory_stays_near_the_workspace(call: str, setup: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 160
+
+
+@pytest.mark.parametrize(
+    ("b", "v", "message"),
+    [
+        (torch.zeros(2, 4, 3), torch.zeros(2), "expected projected queries"),
+        (torch.zeros(3, 4, 3), torch.zeros(3), "expected projected queries"),
+        (torch.zeros(2, 4, 3), torch.zeros(2, 3), "expected projected queries"),
+        (torch.zeros(2, 4, 3), torch.zeros(3, device="meta"), "of one device, got cpu, cpu, meta"),
+        (torch.zeros(2, 4, 3, device="meta"), torch.zeros(3), "of one device, got cpu, meta, cpu"),
+        (
+            torch.zeros(2, 4, 3).double(),
+            torch.zeros(3),
+            "of one dtype, got torch.float32, torch.flo",
+        ),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused(b: Tensor, v: Tensor, message: str) -> None:
+    a = torch.zeros(2, 5, 3)
+    with pytest.raises(ShapeError, match=message):
+        additive.scores(a, b, v)
+    with pytest.raises(ShapeError, match=message):
+        additive.attend(a, b, v, torch.zeros(2, 4, 6))

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import regard
-from oracle import assert_all_close, assert_close, gradients, reference_attention, tolerance_for
+from oracle import (
+    assert_all_close,
+    assert_all_equal,
+    assert_close,
+    gradients,
+    reference_attention,
+    tolerance_for,
+)
 from regard.attention import NORMALIZERS, Attention, MultiHeadAttention, SelfAttention
 from regard.config import ModelConfig
 from regard.encoders import TransformerEncoder
@@ -368,7 +375,7 @@ def test_dropout_in_training_only() -> None:
     [
         (lambda: MultiHeadAttention(10, 3), "multiple of num_heads, got 10 and 3"),
         (lambda: MultiHeadAttention(12, 0), "multiple of num_heads, got 12 and 0"),
-        (lambda: MultiHeadAttention(12, 3, "sum"), "no score is named 'sum'"),
+        (lambda: MultiHeadAttention(12, 3, "sum"), "score takes one of .*, got 'sum'"),
         (
             lambda: MultiHeadAttention(12, 3, "bahdanau", position_encoding=RotaryPositions()),
             "inner product, which additive",
@@ -417,3 +424,25 @@ def test_one_head_equals_attention_on_projected_inputs() -> None:
     actual = attention(query, key, value, need_weights=True)
     assert_close(actual.context, attention.out_proj(single.context), 1e-13)
     assert_close(actual.weights[:, 0], single.weights, 1e-13)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+def test_padding_has_no_effect_on_self_attention(
+    name: str, need_weights: bool, causal: bool
+) -> None:
+    layer = SelfAttention(8, 2, causal, name)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+
+    def gradients_with(fill_value: float, unbatched: bool = False) -> list[Tensor]:
+        x = torch.linspace(-1, 1, 80).view(2, 5, 8).masked_fill(padding[..., None], fill_value)
+        x, mask = (x[1], padding[1]) if unbatched else (x, padding)
+        context = layer(x, key_padding_mask=mask, need_weights=need_weights).context
+        loss = context[~mask].square().sum()
+        parameters = [p for p in layer.parameters() if p.requires_grad]
+        return [context, *torch.autograd.grad(loss, parameters)]
+
+    for unbatched in (False, True):
+        expected = gradients_with(0.5, unbatched)
+        assert all(tensor.isfinite().all() for tensor in expected)
+        assert_all_equal(gradients_with(torch.nan, unbatched), expected)

@@ -5,6 +5,7 @@ from itertools import product
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import regard
 from oracle import (
@@ -113,7 +114,9 @@ def test_names() -> None:
 
 
 def test_an_unknown_name_lists_the_names() -> None:
-    with pytest.raises(ConfigError, match=r"'dott'.*dot, scaled_dot, .*additive, concat"):
+    with pytest.raises(
+        ConfigError, match=r"dot, scaled_dot, .*additive, concat, .*'dott'; did you mean dot"
+    ):
         make_score("dott", query_dim=5, key_dim=5, hidden_dim=7)
 
 
@@ -320,3 +323,18 @@ def test_arguments_that_must_be_positive(value: float) -> None:
         Cosine(value)
     with pytest.raises(ConfigError, match=f"eps of InnerProduct must be above 0, got {value}"):
         InnerProduct(5, value)
+
+
+@pytest.mark.parametrize("scale", [1e-40, 1e-30, 1e-13, 1e19, 1e37])
+def test_the_cosine_does_not_depend_on_the_norm(scale: float) -> None:
+    score, query, key = Cosine(), torch.randn(2, 3, 8), torch.randn(2, 4, 8)
+    assert_close(score(query * scale, key * scale), score(query, key), 1e-3)
+
+
+def test_gradients_of_the_cosine_at_large_norms() -> None:
+    query = (torch.randn(1, 3, 8) * 1e19).requires_grad_()
+    key = torch.randn(1, 4, 8)
+    expected = functional.cosine_similarity(query.double()[:, :, None], key.double()[:, None], -1)
+    [actual] = torch.autograd.grad(Cosine()(query, key)[..., 0].sum(), query)
+    [gradient] = torch.autograd.grad(expected[..., 0].sum(), query)
+    assert_close(actual * 1e19, gradient * 1e19, 1e-5)

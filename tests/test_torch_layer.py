@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.ao.nn import quantizable
 from torch.nn import functional
+from torch.nn.utils import parametrizations, prune
 
 import regard
 from oracle import assert_all_close, assert_close, gradients, reference_attention
@@ -133,6 +135,19 @@ def test_from_torch_with_another_score() -> None:
     assert torch.equal(ours.key_proj.weight, theirs.in_proj_weight[D : 2 * D])
     bilinear = MultiHeadAttention.from_torch(theirs, "bilinear", scaled=True)
     assert bilinear.attention.score.scale == pytest.approx((D // H) ** -0.5)
+
+
+def test_from_torch_takes_the_projections_that_the_layer_computes_with() -> None:
+    (theirs, _), (query, key, value) = _pair(), _rows()
+    prune.random_unstructured(theirs.out_proj, "weight", 0.5)
+    parametrizations.weight_norm(theirs, "in_proj_weight")
+    ours = MultiHeadAttention.from_torch(theirs.eval())
+    assert_close(ours(query, key, value)[0], theirs(query, key, value)[0], 1e-12)
+
+
+def test_from_torch_refuses_layers_that_compute_otherwise() -> None:
+    with pytest.raises(ConfigError, match=r"got a MultiheadAttention, whose forward differs"):
+        MultiHeadAttention.from_torch(quantizable.MultiheadAttention(D, H))
 
 
 @pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
@@ -442,6 +457,20 @@ def test_export_with_any_shape(score: str, unchecked: None) -> None:
         assert_all_close(exported(*arguments), layer(*arguments), 1e-6)
 
 
+@pytest.mark.parametrize("dimension", [0, 1])
+@pytest.mark.parametrize("score", ["scaled_dot", "additive", "concat"])
+def test_export_without_weights_and_with_one_dynamic_dimension(
+    score: str, dimension: int, unchecked: None
+) -> None:
+    layer, dynamic = MultiHeadAttention(D, H, score).eval(), {dimension: torch.export.Dim.DYNAMIC}
+    rows = torch.randn(2, 5, D), torch.randn(2, 6, D)
+    module = torch.export.export(layer, rows, dynamic_shapes=(dynamic, dynamic)).module()
+    for batch, length in (2, 5), (2, 40) if dimension else (7, 5):
+        key = torch.randn(batch, 3000 if dimension else 6, D)
+        query = torch.randn(batch, length, D)
+        assert_close(module(query, key).context, layer(query, key).context, 1e-6)
+
+
 # Self-attention.
 
 
@@ -473,3 +502,23 @@ def test_unbatched_causal_self_attention() -> None:
         assert torch.equal(actual.context, batch.context[0])
         assert torch.equal(actual.weights, batch.weights[0])
         assert not actual.weights.triu(1).any()
+
+
+@pytest.mark.parametrize("shape", [(23, D), (2, D), ()])
+def test_a_joint_weight_that_does_not_fit_is_named(shape: tuple[int, ...]) -> None:
+    state = nn.MultiheadAttention(D, H).state_dict() | {"in_proj_weight": torch.randn(shape)}
+    with pytest.raises(RuntimeError, match=r"size mismatch for (query|value)_proj\.weight"):
+        MultiHeadAttention(D, H).load_state_dict(state)
+
+
+def test_frozen_projections_stay_frozen() -> None:
+    theirs = nn.MultiheadAttention(D, H)
+    theirs.in_proj_weight.requires_grad_(False)
+    ours = MultiHeadAttention.from_torch(theirs)
+    frozen = {name for name, p in ours.named_parameters() if not p.requires_grad}
+    assert frozen == {"query_proj.weight", "key_proj.weight", "value_proj.weight"}
+
+
+def test_from_torch_names_a_layer_of_another_class(unchecked: None) -> None:
+    with pytest.raises(ConfigError, match=r"takes a torch.nn.MultiheadAttention, got a Linear"):
+        MultiHeadAttention.from_torch(nn.Linear(3, 3))  # pyright: ignore[reportArgumentType]

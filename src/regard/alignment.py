@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from regard.errors import DataError, ShapeError
+from regard.errors import DataError, ShapeError, quantity
 from regard.files import read_lines
 
 Link = tuple[int, int]
@@ -21,7 +21,10 @@ _LINK = re.compile(r"([0-9]{1,9})([-?])([0-9]{1,9})")
 
 
 class Alignment(list[Link]):
-    """The links of one pair of texts: distinct (source, target), sorted; str() is its Pharaoh line."""
+    """The links of one pair of texts: distinct (source, target) pairs in sorted order.
+
+    `str()` returns them in Pharaoh format.
+    """
 
     def __init__(self, links: Iterable[Link] = ()):
         super().__init__(sorted({(int(source), int(target)) for source, target in links}))
@@ -129,13 +132,15 @@ def check_links(gold: Sequence[GoldAlignment], sizes: Sequence[tuple[int, int]])
         DataError: a link lies outside its pair, or the number of pairs differs.
     """
     if len(gold) != len(sizes):
-        raise DataError(f"{len(gold):,} lines of gold links for {len(sizes):,} pairs")
+        lines, pairs = quantity(len(gold), "line"), quantity(len(sizes), "pair")
+        raise DataError(f"{lines} of gold links for {pairs}")
     for number, (pair, (sources, targets)) in enumerate(zip(gold, sizes, strict=True), start=1):
         for source, target in sorted(pair.possible):
             if not (0 <= source < sources and 0 <= target < targets):
                 raise DataError(
                     f"gold link {source}-{target} of pair {number:,} is outside its texts, which have "
-                    f"{sources} and {targets} words; count source and target words from 0"
+                    f"{sources} and {quantity(targets, 'word')}; count source and target words "
+                    "from 0"
                 )
 
 
@@ -157,7 +162,7 @@ def alignment_metrics(
     """
     if len(predicted) != len(gold):
         raise DataError(
-            f"{len(predicted)} lines of predicted links but {len(gold)} of gold links; "
+            f"{quantity(len(predicted), 'line')} of predicted links but {len(gold)} of gold links; "
             "give one line of gold links for each pair, an empty one where nothing is linked"
         )
     links = [frozenset(pair) for pair in predicted]

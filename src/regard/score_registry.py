@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from regard.errors import ConfigError, nearest
+from regard.errors import ConfigError, not_one_of
 
 Parameters = Mapping[str, Any]
 
@@ -144,9 +144,7 @@ def find_score(name: str) -> ScoreEntry:
     for entry in SCORES.values():
         if name == entry.name or name in entry.aliases:
             return entry
-    raise ConfigError(
-        f"no score is named {name!r}; choose one of {', '.join(SCORES)}{nearest(name, ALL_NAMES)}"
-    )
+    raise not_one_of("score", name, ALL_NAMES)
 
 
 def check_rotary(score: str, pairwise: bool, head_dim: int) -> None:

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from regard.errors import ConfigError, ShapeError, nearest
 from regard.kernels import additive
-from regard.kernels.weighted_sum import to_compute_dtype
+from regard.kernels.weighted_sum import to_compute_dtype, without_autocast
 from regard.score_registry import find_score
 
 
@@ -66,7 +66,8 @@ class Score(nn.Module, ABC):
         """
         check_pair(query, key)
         self.check(query, key)
-        return self.compare(self.project_query(query), self.project_key(key))
+        queries, keys = self.project_query(query), self.project_key(key)
+        return self.compare(queries, keys).to(queries.dtype)
 
 
 class InnerProductScore(Score):
@@ -75,8 +76,9 @@ class InnerProductScore(Score):
     def compare(
         self, queries: Float[Tensor, "*n L E"], keys: Float[Tensor, "*n T E"]
     ) -> Float[Tensor, "*n L T"]:
-        """Return e_ti = q_t . k_i."""
-        return queries @ keys.mT
+        """Return e_ti = q_t . k_i; of half precisions in float32, as a sum may exceed their range."""
+        with without_autocast(queries.device):
+            return to_compute_dtype(queries) @ to_compute_dtype(keys).mT
 
 
 class EqualWidthScore(InnerProductScore):
@@ -127,16 +129,26 @@ class Cosine(EqualWidthScore):
 
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
         """Scale queries to norm 1 / temperature."""
-        rows = functional.normalize(to_compute_dtype(query), dim=-1)
+        rows = _unit_rows(query)
         return (rows * torch.exp(-self.log_temperature).to(rows.dtype)).to(query.dtype)
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """Scale keys to norm 1."""
-        return functional.normalize(to_compute_dtype(key), dim=-1).to(key.dtype)
+        return _unit_rows(key).to(key.dtype)
 
     def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
         """Return the temperature."""
         return {"temperature": self.log_temperature.exp()}
+
+
+def _unit_rows(rows: Tensor) -> Tensor:
+    """Return rows scaled to norm 1, in the dtype of the computation; rows of zeros stay zero."""
+    rows = to_compute_dtype(rows)
+    if not rows.shape[-1]:
+        return rows
+    # squares of elements of any magnitude stay in range; the direction does not depend on the scale
+    largest = rows.detach().abs().amax(-1, keepdim=True)
+    return functional.normalize(rows / largest.masked_fill(largest == 0, 1), dim=-1)
 
 
 class Bilinear(InnerProductScore):
@@ -355,7 +367,12 @@ def make_score(
 
 
 def check_no_options(score: nn.Module, *options: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if options are given beside a score that is already constructed."""
+    """Raise a ConfigError for a score that is no module, and for options beside one that is."""
+    if not isinstance(score, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"score takes the name of a score or a torch.nn.Module, got {score!r}; it comes before "
+            "dropout, which is best given by name"
+        )
     for name, value in itertools.chain(*(mapping.items() for mapping in options)):
         if value is not None:
             raise ConfigError(

@@ -12,10 +12,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.attention.masks import Masks, nonfinite_rows, resolve_masks, zero_rows
-from regard.errors import ConfigError, ShapeError
+from regard.errors import ConfigError, ShapeError, not_one_of
 from regard.kernels import additive
 from regard.kernels.normalizers import NORMALIZERS
-from regard.kernels.weighted_sum import in_forward_mode, in_vmap, to_compute_dtype, weighted_sum
+from regard.kernels.weighted_sum import (
+    in_forward_mode,
+    in_vmap,
+    is_autocast_enabled,
+    to_compute_dtype,
+    weighted_sum,
+    without_autocast,
+)
 from regard.scores import (
     InnerProductScore,
     PairwiseScore,
@@ -79,11 +86,10 @@ class Attention(nn.Module):
         else:
             check_no_options(score, widths, options)
         if normalizer not in NORMALIZERS:
-            raise ConfigError(
-                f"no normaliser is named {normalizer!r}; choose one of {', '.join(NORMALIZERS)}"
-            )
-        if not 0 <= dropout < 1:
-            raise ConfigError(f"dropout must lie in [0, 1), got {dropout}")
+            raise not_one_of("normalizer", normalizer, NORMALIZERS)
+        is_number = isinstance(dropout, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not (is_number and 0 <= dropout < 1):
+            raise ConfigError(f"dropout must lie in [0, 1), got {dropout!r}")
         self.score = score
         self.normalizer = normalizer
         self.dropout = dropout
@@ -111,16 +117,17 @@ class Attention(nn.Module):
             key_padding_mask: bool (B, T), True = padding, ignored.
             attn_mask: bool (L, T) or (B, L, T), True = may not attend; or float, added to the
                 scores, -inf = may not attend.
-            key_lengths: int (B,), the number of real keys, instead of a padding mask.
+            key_lengths: int (B,), the number of real keys, instead of a padding mask; below 0 it counts
+                as 0, above T as T.
             need_weights: return the weights too.
 
         Returns:
             The context (B, L, Dv), and the weights (B, L, T) or None. A query whose keys are all
             masked gets a zero context, zero weights and zero gradients. The content of padding has
-            no effect, forward or backward, NaN and infinities included. If `attn_mask` masks
-            a key or value that contains NaN or infinities for only some of the queries, the other
-            queries get NaN, provided that the score is additive or concat, or that weights are
-            requested. Otherwise PyTorch's operator computes the result and propagates the NaN to
+            no effect, forward or backward, NaN and infinities included. If a key
+            or value contains NaN or infinities and `attn_mask` masks it for only some of the
+            queries, the other queries get NaN if the score is additive or concat, or if weights
+            are requested. Otherwise PyTorch's operator computes the result and propagates the NaN to
             every query of the batch item.
 
         Raises:
@@ -137,20 +144,24 @@ class Attention(nn.Module):
             self.score.check(query, key)
         masks = resolve_masks(key, query.shape[1], key_padding_mask, attn_mask, key_lengths)
         return self.attend_masked(
-            query, key, value, lambda k, v: (self.project_key(k), v), masks, need_weights
-        )
+            query, key, value, lambda q, k, v: (q, self.project_key(k), v), masks, need_weights,
+            zero_queries=query is key,
+        )  # fmt: skip
 
     def attend_masked(
         self,
-        query: Float[Tensor, "*n L Dq"],
+        query: Float[Tensor, "B L Dq"],
         key: Float[Tensor, "B T Dk"],
         value: Float[Tensor, "B T Dv"],
-        project: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+        project: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]],
         masks: Masks,
         need_weights: bool,
+        zero_queries: bool,
     ) -> AttentionOutput:
-        """Attend from queries to the result of `project(key, value)`; masked content has no effect.
+        """Attend with the result of `project(query, key, value)`; masked content has no effect.
 
+        With `zero_queries`, which needs `query is key`, queries at padding are replaced by zeros too:
+        times the zero gradient of their results, NaN would give NaN gradients of the projection.
         With an `attn_mask`, rows of keys and values that are not finite are replaced by zeros, and
         the result of every query that may attend to one of them is NaN. The values of the masks
         decide no branch, so that the call can be transformed, compiled and exported.
@@ -160,13 +171,16 @@ class Attention(nn.Module):
             nonfinite = nonfinite_rows(key) if value is key else nonfinite_rows(key, value)
             zeroed = zeroed | nonfinite
         if zeroed is not None:  # a weight of 0 is not enough, as 0 x NaN is NaN
-            is_key = value is key
-            key = zero_rows(key, zeroed)
-            value = key if is_key else zero_rows(value, zeroed)
-        output = self.attend(query, *project(key, value), masks.masked, masks.bias, need_weights)
+            rows = zero_rows(key, zeroed)
+            if zero_queries and masks.padding is not None:
+                query = rows if zeroed is masks.padding else zero_rows(query, masks.padding)
+            value = rows if value is key else zero_rows(value, zeroed)
+            key = rows
+        queries, keys, values = project(query, key, value)
+        output = self.attend(queries, keys, values, masks.masked, masks.bias, need_weights)
         if nonfinite is None or masks.masked is None:
             return output
-        nonfinite = nonfinite[:, None] if query.dim() == 3 else nonfinite[:, None, None]
+        nonfinite = nonfinite[:, None] if queries.dim() == 3 else nonfinite[:, None, None]
         return _nan_where_attended(output, nonfinite, masks.masked)
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
@@ -222,9 +236,17 @@ class Attention(nn.Module):
         score = self.score
         if isinstance(score, Score):
             return score.compare(score.project_query(query), keys)
-        if query.dim() == 3:
-            return score(query, keys)
-        return score(query.flatten(0, 1), keys.flatten(0, 1)).unflatten(0, query.shape[:2])
+        heads = query.shape[:-2]
+        query, keys = query.flatten(0, -3), keys.flatten(0, -3)
+        scores = score(query, keys)
+        expected = *query.shape[:2], keys.shape[1]
+        if not isinstance(scores, Tensor) or scores.shape != expected:
+            given = shape(scores) if isinstance(scores, Tensor) else type(scores).__name__
+            raise ShapeError(
+                f"the score {type(score).__name__} must return scores (B, L, T) = {tuple(expected)}, "
+                f"got {given}"
+            )
+        return scores if len(heads) == 1 else scores.unflatten(0, heads)
 
 
 def unbatched(
@@ -238,28 +260,36 @@ def unbatched(
 ) -> AttentionOutput:
     """Call `forward` with a batch of one item, and return its result."""
     keys = key[None]
-    output = forward(
-        query[None],
-        keys,
-        keys if value is None or value is key else value[None],
-        key_padding_mask=None if key_padding_mask is None else key_padding_mask[None],
-        key_lengths=None if key_lengths is None else key_lengths[None],
-        **others,
-    )
+    try:
+        output = forward(
+            keys if query is key else query[None],
+            keys,
+            keys if value is None or value is key else value[None],
+            key_padding_mask=None if key_padding_mask is None else key_padding_mask[None],
+            key_lengths=None if key_lengths is None else key_lengths[None],
+            **others,
+        )
+    except ShapeError as error:
+        raise ShapeError(
+            f"{error} (B = 1 was added: query {shape(query)} and key {shape(key)} have no batch)"
+        ) from None
     return AttentionOutput(output.context[0], None if output.weights is None else output.weights[0])
 
 
 def check_rows(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raise a ShapeError unless query, key and value fit together."""
+    if query.is_nested or key.is_nested or value.is_nested:
+        raise ShapeError(
+            "attention takes no nested tensors: pass padded rows and key_lengths, or "
+            "enable_nested_tensor=False to torch.nn.TransformerEncoder"
+        )
     check_pair(query, key)
     if value.dim() != 3 or value.shape[:2] != key.shape[:2]:
         raise ShapeError(
             f"expected value (B, T, Dv) with the B and T of the keys, got value {shape(value)} "
             f"and key {shape(key)}"
         )
-    if not torch.is_autocast_enabled(query.device.type) and (
-        not query.dtype == key.dtype == value.dtype
-    ):
+    if not is_autocast_enabled(query.device) and (not query.dtype == key.dtype == value.dtype):
         raise ShapeError(
             f"expected query, key and value of one dtype, got {query.dtype}, {key.dtype} and "
             f"{value.dtype}; convert them first"
@@ -302,7 +332,7 @@ def _sdpa(
         mask = mask.expand(*mask.shape[:-2], queries.shape[-2], -1)
         mask = mask[:, None] if one_head else mask
     query, key, value = (row[:, None] if one_head else row for row in rows)
-    with torch.autocast(queries.device.type, enabled=False):
+    with without_autocast(queries.device):
         context = functional.scaled_dot_product_attention(
             query, key, value, mask, dropout, scale=1.0
         )

@@ -23,6 +23,8 @@ class Masks(NamedTuple):
     """float, shaped as `masked`: added to the scores; never -inf."""
     masked_keys: Tensor | None
     """bool, (B, T): the keys that no query may attend to."""
+    padding: Tensor | None
+    """bool, (B, T): the padding among them; the same tensor where an `attn_mask` adds none."""
     per_query: bool
     """An `attn_mask` was given, which may mask a key for some queries only."""
 
@@ -40,6 +42,11 @@ def resolve_masks(
     Raises:
         ShapeError: the shapes or dtypes are incompatible; the message names them.
     """
+    masks = dict(key_padding_mask=key_padding_mask, attn_mask=attn_mask, key_lengths=key_lengths)
+    for name, mask in masks.items():
+        is_tensor = isinstance(mask, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not (mask is None or is_tensor):
+            raise ShapeError(f"expected {name} as a tensor, got {type(mask).__name__}")
     padding, padding_bias = _split_padding(key, key_padding_mask, key_lengths, heads)
     masked, bias = _split_mask(attn_mask, key, length, heads)
     if padding_bias is not None:
@@ -51,7 +58,7 @@ def resolve_masks(
     if padding is not None:
         rows = padding[:, None] if heads is None else padding[:, None, None]
         masked = rows if masked is None else masked | rows
-    return Masks(masked, bias, masked_keys, attn_mask is not None)
+    return Masks(masked, bias, masked_keys, padding, attn_mask is not None)
 
 
 def padding_from_lengths(lengths: Int[Tensor, " B"], width: int) -> Bool[Tensor, "B T"]:
@@ -95,7 +102,8 @@ def _split_padding(
     if key_lengths is None:
         return None, None
     dtype = key_lengths.dtype
-    if key_lengths.shape != (batch,) or dtype == torch.bool or dtype.is_floating_point:
+    is_int = not (dtype == torch.bool or dtype.is_floating_point or dtype.is_complex)
+    if key_lengths.shape != (batch,) or not is_int:
         raise ShapeError(
             f"expected key_lengths of int (B,) = {(batch,)}, got {dtype} {shape(key_lengths)}"
         )

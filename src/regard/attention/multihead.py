@@ -20,6 +20,8 @@ from regard.attention.masks import check_mask, resolve_masks
 from regard.attention.torch_layer import (
     NotFused,
     constructor_arguments,
+    frozen_parameters,
+    projections,
     refuse_extra_keys,
     rename_parameters,
 )
@@ -52,7 +54,7 @@ class MultiHeadAttention(nn.Module):
         batch_first: always True: inputs are (B, L, D).
         kdim: width of keys before the projection (default D).
         vdim: width of values before the projection (default D).
-        device, dtype: of the parameters; those of a score given as a module are not changed.
+        device, dtype: device and dtype of the parameters; those of a score given as a module are not changed.
         add_bias_kv, add_zero_attn: always False.
         normalizer: as in `Attention`.
         position_encoding: applied to the projected queries and keys of every head, such as
@@ -70,16 +72,19 @@ class MultiHeadAttention(nn.Module):
     It can replace `self_attn` and `multihead_attn` of `torch.nn.TransformerEncoderLayer` and
     `torch.nn.TransformerDecoderLayer` with `batch_first=True`. PyTorch's fused inference kernel, which
     bypasses `forward`, is not used then; pass `enable_nested_tensor=False` to
-    `torch.nn.TransformerEncoder`, which otherwise warns of this.
+    `torch.nn.TransformerEncoder`, which otherwise warns about this.
 
     Raises:
         ConfigError: the widths, the number of heads, the score or the positions are incompatible, or
-            an option has a value other than the one it always has.
+            `batch_first`, `add_bias_kv` or `add_zero_attn` has an unsupported value.
         ShapeError: the score expects rows of a width other than D / H.
     """
 
     batch_first = True
     """Inputs are (B, L, D)."""
+
+    zero_padded_queries = False
+    """Replace queries at padding by zeros; in `SelfAttention`, where the queries are the keys."""
 
     # PyTorch's Transformer layers read these; with them they call `forward` in evaluation too
     _qkv_same_embed_dim = False
@@ -122,10 +127,11 @@ class MultiHeadAttention(nn.Module):
         self.kdim = embed_dim if kdim is None else kdim
         self.vdim = embed_dim if vdim is None else vdim
         module = _head_score(score, num_heads, width, options)
-        if isinstance(score, str):
+        if isinstance(score, str) and not (device is None and dtype is None):
             module = module.to(device, dtype)
         self.attention = Attention(module, normalizer, dropout)
         if position_encoding is not None:
+            _check_encoding(position_encoding)
             name = find_score(score).name if isinstance(score, str) else type(score).__name__
             position_encoding.check(name, isinstance(self.attention.score, PairwiseScore), width)
         self.position_encoding = position_encoding
@@ -144,20 +150,22 @@ class MultiHeadAttention(nn.Module):
     def from_torch(
         cls, module: nn.MultiheadAttention, score: str | nn.Module = "scaled_dot", **options: Any
     ) -> "MultiHeadAttention":
-        """Return a layer with the projections of PyTorch's layer.
+        """Return a layer with the projections of PyTorch's layer; those that are frozen stay frozen.
 
         Args:
             module: PyTorch's layer; the result takes inputs of (B, L, D), whatever its `batch_first`.
-            score: as in the constructor; the parameters of a score by its name are new.
+            score: as in the constructor; a score given by name gets newly initialised
+                parameters.
             **options: `normalizer`, `position_encoding` and options of the score.
 
         Raises:
-            ConfigError: the module has `add_bias_kv` or `add_zero_attn`.
+            ConfigError: the module is no `torch.nn.MultiheadAttention`, or has `add_bias_kv` or
+                `add_zero_attn`, or another `forward`.
         """
         layer = cls(score=score, **constructor_arguments(module), **options)
-        layer.load_state_dict(
-            module.state_dict(), strict=False
-        )  # the score has no parameters there
+        layer.load_state_dict(projections(module), strict=False)  # without those of the score
+        for name in frozen_parameters(module):
+            layer.get_parameter(name).requires_grad_(False)
         return layer.train(module.training)
 
     def forward(
@@ -187,8 +195,8 @@ class MultiHeadAttention(nn.Module):
             attn_mask: (L, T), (B, L, T), (B H, L, T) or (B, H, L, T); bool, True = may not attend;
                 or float, added to the scores, -inf = may not attend.
             average_attn_weights: return the mean of the weights over the heads.
-            is_causal: mask the keys after the query's position. Beside an `attn_mask` it is a hint
-                that the mask is causal, which has no effect.
+            is_causal: mask the keys after the query's position. With an `attn_mask` it is
+                only a hint that the mask is causal, and is ignored.
             key_lengths: int (B,), the number of real keys, instead of a padding mask.
 
         Returns:
@@ -213,18 +221,17 @@ class MultiHeadAttention(nn.Module):
             key, query.shape[1], key_padding_mask, attn_mask, key_lengths, self.num_heads
         )
         context, weights = self.attention.attend_masked(
-            self.project_query(query), key, value, self.project_key_value, masks, need_weights
+            query, key, value, self._project, masks, need_weights, self.zero_padded_queries
         )
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
         return AttentionOutput(self.combine_heads(context), weights)
 
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        keys, values = self.project_key_value(key, value)
+        return self.project_query(query), keys, values
+
     def _check_rows(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        if query.is_nested or key.is_nested:
-            raise ShapeError(
-                "MultiHeadAttention takes no nested tensors: pass enable_nested_tensor=False to "
-                "torch.nn.TransformerEncoder, or padded rows and key_lengths"
-            )
         check_rows(query, key, value)
         widths = query.shape[-1], key.shape[-1], value.shape[-1]
         if widths != (self.embed_dim, self.kdim, self.vdim):
@@ -302,6 +309,7 @@ class SelfAttention(nn.Module):
             embed_dim, num_heads, score, dropout, bias, normalizer=normalizer,
             output_projection=output_projection, **options,
         )  # fmt: skip
+        self.attention.zero_padded_queries = True
         self.causal = causal
 
     def forward(
@@ -314,7 +322,10 @@ class SelfAttention(nn.Module):
         need_weights: bool = False,
         average_attn_weights: bool = False,
     ) -> AttentionOutput:
-        """Attend within `x`, (B, L, D) or (L, D); masks and result as in `MultiHeadAttention`."""
+        """Attend within `x`, (B, L, D) or (L, D); masks and result as in `MultiHeadAttention`.
+
+        Padding is read as zeros, as a query too: NaN there reaches no result and no gradient.
+        """
         if self.causal and attn_mask is not None:
             rows = x[None] if x.dim() == 2 else x
             check_mask(attn_mask, rows, rows.shape[1], self.attention.num_heads)
@@ -332,6 +343,14 @@ def causal_mask(length: int, device: torch.device, keys: int | None = None) -> B
     """Return a mask that is True where the key is after the query, by default for equally many."""
     size = length, length if keys is None else keys
     return torch.ones(size, dtype=torch.bool, device=device).triu(1)
+
+
+def _check_encoding(encoding: object) -> None:
+    if not isinstance(encoding, HeadPositions):
+        raise ConfigError(
+            "position_encoding takes an encoding of heads, such as regard.positions.RotaryPositions(), "
+            f"got {encoding!r}"
+        )
 
 
 def _head_score(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from regard.errors import ConfigError
@@ -30,7 +31,9 @@ def rename_parameters(state_dict: dict[str, Any], prefix: str) -> None:
     for name in ("weight", "bias"):
         joint = state_dict.pop(f"{prefix}in_proj_{name}", None)
         if joint is not None:
-            for projection, part in zip(_PROJECTIONS.values(), joint.chunk(3), strict=True):
+            # of any number of rows, so that PyTorch names those that do not fit
+            parts = torch.atleast_1d(joint).tensor_split(3)
+            for projection, part in zip(_PROJECTIONS.values(), parts, strict=True):
                 state_dict[f"{prefix}{projection}.{name}"] = part
     for letter, projection in _PROJECTIONS.items():
         weight = state_dict.pop(f"{prefix}{letter}_proj_weight", None)
@@ -42,21 +45,46 @@ def constructor_arguments(module: nn.MultiheadAttention) -> dict[str, Any]:
     """Return the arguments of our layer for the sizes and options of PyTorch's layer.
 
     Raises:
-        ConfigError: the module has an option that our layer does not have.
+        ConfigError: the module has an option that our layer does not have, or another `forward`.
     """
-    parameters = dict(module.named_parameters())
-    refuse_extra_keys("bias_k" in parameters, module.add_zero_attn)
+    if getattr(type(module), "forward", None) is not nn.MultiheadAttention.forward:
+        raise ConfigError(
+            f"from_torch takes a torch.nn.MultiheadAttention, got a {type(module).__qualname__}, whose "
+            "forward differs"
+        )
+    refuse_extra_keys(module.bias_k is not None, module.add_zero_attn)
     weight = module.out_proj.weight
     return dict(
         embed_dim=module.embed_dim,
         num_heads=module.num_heads,
         dropout=module.dropout,
-        bias="in_proj_bias" in parameters,
+        bias="in_proj_bias" in projections(module),
         kdim=module.kdim,
         vdim=module.vdim,
         device=weight.device,
         dtype=weight.dtype,
     )
+
+
+def projections(module: nn.MultiheadAttention) -> dict[str, Any]:
+    """Return the projections of PyTorch's layer as it computes with them, pruned or parametrized."""
+    names = [f"in_proj_{name}" for name in ("weight", "bias")]
+    names += [f"{letter}_proj_weight" for letter in _PROJECTIONS]
+    tensors = {name: getattr(module, name) for name in names}
+    tensors |= {f"out_proj.{name}": getattr(module.out_proj, name) for name in ("weight", "bias")}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def frozen_parameters(module: nn.MultiheadAttention) -> list[str]:
+    """Return the names in our layer of the parameters that PyTorch's layer does not train."""
+    names = projections(module)
+    frozen = {
+        name: parameter.detach()
+        for name, parameter in module.named_parameters()
+        if name in names and not parameter.requires_grad
+    }
+    rename_parameters(frozen, "")
+    return list(frozen)
 
 
 def refuse_extra_keys(add_bias_kv: bool, add_zero_attn: bool) -> None:

@@ -11,14 +11,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from regard.kernels.dropout import dropout_mask
+from regard.kernels.dropout import dropout as drop
 from regard.kernels.normalizers import normalize
+
+
+def is_autocast_enabled(device: torch.device) -> bool:
+    """Return whether autocast is enabled on a device; some, as `meta`, have none."""
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context manager that disables autocast."""
     # an exported program may run under an autocast that was not active at its export
-    if torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_autocast_enabled(device):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 
@@ -57,7 +62,7 @@ def weighted_sum(
         if bias is not None:
             scores = scores + bias
         weights = normalize(scores, masked, normalizer)
-        dropped = weights * dropout_mask(weights, dropout) if dropout > 0 else weights
+        dropped = drop(weights, dropout, training=True)
         context = torch.matmul(dropped, to_compute_dtype(values).to(dropped.dtype))
         if context.requires_grad and not torch.compiler.is_compiling():
             context.register_hook(_contiguous)

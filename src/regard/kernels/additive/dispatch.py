@@ -43,14 +43,16 @@ def gradients(
 
 @functools.cache
 def load_backend(device_type: str) -> Any:
-    """Return the backend module, or None where there is none; warn where a dependency is missing."""
+    """Return the backend module, or None where there is none; warn where it cannot be imported."""
     name = BACKENDS.get(device_type)
     if name is None:
         return None
     try:
         return importlib.import_module(f"regard.kernels.additive.{name}")
-    except ImportError as error:
+    except Exception as error:  # a broken compiler raises any exception
         warnings.warn(
-            f"additive attention runs on plain PyTorch, many times slower: {error}", stacklevel=2
+            "additive attention runs on plain PyTorch, many times slower: "
+            f"{type(error).__name__}: {error}",
+            stacklevel=2,
         )
         return None

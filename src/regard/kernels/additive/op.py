@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, ShapeError
 from regard.kernels.additive import autograd, blocks, dispatch
 from regard.kernels.additive.pytorch import WORKSPACE
 from regard.kernels.weighted_sum import to_compute_dtype, weighted_sum, without_autocast
@@ -76,10 +76,39 @@ def scores(
     b, prepared = _unpack(b)
     with without_autocast(a.device):
         a, b, v = to_compute_dtype(a), to_compute_dtype(b), to_compute_dtype(v)
+        _check(a, b, v)
         inputs = blocks.flatten(a), blocks.flatten(b), v if v.dim() == 2 else v[None]
         prepared = None if prepared is None else blocks.flatten(prepared)
         pairs = autograd.scores(*inputs, prepared, workspace)
         return pairs.view(*a.shape[:-1], b.shape[-2]).to(dtype)
+
+
+def _check(a: Tensor, b: Tensor, v: Tensor) -> None:
+    """Raise a ShapeError unless the kernels, which read memory unchecked, can take these tensors."""
+    if (
+        not a.shape[-1] == b.shape[-1] == v.shape[-1]
+        or a.shape[:-2] != b.shape[:-2]
+        or v.shape[:-1] != a.shape[1:-2]
+    ):
+        raise ShapeError(
+            "expected projected queries (B, L, D), keys (B, T, D) and a vector (D,), or with heads "
+            "(B, H, L, D), (B, H, T, D) and (H, D), got "
+            f"{tuple(a.shape)}, {tuple(b.shape)} and {tuple(v.shape)}"
+        )
+    for name in ("device", "dtype"):
+        kinds = [str(getattr(tensor, name)) for tensor in (a, b, v)]
+        if len(set(kinds)) > 1:
+            raise ShapeError(
+                f"expected queries, keys and the vector of the score of one {name}, got "
+                f"{', '.join(kinds)}"
+            )
+
+
+def _fits(a: Tensor, b: Tensor, normalizer: str, dropout: float, workspace: int) -> bool:
+    """Return whether all scores can be held in memory; a compiled program serves every size."""
+    if torch.compiler.is_compiling():
+        return False
+    return a.shape[:-1].numel() <= blocks.queries_per_block(b, normalizer, dropout, workspace)
 
 
 def _unpack(b: Tensor | AdditiveKeys) -> tuple[Tensor, Tensor | None]:
@@ -124,8 +153,8 @@ def attend(
     b, prepared = _unpack(b)
     with without_autocast(a.device):
         a, b, v, values = (to_compute_dtype(tensor) for tensor in (a, b, v, values))
-        capacity = blocks.queries_per_block(b, normalizer, dropout, workspace)
-        if need_weights or not b.shape[-2] or a.shape[:-1].numel() <= capacity:
+        _check(a, b, v)
+        if need_weights or not b.shape[-2] or _fits(a, b, normalizer, dropout, workspace):
             pairs = scores(a, AdditiveKeys(b, prepared), v, workspace)
             context, weights = weighted_sum(pairs, values, masked, bias, normalizer, dropout)
             total = autograd.log_sum_exp(pairs, masked, bias) if need_log_sum_exp else None

@@ -108,10 +108,20 @@ def workspace_shape(padded: Any, tile: Any, size: Any) -> Any:
 
 
 @simd.inlined
-def _split(workspace: Any, padded: Any, tile: Any, size: Any) -> Any:
+def _read_workspace(arguments: Any, padded: Any, tile: Any, size: Any, one: Any) -> Any:
+    """Return the parts of the thread's workspace, filled with zeros."""
+    workspace = threads.thread_workspace(arguments, workspace_shape(padded, tile, size), one)[0]
+    workspace[:] = 0
     exp_a, rest = workspace[: tile * padded], workspace[tile * padded :]
     exp_b, v, block = rest[:padded], rest[padded : 2 * padded], rest[2 * padded : -size]
     return exp_a, exp_b, v, block, rest[-size:]
+
+
+@simd.inlined
+def _set_four(column: Any, size: Any, sum_v: Any, sums: Any) -> None:
+    """Write the scores of four queries and one key to a column of the block."""
+    for i in range(4):
+        column[i * size] = sum_v - (sums[i] + sums[i])
 
 
 def scores(real: Any) -> Callable[[Any], None]:
@@ -125,16 +135,14 @@ def scores(real: Any) -> Callable[[Any], None]:
     size, near = simd.BYTES // real_bytes, math.log(largest) / 2 - 0.01
 
     def kernel(arguments: Any) -> None:
-        one, two = real(1), real(2)
+        one = real(1)
         heads, n_queries, n_keys, width = threads.read_sizes(arguments)
         tile, prepared = arguments[threads.TILE], arguments[threads.PREPARED] != 0
         tiles = (n_queries + tile - 1) // tile
         items, padded = arguments[threads.TASKS] // tiles, padded_width(width, size)
         queries, keys, vectors, out = threads.read_arrays(arguments, items, one)
         max_b = threads.array(arguments, 4, (1,), one)[0]
-        workspace = threads.thread_workspace(arguments, workspace_shape(padded, tile, size), one)[0]
-        workspace[:] = real(0)
-        exp_a, exp_b, v, block, buffer = _split(workspace, padded, tile, size)
+        exp_a, exp_b, v, block, buffer = _read_workspace(arguments, padded, tile, size, one)
         ones, ceiling, zeros = simd.splat(one), simd.splat(real(largest)), simd.splat(real(0))
         while True:
             task = threads.fetch_add(arguments, threads.NEXT_TASK)
@@ -166,12 +174,11 @@ def scores(real: Any) -> Callable[[Any], None]:
                             sums = _sums_of_four_rows(a, b, v, padded, ones, ceiling, False)
                         else:
                             sums = _sums_of_four_rows(a, b, v, padded, ones, ceiling, True)
-                        for i in range(4):
-                            block[(row + i) * size + key - low] = sum_v - two * sums[i]
+                        _set_four(block[row * size + key - low :], size, sum_v, sums)
                     for row in range(end, count):
                         a = simd.pointer_at(exp_a, row * padded)
                         s = _sum_of_row(a, b, v, padded, ones, ceiling)
-                        block[row * size + key - low] = sum_v - two * s
+                        block[row * size + key - low] = sum_v - (s + s)
                 simd.store_columns(block, out[item, start : start + count], low, filled, size)
             if not (max_ab <= limit and max_v <= LARGEST_VECTOR):
                 threads.fetch_add(arguments, threads.OUT_OF_RANGE)

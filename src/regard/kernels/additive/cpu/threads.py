@@ -42,6 +42,9 @@ WORK_PER_THREAD = 1 << 15
 FLAGS = {"contract"}
 """A product and a sum may be fused; no reordering, and no check for NaN or infinity."""
 
+if numba.config.DISABLE_JIT:  # pyright: ignore
+    raise ImportError("NUMBA_DISABLE_JIT disables the compiler of the kernels")
+
 _PROCESS = os.getpid()
 
 KernelFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -192,7 +195,7 @@ def compiled(factory: KernelFactory, dtype: torch.dtype) -> Callable[[int], None
     options: dict[str, Any] = {"error_model": "numpy", "fastmath": FLAGS}
     try:
         function = numba.cfunc(signature, cache=True, **options)(kernel)
-    except RuntimeError:
+    except Exception:  # the cache is damaged, cannot be written, or has no folder
         function = numba.cfunc(signature, **options)(kernel)
     pointer: Any = KernelFunction(cast("Any", function.address))
     pointer.owner = function  # the machine code lives as long as this object
