@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import logging
 import re
@@ -15,6 +16,7 @@ import urllib.request
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import uvicorn
@@ -26,7 +28,13 @@ from regard.cli.serve import _listen  # pyright: ignore[reportPrivateUsage]
 from regard.errors import ConfigError
 from regard.serving import connections
 from regard.serving.app import Settings, create_app
-from regard.serving.connections import Connections, connection_cap, limit_log_rate, uvicorn_options
+from regard.serving.connections import (
+    Connections,
+    LimitedProtocol,
+    connection_cap,
+    limit_log_rate,
+    uvicorn_options,
+)
 from regard.serving.hosts import HostCheck, is_loopback, resolve
 from regard.serving.limits import Limits
 
@@ -106,6 +114,11 @@ def _request(line: str, *headers: str) -> bytes:
         (b"GET /health HTTP/1.1\r\nHost: local", 408),
         (_request("GET /health", "Host: localhost", "A: " + "a" * 600_000), 431),
         (_request("POST /api/translate", "Host: localhost", "Transfer-Encoding: other"), 501),
+        (
+            b"POST /api/translate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /health HTTP/1.1\r\n\r\n",
+            400,
+        ),
     ],
     ids=[
         "no HTTP",
@@ -119,6 +132,7 @@ def _request(line: str, *headers: str) -> bytes:
         "slow headers",
         "long headers",
         "transfer encoding",
+        "two lengths",
     ],
 )
 def test_every_refusal_is_json(address: Address, sent: bytes, status: int) -> None:
@@ -152,7 +166,30 @@ def test_connections_above_the_cap_replace_the_longest_waiting(
         hostile = [stack.enter_context(socket.create_connection(address)) for _ in range(CAP)]
         for connection in hostile:
             connection.sendall(first)
+            if first.endswith(b"\r\n\r\n"):  # a complete request: the connection waits for the next one
+                assert connection.recv(1000)
         assert all(_healthy(address) for _ in range(3 * CAP))
+
+
+def test_connections_that_do_not_read_their_answers_are_replaced_after_idle_ones(
+    folders: list[Path],
+) -> None:
+    limits = dataclasses.replace(LIMITS, send_seconds=20.0, header_seconds=20.0)
+    with _running(folders[0], limits, CAP) as (_, address), contextlib.ExitStack() as stack:
+        hostile = [stack.enter_context(socket.create_connection(address)) for _ in range(CAP)]
+        for connection in hostile:
+            connection.sendall(9 * _request("GET /large", "Host: localhost"))
+            assert connection.recv(1)
+        assert all(_healthy(address) for _ in range(CAP // 2))
+        connection = hostile[-1]  # whose slot nobody needed
+        for _ in range(2 * CAP):
+            stack.enter_context(socket.create_connection(address))
+        assert _healthy(address)
+        received = 0
+        while received < 30_000_000:
+            part = connection.recv(1 << 20)
+            assert part
+            received += len(part)
 
 
 def test_a_request_that_is_being_answered_keeps_its_connection(address: Address) -> None:
@@ -167,6 +204,30 @@ def test_a_request_that_is_being_answered_keeps_its_connection(address: Address)
         )
         for connection in busy:
             assert b"200 OK" in connection.recv(1000)
+
+
+def test_complete_requests_above_the_cap_are_answered_or_refused(address: Address) -> None:
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(socket.create_connection(address)) for _ in range(5 * CAP)]
+        for client in clients:
+            client.sendall(_request("GET /slow", "Host: localhost"))
+        answers = [b"".join(iter(lambda c=client: c.recv(65536), b"")) for client in clients]
+    statuses = [answer.split()[1] for answer in answers]
+    assert statuses.count(b"200") >= CAP
+    assert set(statuses) <= {b"200", b"503"}
+    assert all(b'{"error":' in answer for answer in answers if b" 503 " in answer)
+
+
+def test_a_silent_connection_above_the_cap_is_refused_while_all_others_are_answered() -> None:
+    pool = Connections(LIMITS, cap=1)
+    busy, silent = (cast("LimitedProtocol", SimpleNamespace()) for _ in range(2))
+    assert pool.add(busy)
+    assert pool.add(silent)  # the first may turn out to wait
+    pool.answer(busy)
+    assert pool.settle(busy)
+    assert not pool.settle(silent)
+    pool.remove(busy)
+    assert pool.add(cast("LimitedProtocol", SimpleNamespace()))
 
 
 @pytest.mark.parametrize("first", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])
@@ -192,6 +253,17 @@ def test_a_client_that_does_not_read_is_disconnected(
         assert not server.server_state.connections
     with urllib.request.urlopen("http://{}:{}/large".format(*address)) as response:
         assert len(response.read()) > 30_000_000
+
+
+def test_a_client_that_reads_slowly_gets_the_whole_answer(address: Address) -> None:
+    with socket.create_connection(address, timeout=20) as connection:
+        connection.sendall(_request("GET /large", "Host: localhost", "Connection: close"))
+        started, received = time.monotonic(), 0
+        while part := connection.recv(1 << 20):
+            received += len(part)
+            # steadily, over twice the time that a connection may be idle
+            time.sleep(max(0, started + received / 1e7 - time.monotonic()))
+    assert received > 30_000_000
 
 
 def test_idle_connections_beyond_the_descriptors_do_not_stop_the_server(

@@ -1,6 +1,7 @@
 """The server: responses equal those of Python under concurrency, and errors are one sentence."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
@@ -68,7 +69,8 @@ def test_responses_equal_those_of_the_translator(client: TestClient, folder: Pat
     for answer, expected in zip(outputs, translator.translate(texts, 4, 3), strict=True):
         assert answer["text"] == expected[0].text
         assert answer["source_tokens"] == expected[0].source_tokens
-        assert answer["unknown"] == expected[0].unknown
+        for name in ("unknown", "left_out", "warning"):
+            assert answer[name] == getattr(expected[0], name)
         assert [output["tokens"] for output in answer["n_best"]] == [
             output.tokens for output in expected
         ]
@@ -161,12 +163,21 @@ def test_the_search_tree_holds_every_output(client: TestClient) -> None:
         ({"text": " " * 200_000}, "characters"),
         ({"text": "a", "prefix": "a " * 200_000}, "characters"),
         ({"text": "a", "prefix": "a " * 5000, "beam_size": 20}, "smaller beam"),
+        (
+            {"model": 1, "text": "a " * 499, "beam_size": 20, "prefix_tokens": ["a"] * 900},
+            "attention weights",
+        ),
         ({"text": "a" + "\u0301\u0323" * 5000}, "accents"),
+        ({"text": "\U0001f1e9" * 20_000}, "flags in a row"),
         ({"text": "a", "pin": {"0": {"7": 1.0}}}, "source tokens from 0 to 1"),
         ({"text": "a", "pin": {"300000000": {"0": 1.0}}}, "steps from 0 to"),
         ({"text": "a", "pin": {"1" + "0" * 30: {"0": 1.0}}}, "steps from 0 to"),
         ({"text": "a", "pin": {"0": {"0": 0.8, "1": 0.8}}}, "sum to at most 1"),
         ({"text": "a", "pin": {"x": {}}}, "pin"),
+        (
+            {"texts": ["a"] * 200, "pin": {str(step): {"0": 0} for step in range(6000)}},
+            "pins cover 1",
+        ),
         ({"text": "a", "prefix": ["b", "c"]}, "one prefix"),
         ({"text": "a", "prefix": "b", "prefix_tokens": ["b"]}, "not both"),
         ({"text": "a", "ablate_heads": [[3, 0]]}, "no head 0 in layer 3"),
@@ -218,6 +229,12 @@ def test_invalid_bodies_are_rejected(client: TestClient, body: bytes, status: in
     assert client.get("/health").status_code == 200
 
 
+def test_a_reason_quotes_little_of_the_request(client: TestClient) -> None:
+    response = client.post("/api/translate", json={"text": "a", "b" * 100_000: 1})
+    assert response.status_code == 422
+    assert len(response.json()["error"]) <= 301
+
+
 def test_unknown_paths_and_hosts_are_rejected(client: TestClient) -> None:
     assert client.get("/api/nothing").status_code == 404
     assert client.get("/api/translate").json() == {"error": "Method Not Allowed"}
@@ -234,7 +251,7 @@ def test_explain_returns_the_values_of_a_step(client: TestClient, folder: Path) 
     assert explanation["formula"].startswith("v")
     response = client.post("/api/explain", json={**body, "step": 99})
     assert response.status_code == 422
-    assert "--step must be from 0" in response.json()["error"]
+    assert "step must be from 0" in response.json()["error"]
 
 
 def test_top_logprobs_are_those_of_the_translator(client: TestClient, folder: Path) -> None:
@@ -307,6 +324,29 @@ def test_explain_limits_the_tokens_of_a_text(client: TestClient) -> None:
         response = client.post("/api/explain", json={**body, "step": 1})
         assert response.status_code == 422
         assert "at most 500 tokens" in response.json()["error"]
+
+
+def test_texts_are_tokenised_outside_the_event_loop(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_loop: list[bool] = []
+
+    def tokenise(*args: Any, **options: Any) -> PreparedRequest:
+        with contextlib.suppress(RuntimeError):
+            in_loop.append(bool(asyncio.get_running_loop()))
+        return prepare(*args, **options)
+
+    app = create_app(Settings(folder=str(folder)))
+    monkeypatch.setattr("regard.serving.app.prepare", tokenise)
+    with TestClient(app, base_url="http://localhost") as client:
+        for path, fields in (
+            ("translate", {}),
+            ("explain", {"target": "a", "step": 0}),
+            ("self-attention", {"target": "a"}),
+        ):
+            response = client.post(f"/api/{path}", json={"text": "a", **fields})
+            assert response.status_code == 200
+    assert not in_loop
 
 
 def test_the_weights_of_a_response_are_limited(folder: Path) -> None:
@@ -395,7 +435,7 @@ def test_a_slow_body_times_out() -> None:
     with asyncio.Runner(loop_factory=_ManualClockLoop) as runner:
         loop = cast("_ManualClockLoop", runner.get_loop())
         limit = BodyLimit(None, Limits(body_seconds=10.0))  # type: ignore[arg-type]
-        runner.run(limit({"type": "http"}, receive, send))  # type: ignore[arg-type]
+        runner.run(limit({"type": "http", "headers": []}, receive, send))  # type: ignore[arg-type]
     assert sent[0]["status"] == 408
     assert loop.now >= 10
 
@@ -524,6 +564,62 @@ def test_the_work_of_a_batch_is_limited(folder: Path) -> None:
     assert translator.sizes == [2, 2, 2]
 
 
+@pytest.mark.parametrize("abandoned", [1, 2])
+def test_a_search_ends_when_nobody_waits_for_it(folder: Path, abandoned: int) -> None:
+    steps, resume = threading.Semaphore(0), threading.Event()
+    ended: list[str] = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Pausing(regard.Translator):
+        def search(self, *args: Any, on_step: Any, **options: Any) -> Any:
+            def pause() -> None:
+                steps.release()
+                resume.wait()
+                on_step()
+
+            try:
+                outputs = super().search(*args, on_step=pause, **options)
+            finally:
+                ended.append(type(sys.exception()).__name__)
+            return outputs
+
+    async def work(batcher: Batcher) -> Any:
+        requests = [asyncio.create_task(_submit(batcher, _request("a b"))) for _ in range(2)]
+        await asyncio.to_thread(steps.acquire)
+        for request in requests[:abandoned]:
+            request.cancel()
+        results = await asyncio.gather(*requests[:abandoned], return_exceptions=True)
+        resume.set()
+        # computed by the same thread, after the abandoned search
+        return [*results, *await asyncio.gather(*requests[abandoned:]), await batcher.call(list)]
+
+    loaded = regard.Translator.load(folder, "cpu")
+    translator = Pausing(loaded.trained, loaded.device)
+    results = _with_batcher(translator, Limits(batch_delay=0.0), work)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results[:abandoned])
+    assert ended == (["_Abandoned"] if abandoned == 2 else ["NoneType"])
+    if abandoned == 1:
+        assert results[1][0][0].tokens == loaded.translate("a b").tokens
+
+
+def test_a_request_is_cancelled_when_its_client_disconnects() -> None:
+    messages = iter([{"type": "http.request", "body": b"{}"}, {"type": "http.disconnect"}])
+    events: list[Any] = []
+
+    async def receive() -> Any:
+        return next(messages)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        events.append((await receive())["body"])
+        try:
+            await asyncio.Event().wait()
+        finally:
+            events.append("cancelled")
+
+    asyncio.run(BodyLimit(app, Limits())({"type": "http", "headers": []}, receive, None))  # type: ignore[arg-type]
+    assert events == [b"{}", "cancelled"]
+
+
 def test_the_queue_of_calls_is_limited(folder: Path) -> None:
     resume = threading.Event()
 
@@ -584,8 +680,8 @@ def test_requests_in_flight_finish_after_sigterm(folder: Path) -> None:
         counts = [len(request.result()["translations"]) for request in requests]
     assert counts == [20] * 4
     _, errors = process.communicate()
-    assert errors == ""
-    assert process.returncode in (0, -signal.SIGTERM)
+    assert errors == "regard serve: stopped\n"
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def _metrics(address: str) -> str:

@@ -97,7 +97,7 @@ def _check(args: Namespace) -> None:
     for name in ("workers", "max_tokens", "max_beam", "queue"):
         if args[name] < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {args[name]}")
-    from regard.search import MAX_BEAM_SIZE
+    from regard.setting_checks import MAX_BEAM_SIZE
 
     if args.max_beam > MAX_BEAM_SIZE:
         raise ConfigError(f"--max-beam must be at most {MAX_BEAM_SIZE:,}, got {args.max_beam:,}")

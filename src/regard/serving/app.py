@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 
 from regard.charts.base import script_json
-from regard.errors import ConfigError, RegardError, nearest
+from regard.errors import ConfigError, RegardError, nearest, quantity
 from regard.explanation.from_model import explain_step
 from regard.explanation.self_attention import layer_weights
 from regard.request import PreparedRequest, prepare
@@ -25,7 +26,7 @@ from regard.score_registry import SCORES
 from regard.serving.batching import Batcher, QueueFull
 from regard.serving.connections import Connections, limit_log_rate
 from regard.serving.hosts import HostCheck, is_loopback
-from regard.serving.limits import BodyLimit, Limits, error_response
+from regard.serving.limits import WEIGHTS_PER_TOKEN, BodyLimit, Limits, error_response
 from regard.serving.metrics import Metrics, RequestMetrics
 from regard.serving.schemas import (
     ErrorResponse,
@@ -33,6 +34,7 @@ from regard.serving.schemas import (
     SelfAttentionRequest,
     TranslateRequest,
     TranslateResponse,
+    count_pins,
     count_weights,
     layer_weights_response,
     translate_response,
@@ -78,7 +80,8 @@ def create_app(settings: Settings) -> FastAPI:
     folders = [settings.folder, *([settings.compare_with] if settings.compare_with else [])]
     translators = [Translator.load(folder, settings.device) for folder in folders]
     # the parent folder tells two folders called `model` apart
-    names = ["/".join(Path(folder).resolve().parts[-2:]) for folder in folders]
+    paths = ["/".join(Path(folder).resolve().parts[-2:]) for folder in folders]
+    names = [os.fsencode(path).decode("utf-8", "replace") for path in paths]
     models = [_model_info(*model) for model in zip(names, translators, strict=True)]
     metrics = Metrics()
     batcher = Batcher(translators, settings.limits, metrics)
@@ -163,7 +166,8 @@ async def index(http: Request) -> HTMLResponse:
 async def translate(request: TranslateRequest, http: Request) -> Response:
     """Translate one text or several, optionally with interventions."""
     batcher: Batcher = http.app.state.batcher
-    prepared, work = _prepare(request, _translator(batcher, request.model), batcher.limits)
+    translator = _translator(batcher, request.model)
+    prepared, work = await asyncio.to_thread(_prepare, request, translator, batcher.limits)
     outputs = await batcher.translate(request, prepared, work)
     _check_weights(count_weights(request, outputs), batcher.limits)
     # not validated by pydantic: that takes longer than computing the response
@@ -174,7 +178,7 @@ async def translate(request: TranslateRequest, http: Request) -> Response:
 async def explain(request: ExplainRequest, http: Request) -> Response:
     """Compute one attention step: scores, exponentials, partition, weights, context."""
     batcher: Batcher = http.app.state.batcher
-    translator = _check_target(request, batcher)
+    translator = await asyncio.to_thread(_check_target, request, batcher)
     options = request.model_dump(include={"step", "target", "layer", "head"})
     explanation, _ = await batcher.call(lambda: explain_step(translator, request.source, **options))
     values = explanation.to_dict()
@@ -189,7 +193,7 @@ async def explain(request: ExplainRequest, http: Request) -> Response:
 async def self_attention(request: SelfAttentionRequest, http: Request) -> Response:
     """Compute the attention weights of all layers and heads of a Transformer for one output."""
     batcher: Batcher = http.app.state.batcher
-    translator = _check_target(request, batcher)
+    translator = await asyncio.to_thread(_check_target, request, batcher)
     arguments = translator, request.source, request.target, request.ablate_heads
     weights = await batcher.call(lambda: layer_weights(*arguments))
     arrays = weights.encoder, weights.decoder, weights.cross
@@ -230,6 +234,14 @@ def _translator(batcher: Batcher, model: int) -> Translator:
     return batcher.translators[model]
 
 
+def _check_pinned(weights: int, limits: Limits) -> None:
+    if weights > limits.weights:
+        raise ConfigError(
+            f"the pins cover {weights:,} weights of all texts (at most {limits.weights:,}); send "
+            "fewer texts, or pin fewer or earlier steps"
+        )
+
+
 def _check_target(request: ExplainRequest | SelfAttentionRequest, batcher: Batcher) -> Translator:
     """Reject a request that breaks a limit; return the model that it names."""
     translator, limits = _translator(batcher, request.model), batcher.limits
@@ -256,25 +268,39 @@ def _prepare(
     """Reject a request that breaks a limit before it is queued; return it prepared, and its work."""
     texts = request.sources
     if len(texts) > limits.texts:
-        raise ConfigError(f"at most {limits.texts} texts per request, got {len(texts)}")
+        raise ConfigError(f"at most {quantity(limits.texts, 'text')} per request, got {len(texts)}")
     for name in ("beam_size", "n_best"):
         if (value := getattr(request, name)) > limits.beam_size:
             raise ConfigError(f"{name} is at most {limits.beam_size}, got {value}")
     limits.check_text(request.strings)
+    _check_pinned(count_pins(request), limits)
     prepared = prepare(
         translator.trained, texts, request.prefixes, request.pin, request.ablate_heads
     )
-    lengths = [source.length for source in prepared.sources]
-    limits.check_length(max(lengths))
-    maximum = [source.limit for source in prepared.sources]
+    _check_pinned(math.prod(prepared.pins_shape), limits)
+    limits.check_length(max(source.length for source in prepared.sources))
+    return prepared, _check_work(request, prepared, translator, limits)
+
+
+def _check_work(
+    request: TranslateRequest, prepared: PreparedRequest, translator: Translator, limits: Limits
+) -> int:
+    """Reject a request that takes too much time or memory; return its work."""
+    decoder = translator.trained.model.decoder
+    heads = decoder.attention_layers * decoder.attention_heads
+    sources = sum(source.length for source in prepared.sources)
+    outputs = sum(source.limit for source in prepared.sources)
+    weights = sum(source.length * source.limit * heads for source in prepared.sources)
     beams = max(request.beam_size, request.n_best)
-    work = (sum(lengths) + sum(maximum)) * beams
+    work = (sources + outputs + weights // WEIGHTS_PER_TOKEN) * beams
     if work > limits.work:
         raise ConfigError(
-            f"{sum(lengths):,} source tokens and up to {sum(maximum):,} output tokens times {beams} "
-            f"hypotheses are {work:,} (at most {limits.work:,}); send fewer texts or a smaller beam"
+            f"{sources:,} source tokens, up to {outputs:,} output tokens and their {weights:,} "
+            f"attention weights (of which {WEIGHTS_PER_TOKEN:,} count as a token) times {beams} "
+            f"hypotheses are {work:,} (at most {limits.work:,}); send fewer texts, shorter "
+            "ones or a smaller beam"
         )
-    return prepared, work
+    return work
 
 
 def _model_info(name: str, translator: Translator) -> dict[str, Any]:

@@ -27,13 +27,19 @@ class QueueFull(Exception):
     """Too many texts or calls are waiting; the client should try again later."""
 
 
+class _Abandoned(Exception):
+    """Nobody waits for the translations of a batch."""
+
+
 @dataclass(eq=False)
 class _Job:
-    """A request, its cost in tokens times beam size, and the future of its translations."""
+    """A request, its cost (see `Limits.work`), and the future of its translations."""
 
     request: TranslateRequest
     sources: Sequence[Source]
     work: int
+    wanted: bool = True
+    """False once nobody waits for the translations."""
     result: Future[list[list[Translation]]] = field(default_factory=Future[list[list[Translation]]])
 
 
@@ -54,6 +60,8 @@ class Batcher:
     ) -> list[list[Translation]]:
         """Return the outputs of each text, best first; `work` is the cost of the request.
 
+        The search ends early when all requests of its batch have timed out or are cancelled.
+
         Raises:
             QueueFull: too many texts are waiting.
             TimeoutError: there was no result in time.
@@ -66,8 +74,11 @@ class Batcher:
         self._jobs.append(job)
         self._has_jobs.set()
         self.metrics.queue.set(texts)
-        # a timeout cancels the future, and a cancelled job is not computed
-        return await asyncio.wait_for(asyncio.wrap_future(job.result), self.limits.timeout)
+        try:
+            # a timeout cancels the future, and a cancelled job is not computed
+            return await asyncio.wait_for(asyncio.wrap_future(job.result), self.limits.timeout)
+        finally:
+            job.wanted = False
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Return the result of a function, run by the thread that computes.
@@ -137,6 +148,8 @@ class Batcher:
         """Translate a batch; after an error, translate each of its jobs separately."""
         try:
             outputs = iter(self._translate(batch))
+        except _Abandoned:
+            return
         except BaseException as error:  # a panic of compiled code is no Exception
             if len(batch) > 1:
                 for job in batch:
@@ -151,6 +164,11 @@ class Batcher:
     def _translate(self, batch: list[_Job]) -> list[list[Translation]]:
         search = batch[0].request
         sources = [source for job in batch for source in job.sources]
+
+        def check_wanted() -> None:
+            if not any(job.wanted for job in batch):
+                raise _Abandoned
+
         return self.translators[search.model].search(
             PreparedRequest(sources, tuple(search.ablate_heads)),
             search.beam_size,
@@ -159,4 +177,5 @@ class Batcher:
             _BATCH_TOKENS // max(search.beam_size, search.n_best),
             return_tree=search.tree,
             top_logprobs=search.top_logprobs,
+            on_step=check_wanted,
         )

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import h11
 from uvicorn.config import Config
@@ -26,8 +26,10 @@ BACKLOG = 1024
 """Connections that the kernel holds until they are accepted."""
 _ACCEPT_BATCH = 16
 """Connections accepted at once."""
-_RESERVED_DESCRIPTORS = 96
-"""Kept for files, and for connections that are accepted or closed but not counted: 4 batches."""
+_RESERVED_DESCRIPTORS = 128
+"""Kept for files, and for connections that are accepted, refused or closed but not counted."""
+_MAX_REFUSED = 32
+"""Refused connections that stay open until their client has read the error."""
 _MAX_CONNECTIONS = 4096
 _LINGER_SECONDS = 1.0
 _LOG_SECONDS = 10.0
@@ -53,42 +55,85 @@ class Connections:
     """The open connections of a process.
 
     Above the cap, the connection is closed that has waited longest for its client: for the rest of
-    a request, or for the next one. Connections whose request is being answered stay.
+    a request or for the next one, and only where none does, for the client to read its answer.
+    Connections whose request is being computed stay. If none can be closed, the new one is refused.
     """
 
     def __init__(self, limits: Limits, cap: int | None = None) -> None:
         self.limits = limits
         self.cap = connection_cap() if cap is None else cap
         self._open: set[LimitedProtocol] = set()
-        self._waiting: dict[LimitedProtocol, None] = {}  # longest first
+        self._new: set[LimitedProtocol] = set()  # a request may have arrived, but is not yet read
+        self._waiting: dict[LimitedProtocol, None] = {}  # for a request, longest first
+        self._unread: dict[LimitedProtocol, None] = {}
+        self._refused: dict[LimitedProtocol, None] = {}
 
     def add(self, connection: "LimitedProtocol") -> bool:
-        """Add a connection; return False if there is no room for it."""
+        """Add a connection; return False if there is no room for it.
+
+        New connections may exceed the cap until their first data is read: by two batches at most.
+        """
         if len(self._open) >= self.cap:
             _log.warning("%d connections are open; those that wait longest are closed", self.cap)
-            longest = next(iter(self._waiting), None)
-            if longest is None:
-                return False
-            self.remove(longest)
-            longest.transport.abort()
+            has_new = self._new and len(self._open) < self.cap + 2 * _ACCEPT_BATCH
+            if not (self._close_first(self._waiting) or has_new or self._close_first(self._unread)):
+                return self._reject(connection)
         self._open.add(connection)
-        self._waiting[connection] = None
+        self._new.add(connection)
         return True
 
     def wait(self, connection: "LimitedProtocol") -> None:
-        """Record that a connection begins to wait for its client."""
+        """Record that a connection begins to wait for a request."""
         if connection in self._open:
-            self._waiting.pop(connection, None)
+            self.answer(connection)
             self._waiting[connection] = None
+            if len(self._open) > self.cap:
+                self._close_first(self._waiting)
+
+    def settle(self, connection: "LimitedProtocol") -> bool:
+        """Record that the data which a new connection had sent is read.
+
+        Return False if it sent nothing, and there is no room for it.
+        """
+        if connection in self._new:
+            if len(self._open) > self.cap and not self._waiting:
+                self.remove(connection)
+                return self._reject(connection)
+            self.wait(connection)
+        return True
+
+    def _reject(self, connection: "LimitedProtocol") -> Literal[False]:
+        """Keep a connection until its client has read the error, or others have been refused."""
+        if len(self._refused) == _MAX_REFUSED:
+            self._close_first(self._refused)
+        self._refused[connection] = None
+        return False
+
+    def _close_first(self, group: dict["LimitedProtocol", None]) -> bool:
+        """Close the first connection of a group; return False if there is none."""
+        for connection in group:
+            self.remove(connection)
+            connection.transport.abort()
+            return True
+        return False
+
+    def wait_for_reading(self, connection: "LimitedProtocol") -> None:
+        """Record that a connection begins to wait until its answer is read."""
+        if connection in self._open:
+            self.answer(connection)
+            self._unread[connection] = None
 
     def answer(self, connection: "LimitedProtocol") -> None:
-        """Record that a request has arrived completely."""
+        """Record that a connection does not wait for its client."""
+        self._new.discard(connection)
         self._waiting.pop(connection, None)
+        self._unread.pop(connection, None)
 
     def remove(self, connection: "LimitedProtocol") -> None:
         """Forget a connection."""
         self._open.discard(connection)
-        self._waiting.pop(connection, None)
+        self._refused.pop(connection, None)
+        self.answer(connection)
 
 
 class LimitedProtocol(H11Protocol):
@@ -109,6 +154,7 @@ class LimitedProtocol(H11Protocol):
         self._request_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._refused = False
+        self._sending = False  # the end of a complete response
 
     def connection_made(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, transport: asyncio.Transport
@@ -116,11 +162,11 @@ class LimitedProtocol(H11Protocol):
         """Admit or refuse a connection; its first request must arrive in time."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # pause_writing is called when the client reads slowly
-        if self._pool.add(self):
-            self._expect_request(self._pool.limits.header_seconds)
-        else:
-            self._refuse(503, "too many connections; try again in a second")
-            transport.close()
+        self._admit(self._pool.add(self))
+        if not self._refused:
+            self._restart_request_timer(self._pool.limits.header_seconds, self._expire)
+            # the loop reads what has arrived in its next pass, after the first of these two calls
+            self.loop.call_soon(self.loop.call_soon, self._settle)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release what the connection holds."""
@@ -147,13 +193,17 @@ class LimitedProtocol(H11Protocol):
             self._pool.answer(self)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
-        self._expect_request(self.timeout_keep_alive + self._pool.limits.header_seconds)
+        """Wait for the next request, once the response has been sent."""
+        if self.transport.get_write_buffer_size():
+            self._sending = True
+        else:
+            self._expect_next_request()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        """Close the connection if its client stops reading."""
+        """Wait for the client to read; close the connection if it stops."""
         super().pause_writing()
+        self._pool.wait_for_reading(self)
         self._check_reading(self.transport.get_write_buffer_size() + 1)
 
     def resume_writing(self) -> None:
@@ -161,6 +211,11 @@ class LimitedProtocol(H11Protocol):
         super().resume_writing()
         if self._send_timer is not None:
             self._send_timer.cancel()
+        if self._sending:
+            self._sending = False
+            self._expect_next_request()
+        else:
+            self._pool.answer(self)
 
     def send_400_response(self, msg: str) -> None:
         """Answer an invalid request; uvicorn calls this while it handles the error."""
@@ -170,6 +225,16 @@ class LimitedProtocol(H11Protocol):
         if status == http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
             reason = "the request line and the headers are too long"
         self._refuse(status, reason)
+
+    def _settle(self) -> None:
+        self._admit(self._pool.settle(self))
+
+    def _admit(self, admitted: bool) -> None:
+        if not admitted:
+            self._refuse(503, "too many connections; try again in a second")
+
+    def _expect_next_request(self) -> None:
+        self._expect_request(self.timeout_keep_alive + self._pool.limits.header_seconds)
 
     def _expect_request(self, seconds: float) -> None:
         self._pool.wait(self)
@@ -278,6 +343,7 @@ def uvicorn_options(limits: Limits) -> dict[str, Any]:
         "ws": "none",
         "log_level": "warning",
         "access_log": False,
+        "headers": [("X-Content-Type-Options", "nosniff"), ("X-Frame-Options", "DENY")],
         "timeout_keep_alive": int(limits.idle_seconds),
         "timeout_graceful_shutdown": int(limits.timeout) + 1,
     }

@@ -1,22 +1,31 @@
 """Limits on requests, and the middleware that enforces those on the body."""
 
 import asyncio
+import contextlib
 import itertools
+import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, quantity
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _CLOSE = {"connection": "close"}
+_LONGEST_REASON = 300  # characters: a reason may quote the request
 _COMBINING_MARKS = 30  # as in Unicode's stream-safe text format, UAX 15
+_FLAGS = 500  # there are fewer countries; splitting a run takes time quadratic in its length
+_LONG_RUN_OF_FLAGS = re.compile(f"[\U0001f1e6-\U0001f1ff]{{{2 * _FLAGS + 1}}}")
+
+WEIGHTS_PER_TOKEN = 4000
+"""With the default of `Limits.work`, a search holds less than a gigabyte of weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +51,10 @@ class Limits:
     beam_size: int = 20
     """`beam_size` and `n_best` of one request."""
     work: int = 60_000
-    """Source and maximum target tokens times beam size, of one request and of one batch."""
+    """Source and maximum target tokens times beam size, of one request and of one batch.
+
+    `WEIGHTS_PER_TOKEN` attention weights that the search may hold count as a token.
+    """
     weights: int = 1_000_000
     """Attention weights in one response."""
     queue: int = 1024
@@ -60,14 +72,17 @@ class Limits:
         """Reject texts that take long to tokenise.
 
         Raises:
-            ConfigError: too many characters, or too many combining marks on one of them.
+            ConfigError: too many characters, combining marks on one of them, or flags in a row.
         """
         characters = sum(map(len, texts))
         if characters > self.characters:
             raise ConfigError(
-                f"at most {self.characters:,} characters per request, got {characters:,}"
+                f"at most {quantity(self.characters, 'character')} per request, got {characters:,}"
             )
-        runs = itertools.groupby("".join(texts), lambda c: unicodedata.combining(c) > 0)
+        text = " ".join(texts)
+        if _LONG_RUN_OF_FLAGS.search(text):
+            raise ConfigError(f"at most {_FLAGS} flags in a row; separate them with spaces")
+        runs = itertools.groupby(text, lambda c: unicodedata.combining(c) > 0)
         # normalising a run takes time quadratic in its length
         if any(is_mark and len(list(run)) > _COMBINING_MARKS for is_mark, run in runs):
             raise ConfigError(f"at most {_COMBINING_MARKS} accents on one character")
@@ -79,11 +94,14 @@ class Limits:
             ConfigError: there are more than `tokens`.
         """
         if tokens > self.tokens:
-            raise ConfigError(f"a text has at most {self.tokens} tokens, got {tokens}")
+            raise ConfigError(f"a text has at most {quantity(self.tokens, 'token')}, got {tokens}")
 
 
 class BodyLimit:
-    """ASGI middleware that reads each body completely, within its limits of size and time."""
+    """ASGI middleware that reads each body completely, within its limits of size and time.
+
+    A request is cancelled when its client disconnects.
+    """
 
     def __init__(self, app: "ASGIApp", limits: Limits) -> None:
         self.app = app
@@ -93,6 +111,12 @@ class BodyLimit:
         """Handle one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if "transfer-encoding" in headers and "content-length" in headers:
+            # the length of such a body is ambiguous: RFC 9112, section 6.3
+            message = "send Content-Length or Transfer-Encoding, not both"
+            await error_response(400, message, _CLOSE)(scope, receive, send)
             return
         limits, body = self.limits, bytearray()
         try:
@@ -113,13 +137,23 @@ class BodyLimit:
             await error_response(413, message, _CLOSE)(scope, receive, send)
             return
         messages: list[Message] = [{"type": "http.request", "body": bytes(body)}]
+        disconnected = asyncio.ensure_future(receive())
 
         async def replay() -> "Message":
-            return messages.pop() if messages else await receive()
+            return messages.pop() if messages else await asyncio.shield(disconnected)
 
-        await self.app(scope, replay, send)
+        response = asyncio.ensure_future(self.app(scope, replay, send))
+        try:
+            await asyncio.wait((response, disconnected), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (response, disconnected):
+                task.cancel()  # without effect on the one that has ended
+        with contextlib.suppress(asyncio.CancelledError):
+            await response
 
 
 def error_response(status: int, reason: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """Return a response with the JSON object {"error": reason}."""
+    """Return a response with the JSON object {"error": reason}; a long reason is cut."""
+    if len(reason) > _LONGEST_REASON:
+        reason = f"{reason[:_LONGEST_REASON]}…"
     return JSONResponse({"error": reason}, status, headers)

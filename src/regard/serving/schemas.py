@@ -184,6 +184,12 @@ class BestOutput(Output):
     source: str
     source_tokens: list[str] = Field(description="tokens that the encoder reads")
     unknown: list[str] = Field(description="source tokens that are not in the vocabulary")
+    left_out: list[str] = Field(
+        description="punctuation of the source that is not in the vocabulary and was left out"
+    )
+    warning: str | None = Field(
+        description="a sentence if most source tokens are not in the vocabulary, otherwise null"
+    )
     n_best: list[Output] | None = Field(None, description="all outputs, best first")
     tree: list[Branch] | None = None
 
@@ -198,6 +204,13 @@ class ErrorResponse(BaseModel):
     """The reason of an error, in one sentence."""
 
     error: str
+
+
+def count_pins(request: TranslateRequest) -> int:
+    """Return the number of pinned weights of all texts."""
+    texts = request.pin if isinstance(request.pin, list) else [request.pin or {}]
+    count = sum(len(weights) for pins in texts for weights in pins.values())
+    return count if isinstance(request.pin, list) else count * len(request.all_texts)
 
 
 def count_weights(request: TranslateRequest, outputs: Sequence[Sequence[Translation]]) -> int:
@@ -224,6 +237,8 @@ def _best_output(request: TranslateRequest, outputs: Sequence[Translation]) -> d
         "source": best.source,
         "source_tokens": best.source_tokens,
         "unknown": best.unknown,
+        "left_out": best.left_out,
+        "warning": best.warning,
         **_output(request, best),
     }
     if request.n_best > 1:
