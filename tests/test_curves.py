@@ -50,15 +50,20 @@ def test_runs_have_the_shortest_names_that_tell_them_apart(
 
 def test_invalid_metrics_axes_and_folders_are_reported(tmp_path: Path) -> None:
     run = _run(tmp_path / "run", bleu=[1, 2, 3])
-    with pytest.raises(ConfigError, match="no folder has a metric 'per'; they have train_loss"):
+    with pytest.raises(ConfigError, match=r"metric takes one of train_loss, .*, got 'per'"):
         curves([run], "per")
-    with pytest.raises(ConfigError, match="is minutes or update, got 'epoch'"):
+    with pytest.raises(ConfigError, match="takes one of minutes, update, got 'epoch'"):
         curves([run], by="epoch")
     with pytest.raises(FolderError, match=r"has no metrics.jsonl yet"):
         curves([tmp_path])
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(FolderError, match="is damaged"):
         curves([run])
+    for value in ("null", '"x"', "[1]", "{}", "1e308", "9" * 400):
+        entry = f'{{"update": 1, "minutes": 1, "dev_loss": {value}}}\n'
+        (tmp_path / "run" / "metrics.jsonl").write_text(entry)
+        with pytest.raises(FolderError, match=r"is damaged \(line 1: dev_loss is no number\)"):
+            curves([run])
 
 
 @pytest.mark.parametrize("suffix", ["html", "png", "svg", "pdf", "json"])

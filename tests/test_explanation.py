@@ -154,7 +154,7 @@ def test_markdown_and_json() -> None:
         (([], STATES), ShapeError, "expected query as one row of numbers"),
         (([1, float("nan")], STATES), ShapeError, "expected query of finite numbers"),
         (([1, 2], STATES, [[1]]), ShapeError, "expected a value for each of 3 keys, got 1"),
-        (([1, 2], STATES, None, "sum"), ConfigError, "no score is named 'sum'"),
+        (([1, 2], STATES, None, "sum"), ConfigError, "score takes one of .*, got 'sum'"),
         ((None, STATES), ConfigError, "scoring needs a query"),
     ],
 )
@@ -222,9 +222,9 @@ def test_a_step_of_a_model_equals_its_attention(
         (
             {},
             {"step": 2},
-            r"--step must be from 0 to 1 for this output \(steps are counted from 0\), got 2",
+            r"step must be from 0 to 1 for this output \(steps are counted from 0\), got 2",
         ),
-        ({}, {"step": -1}, "--step must be from 0 to 1"),
+        ({}, {"step": -1}, "step must be from 0 to 1"),
         ({"kind": "transformer"}, {"layer": 3}, "the model has 3 layers of 2 heads, both counted"),
         ({"kind": "transformer"}, {"head": 2}, "there is no layer 1, head 2"),
     ],
@@ -279,7 +279,7 @@ def test_the_command_prints_explanations_and_errors(
     for arguments, message in (
         ((), "give --query and --keys"),
         (("--query", "1,x", "--keys", "1"), "--query takes numbers separated by commas"),
-        ((*vectors, "--format", "pdf"), "--format must be text, markdown or json"),
+        ((*vectors, "--format", "pdf"), "--format takes one of text, markdown, json, got 'pdf'"),
         (("--dim", "8..1"), "--dim takes widths such as 1..1024"),
         (("--query", "gone.npy", "--keys", "1"), "cannot read gone.npy"),
         (("--model", str(tmp_path / "model")), "--model needs a text"),

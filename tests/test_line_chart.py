@@ -104,3 +104,9 @@ def test_more_lines_than_colours_differ_in_dashes():
         strict=True,
     )
     assert len(set(styles)) == 11
+
+
+def test_the_subtitle_explains_the_connectors_of_lines_that_end_early():
+    note = "Dots lead from the end of a line to its name."
+    assert note in svg_texts(chart([[1, 2, 3], [2, 4]]))
+    assert note not in svg_texts(chart([[1, 2], [2, 4]]))

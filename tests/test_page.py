@@ -120,7 +120,7 @@ def test_the_slider_changes_the_bars_whose_sum_stays_1(page: Page) -> None:
         page.keyboard.press("ArrowRight")
     assert len(weights_by_step) > 1
     assert all(not np.allclose(a, b, atol=0.001) for a, b in itertools.pairwise(weights_by_step))
-    assert re.search(r"step (\d+) of \1:", slider.get_attribute("aria-valuetext"))
+    assert re.search(r"step (\d+) \(0 to \1\):", slider.get_attribute("aria-valuetext"))
     expect(view.locator(".heatmap tr.selected")).to_have_count(1)
 
 
@@ -468,6 +468,57 @@ def test_unknown_tokens_are_marked(page: Page) -> None:
         assert view.locator(selector).all_text_contents() == ["zebra"]
 
 
+def test_a_source_of_unknown_tokens_gives_a_warning(page: Page) -> None:
+    warning = _view(page).locator(".warning")
+    expect(warning).to_be_hidden()
+    _submit(page, "a zebra أسد")
+    expect(warning).to_have_text(
+        "The vocabulary of the model lacks most source tokens (2 of 3): the output is unreliable."
+    )
+    assert _view(page).locator(".note bdi").all_text_contents()[:2] == ["zebra", "أسد"]
+
+
+def test_an_empty_text_is_answered_by_one_line(page: Page) -> None:
+    _submit(page, " ")
+    view = _view(page)
+    expect(view.locator(".note")).to_have_text("The text is empty: there is nothing to translate.")
+    assert view.inner_text().count("empty") == 1
+    expect(view.locator(".panel").first).to_be_hidden()
+    _submit(page, "a b c")
+    expect(view.locator(".panel").first).to_be_visible()
+
+
+def test_an_ablated_head_does_not_move_the_others(page: Page) -> None:
+    view = _view(page, 1)
+    view.locator(".head-group.decoder").wait_for()
+    tops = """nodes => nodes.map((node) =>
+        Math.round(node.getBoundingClientRect().top - nodes[0].getBoundingClientRect().top)).join()"""
+    before = view.locator(".head").evaluate_all(tops)
+    view.get_by_role("button", name="layer 1, head 0", exact=True).click()
+    view.get_by_label("ablate this head").check()
+    expect(view.locator(".head .badge")).to_be_visible()
+    now = f"({tops})([...view.querySelectorAll('.head')])"
+    page.wait_for_function(
+        f"([view, before]) => {now} === before", arg=[view.element_handle(), before]
+    )
+
+
+def test_the_note_of_an_ablated_head_stands_between_the_tokens(page: Page) -> None:
+    page.set_viewport_size({"width": 390, "height": 900})
+    _submit(page, "a " * 20)
+    view = _view(page, 1)
+    view.get_by_role("button", name="layer 1, head 0", exact=True).click()
+    view.get_by_label("ablate this head").check()
+    note = view.locator(".vertical .no-lines")
+    expect(note).to_be_visible()
+    source, target = (
+        view.locator(f".sentence.{side}").bounding_box() for side in ("source", "target")
+    )
+    box = note.bounding_box()
+    assert source["x"] + source["width"] <= box["x"]
+    assert box["x"] + box["width"] <= target["x"]
+
+
 def _long_translation(length: int) -> dict[str, Any]:
     """A response of `length` source and output tokens, each attending to its own position."""
     source = [*(f"source{i}" for i in range(length - 1)), "</s>"]
@@ -478,7 +529,14 @@ def _long_translation(length: int) -> dict[str, Any]:
         "attention_heads": [[[row, row], [row, row]] for row in weights],
         "top_logprobs": [[{"token": token, "log_prob": -0.5}] for token in [*tokens, None]],
     }  # fmt: skip
-    best = {**output, "source": "a", "source_tokens": source, "unknown": [], "tree": []}
+    best = {
+        **output,
+        "source": "a",
+        "source_tokens": source,
+        "unknown": [],
+        "left_out": [],
+        "tree": [],
+    }
     return {"translations": [{**best, "n_best": [output]}]}
 
 
@@ -513,7 +571,7 @@ def test_long_sentences_stay_in_their_box(page: Page, width: int, length: int) -
 @pytest.mark.parametrize("width", [390, 1280])
 def test_axe_finds_nothing(page: Page, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
-    _submit(page, "a b zebra c")
+    _submit(page, "lion zebra c")
     for number in range(2):
         view = _view(page, number)
         view.get_by_text("Search tree").click()

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from regard.charts import LineChart, Point
-from regard.errors import ConfigError, FolderError
+from regard.errors import ConfigError, FolderError, not_one_of
 from regard.files import read_lines
 from regard.metrics import METRICS
 
 _AXES = {"minutes": "minutes of training", "update": "updates"}
+_LARGEST = 1e100
 _NOT_METRICS = {"update", "epoch", "minutes", "best"}
 
 
@@ -29,7 +30,7 @@ def curves(
         ConfigError: no folder has the metric, or `by` is unknown.
     """
     if by not in _AXES:
-        raise ConfigError(f"the x axis of curves is minutes or update, got {by!r}")
+        raise not_one_of("the x axis of curves", by, _AXES)
     histories = {str(folder): _history(Path(folder)) for folder in folders}
     names = _run_names(list(histories))
     keys = dict.fromkeys(key for history in histories.values() for key in history[0])
@@ -37,7 +38,7 @@ def curves(
     losses_and_speed = {"train_loss", "dev_loss", "learning_rate", "pairs_per_second"}
     name = metric or next((key for key in metrics if key not in losses_and_speed), "dev_loss")
     if name not in metrics:
-        raise ConfigError(f"no folder has a metric {name!r}; they have {', '.join(metrics)}")
+        raise not_one_of("metric", name, metrics)
     points = [
         Point(
             names[folder], float(entry[by]), float(entry[name]),
@@ -73,13 +74,17 @@ def _history(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
     if not path.exists():
         raise FolderError(
-            f"{folder} has no metrics.jsonl yet; give a folder written by `regard train --out`, "
+            f"{folder} has no metrics.jsonl yet; give a folder that training has written, "
             "after its first validation"
         )
     try:
         entries = [json.loads(line) for line in read_lines(path)]
         if not entries or not all({"update", "minutes"} <= entry.keys() for entry in entries):
             raise ValueError("a line without update or minutes")
+        for number, entry in enumerate(entries, start=1):
+            for key, value in entry.items():
+                if type(value) not in (int, float, bool) or abs(value) > _LARGEST:
+                    raise ValueError(f"line {number}: {key} is no number")
     except (ValueError, AttributeError) as error:
         raise FolderError(f"{path} is damaged ({error}); train again") from None
     return entries

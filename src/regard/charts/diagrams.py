@@ -9,7 +9,7 @@ from regard.charts.base import GREY, INK
 from regard.charts.labels import check_weights, token_labels
 from regard.charts.svg import FAINT, STRONG, Canvas, Diagram, element, weight_colour
 from regard.charts.text import text_width
-from regard.errors import ConfigError
+from regard.errors import ConfigError, quantity
 
 _LINE_WIDTH = 12.0
 """Pixels of a line of weight 1."""
@@ -57,7 +57,8 @@ def encoder_decoder(
     weights = check_weights(weights, source_tokens, target_tokens).astype(float)
     if not 0 <= step < len(target_tokens):
         raise ConfigError(
-            f"there is no step {step}: the output has {len(target_tokens)} steps, counted from 0"
+            f"there is no step {step}: the output has {quantity(len(target_tokens), 'step')}, "
+            "counted from 0"
         )
     source, target = token_labels(source_tokens), token_labels(target_tokens)
     pitch, (source_x, target_x) = _columns(source, target)
@@ -80,12 +81,12 @@ def encoder_decoder(
         "step": step,
         "attention": weights.round(6).tolist() if attends else None,
     }
-    return canvas.diagram(content, title, _explanation(step) if attends else _BOTTLENECK)
+    return canvas.diagram(content, title, _explanation(output) if attends else _BOTTLENECK)
 
 
-def _explanation(step: int) -> list[str]:
+def _explanation(output: str) -> list[str]:
     return [
-        f"At step {step + 1}, the decoder attends to all states of the encoder;",
+        f"Before it predicts “{output}”, the decoder attends to all states of the encoder;",
         "the thicker a line, the larger the weight of that state in the context.",
     ]
 
@@ -109,7 +110,8 @@ def self_attention(
     weights = check_weights(weights, tokens, tokens).astype(float)
     if position is not None and not 0 <= position < len(tokens):
         raise ConfigError(
-            f"there is no position {position}: the sequence has {len(tokens)} tokens, counted from 0"
+            f"there is no position {position}: the sequence has {quantity(len(tokens), 'token')}, "
+            "counted from 0"
         )
     labels = token_labels(tokens)
     pitch, (centres, _) = _columns(labels, labels)

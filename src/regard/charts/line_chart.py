@@ -105,6 +105,8 @@ class LineChart(VegaChart):
         explanation = [self.explanation] if self.explanation else []
         if any(point.y != y for point, y in zip(self.points, drawn, strict=True)):
             explanation.append("Lines that would coincide are drawn side by side.")
+        if len({max(p.x for p in self.points if p.series == name) for name in self.series}) > 1:
+            explanation.append("Dots lead from the end of a line to its name.")
         return alt.layer(*layers).properties(
             width=_WIDTH,
             height=_HEIGHT,
@@ -127,7 +129,7 @@ class LineChart(VegaChart):
         labelled = base.properties(data=alt.InlineData(values=rows))
         right = alt.value(_WIDTH + _LABEL_GAP)
         return [
-            labelled.mark_rule(strokeWidth=1, strokeDash=[2, 2], aria=False).encode(
+            labelled.mark_rule(strokeWidth=1, strokeDash=[1, 4], opacity=0.7, aria=False).encode(
                 x2=right, y2="label_y:Q"
             ),
             labelled.mark_text(align="left", dx=4, fontSize=12, limit=260, aria=False).encode(

@@ -7,18 +7,27 @@ from typing import Any
 
 import numpy as np
 
+from regard.errors import ConfigError
 from regard.explanation.worked_example import Explanation, Vector
 from regard.score_registry import SCORES
 
 _MAX_COLUMNS, _PREFIX = 16, 6
 """Longest row that is printed in full, and the numbers printed of a longer one."""
 
+_MOST_DIGITS = 20
+
 _MAX_TRUNCATED = 6
 """Largest number of states for which the result with truncated weights is printed."""
 
 
 def write(explanation: Explanation, digits: int, unnormalised: bool, plain: bool) -> str:
-    """Return all three steps with rounded numbers, as plain text or Markdown."""
+    """Return all three steps with rounded numbers, as plain text or Markdown.
+
+    Raises:
+        ConfigError: `digits` is not from 0 to 20.
+    """
+    if not 0 <= digits <= _MOST_DIGITS:
+        raise ConfigError(f"digits must be from 0 to {_MOST_DIGITS}, got {digits}")
     writer = _Writer(explanation, digits, plain)
     parts = [writer.inputs(), *writer.score_and_normalise(), writer.weighted_sum()]
     if explanation.query is not None:

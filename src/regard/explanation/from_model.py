@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.decoders import AttentionInputs, Decoder
-from regard.errors import ConfigError
+from regard.errors import ConfigError, quantity
 from regard.explanation.worked_example import Explanation, explain
 from regard.request import TextOrTokens, prepare
 from regard.score_registry import SCORES
@@ -56,7 +56,7 @@ def explain_step(
         raise ConfigError("the output for this text is empty, so there is no step to explain")
     if not 0 <= step < len(output.tokens):
         raise ConfigError(
-            f"--step must be from 0 to {len(output.tokens) - 1} for this output (steps are counted "
+            f"step must be from 0 to {len(output.tokens) - 1} for this output (steps are counted "
             f"from 0), got {step}"
         )
     number = translator.attention_layer if layer is None else layer
@@ -78,8 +78,8 @@ def _check_head(decoder: Decoder, layer: int, head: int) -> None:
     layers, heads = decoder.attention_layers, decoder.attention_heads
     if not (0 <= layer < layers and 0 <= head < heads):
         raise ConfigError(
-            f"there is no layer {layer}, head {head}: the model has {layers} layers of {heads} "
-            "heads, both counted from 0"
+            f"there is no layer {layer}, head {head}: the model has {quantity(layers, 'layer')} of "
+            f"{quantity(heads, 'head')}, both counted from 0"
         )
 
 

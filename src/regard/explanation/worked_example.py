@@ -202,7 +202,7 @@ def _parameters(
     widths = {"q": query_dim, "k": key_dim}
     axes = entry.parameters.items()
     defaults = {letter: _default(a, widths) for letter, a in axes if a is not None}
-    return defaults | {letter: np.asarray(value, float) for letter, value in parameters.items()}
+    return defaults | {letter: _floats(value, letter) for letter, value in parameters.items()}
 
 
 def _default(axes: str, widths: dict[str, int]) -> Vector:
@@ -216,15 +216,20 @@ def _default(axes: str, widths: dict[str, int]) -> Vector:
 
 
 def _array(values: Any, name: str, axes: int) -> Vector:
-    try:
-        array = np.asarray(values, dtype=float)
-    except (TypeError, ValueError):
-        raise ShapeError(f"expected {name} as numbers in rows of one length") from None
-    if not np.isfinite(array).all():
-        raise ShapeError(f"expected {name} of finite numbers")
+    array = _floats(values, name)
     if array.ndim != axes or not array.size:
         expected = "one row of numbers" if axes == 1 else "rows of numbers of one length"
         raise ShapeError(f"expected {name} as {expected}, got shape {array.shape}")
+    return array
+
+
+def _floats(values: Any, name: str) -> Vector:
+    try:
+        array = np.asarray(values, dtype=float)
+    except (TypeError, ValueError, OverflowError):
+        raise ShapeError(f"expected {name} as numbers in rows of one length") from None
+    if not np.isfinite(array).all():
+        raise ShapeError(f"expected {name} of finite numbers")
     return array
 
 

@@ -17,7 +17,7 @@ export class Alignment {
     this.view = view;
     this.svg = svgElement("svg", { class: "links", "aria-hidden": "true" });
     this.container = element("div", { class: "alignment" });
-    this.node = element("div", { class: "alignment-box", tabindex: -1 }, this.container);
+    this.node = element("div", { class: "alignment-box", tabindex: -1, role: "group", "aria-label": "alignment" }, this.container);
     this.observer = new ResizeObserver(() => this.draw());
     this.observer.observe(this.container);
   }

@@ -1,6 +1,6 @@
 // The attention calculation of the selected step: scores, softmax, context.
 import { explain, sourceFields } from "./api.js";
-import { displayToken, element, formatWeight } from "./dom.js";
+import { displayToken, element, formatWeight, scrollBox } from "./dom.js";
 
 export async function calculation(view) {
   const { output, step } = view;
@@ -13,7 +13,7 @@ export async function calculation(view) {
   const more = result.context_dim > result.context.length ? ", …" : "";
   return element("div", {},
     element("p", { class: "hint" }, `Score: ${result.score}, ${result.formula}${location}. These values are computed for this output with no interventions applied.`),
-    element("div", { class: "scroll" }, element("table", { class: "calculation" },
+    scrollBox("attention calculation", element("table", { class: "calculation" },
       element("thead", {}, element("tr", {}, element("td"), ...output.source_tokens.map((token, i) =>
         element("th", { scope: "col", "data-source": i }, element("bdi", {}, displayToken(token)))))),
       element("tbody", {},

@@ -16,7 +16,7 @@ function fill(node, attributes, children) {
     else if (value === true) node.setAttribute(name, "");
     else if (value !== false && value != null) node.setAttribute(name, value);
   }
-  node.append(...children.filter((child) => child != null));
+  node.append(...children.filter((child) => child != null && child !== false));
   return node;
 }
 
@@ -26,6 +26,11 @@ export function panel(title, { hint = null, help = null, tools = [], name = "" }
     element("div", { class: "panel-head" },
       element("h3", {}, title), help && helpButton(help, title), element("span", { class: "tools" }, ...tools)),
     hint && element("p", { class: "hint" }, hint), ...children);
+}
+
+// A box that scrolls where its content is too large, with the keyboard too.
+export function scrollBox(name, content, className = "") {
+  return element("div", { class: `scroll ${className}`, tabindex: 0, role: "group", "aria-label": name }, content);
 }
 
 export function helpButton(key, subject) {

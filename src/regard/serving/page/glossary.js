@@ -10,7 +10,7 @@ export const GLOSSARY = {
   sum: "The weights of a step are normalised to a sum of 1. A pinned weight keeps its value, and the others share the rest in proportion.",
   alignment: "A line connects an output token with each source token it attends to. The thicker the line, the higher the weight.",
   "next-token": "The model's own distribution over its vocabulary at this step, given the source and the output so far.",
-  heads: "Every layer of a Transformer has several heads, each with attention weights of its own. Ablating a head replaces its result by zeros.",
+  heads: "Every layer of a Transformer has several heads, each with attention weights of its own. Ablating a head replaces its output with zeros.",
   score: "The log-probability divided by the length penalty (5 + length) / 6. Outputs are ranked by this score.",
   probability: "The probability of the complete output: the product of the probabilities of its tokens, </s> included.",
   tree: "The hypotheses of beam search. The percentage is the probability of a token given those before it.",

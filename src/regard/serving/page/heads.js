@@ -43,7 +43,9 @@ export class Heads {
     const key = JSON.stringify([view.output.source, view.output.tokens, view.interventions.ablated]);
     if (this.key !== key) {
       this.key = key;
-      this.own = null;
+      // the old weights stay until the new ones arrive, so that the thumbnails do not move
+      if (this.source !== view.output.source) this.own = null;
+      this.source = view.output.source;
       this.request(key);
     }
     const weights = (layer, head) => (view.output.tokens.length ? headWeights(view.output.attention_heads, layer, head) : []);
@@ -58,10 +60,9 @@ export class Heads {
 
   async request(key) {
     const { view } = this;
-    if (!view.output.tokens.length) return;
-    const own = await selfAttention(view.number, sourceFields(view.model, view.output.source), view.output.tokens, view.interventions.ablated).catch(() => null);
-    if (!own || key !== this.key) return;
-    this.own = own;
+    const own = view.output.tokens.length && await selfAttention(view.number, sourceFields(view.model, view.output.source), view.output.tokens, view.interventions.ablated).catch(() => null);
+    if (key !== this.key) return;
+    this.own = own || null;
     this.render();
     if (view.own) view.showHeatmap();
   }
@@ -85,18 +86,18 @@ export class Heads {
       type: "button", class: `head ${selected ? "selected" : ""} ${ablated ? "ablated" : ""}`, "aria-pressed": selected,
       "aria-label": `${kind === "cross" ? "" : `${kind} self-attention, `}layer ${layer}, ${head === null ? "average over heads" : name}${ablated ? ", ablated" : ""}`,
       "data-focus": `${kind} ${layer} ${head}`, onclick: () => view.selectHead(kind, isDefault ? null : layer, head),
-    }, picture(weights), element("span", {}, ablated ? `${name} ablated` : name));
+    }, picture(weights), element("span", {}, name), ablated && element("span", { class: "badge" }, " ablated"));
   }
 
   showControls() {
     const { view } = this;
     const { layer, head, own } = view;
     if (own) {
-      return this.controls.replaceChildren(`The heatmap displays ${own.kind} self-attention, layer ${own.layer}, head ${own.head}. The alignment and the bars stay with cross-attention.`);
+      return this.controls.replaceChildren(`The heatmap displays ${own.kind} self-attention, layer ${own.layer}, head ${own.head}. The alignment and the bars still show cross-attention.`);
     }
     if (head === null) {
       const chosen = layer === null ? `layer ${view.model.attention_layer} (default)` : `layer ${layer}`;
-      return this.controls.replaceChildren(this.canAblate ? `Displayed: cross-attention, ${chosen}, average over heads. Select a head to ablate it.` : "Displayed: cross-attention.");
+      return this.controls.replaceChildren(this.canAblate ? `Displayed: cross-attention, ${chosen}, average over heads. To ablate a head, select it first.` : "Displayed: cross-attention.");
     }
     const ablated = isAblated(view.interventions, layer, head);
     const checkbox = element("input", { type: "checkbox", checked: ablated, "data-focus": "ablate", onchange: (event) => view.ablateHead(layer, head, event.target.checked) });

@@ -1,5 +1,5 @@
 // The attention heatmap: what is attended to across, what attends down. A table, so that screen readers can read it.
-import { FONT_FAMILY, direction, displayToken, element, formatWeight, textWidth } from "./dom.js";
+import { FONT_FAMILY, direction, displayToken, element, formatWeight, scrollBox, textWidth } from "./dom.js";
 
 const MAX_COLUMNS_WITH_VALUES = 14;
 const MIN_CELL_WITH_VALUE = 34; // pixels
@@ -28,7 +28,7 @@ export function heatmap({ rows, columns, weights, width, unknown = new Set(), st
           class: `cell ${weight > INVERTED_ABOVE ? "inverted" : ""} ${weight < 0.005 ? "zero" : ""}`,
           title: `${displayToken(token)} attends to ${displayToken(columns[i])}: ${weight.toFixed(3)}`,
         }, formatWeight(weight)))));
-  return element("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "heatmap" },
+  return scrollBox("heatmap",
     element("table", {
       class: `heatmap ${withValues ? "with-values" : ""} ${rotated ? "rotated-labels" : ""} ${cell < 16 ? "dense" : ""}`,
       dir: direction(columns), style: { "--label": `${Math.ceil(label)}px`, "min-width": `${Math.ceil(label + columns.length * MIN_CELL)}px` },

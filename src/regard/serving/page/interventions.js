@@ -31,7 +31,7 @@ export function* listed({ pins, prefix, ablated }, sourceTokens) {
     for (const [i, weight] of Object.entries(weights)) {
       const { [i]: _, ...otherWeights } = weights;
       const { [step]: __, ...otherSteps } = pins;
-      yield [`step ${Number(step) + 1}: ${displayToken(sourceTokens[i] ?? "")} ${formatWeight(weight)}`,
+      yield [`step ${step}: ${displayToken(sourceTokens[i] ?? "")} ${formatWeight(weight)}`,
         { pins: Object.keys(otherWeights).length ? { ...otherSteps, [step]: otherWeights } : otherSteps }];
     }
   for (const [layer, head] of ablated)
@@ -41,7 +41,7 @@ export function* listed({ pins, prefix, ablated }, sourceTokens) {
 // Why displayed weights are 0, in words; empty if no displayed head is ablated.
 export function ablationNote({ interventions, model, layer, head }) {
   const shown = layer ?? model.attention_layer;
-  if (head !== null) return isAblated(interventions, shown, head) ? `Head ${head} of layer ${shown} is ablated: its weights are 0, and it passes nothing on.` : "";
+  if (head !== null) return isAblated(interventions, shown, head) ? `Head ${head} of layer ${shown} is ablated: its weights and its output are 0.` : "";
   const count = interventions.ablated.filter(([l]) => l === shown).length;
   if (!count) return "";
   return `${count} of ${model.heads} heads of layer ${shown} ${count === 1 ? "is ablated and counts" : "are ablated and count"} as 0 in this average.`;

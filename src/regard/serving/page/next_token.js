@@ -75,7 +75,7 @@ export class NextToken {
     const { tokens, top_logprobs: all } = this.view.output;
     const last = this.view.step === tokens.length - 1 ? all[tokens.length] : undefined;
     this.after.textContent = last
-      ? `Then: ${last.slice(0, 3).map(({ token, log_prob: logProb }) => `${token === null ? END : displayToken(token)} ${formatPercent(Math.exp(logProb))}`).join(", ")}.` : "";
+      ? `Most probable after this token: ${last.slice(0, 3).map(({ token, log_prob: logProb }) => `${token === null ? END : displayToken(token)} ${formatPercent(Math.exp(logProb))}`).join(", ")}.` : "";
   }
 }
 

@@ -1,7 +1,8 @@
 // The search tree: from the start at the left, one column per step, the displayed output on top.
-import { END, FONT_FAMILY, displayToken, element, formatPercent, svgElement, textWidth } from "./dom.js";
+import { END, FONT_FAMILY, displayToken, formatPercent, scrollBox, svgElement, textWidth } from "./dom.js";
+import { sum } from "./weights.js";
 
-const GAP = 44; // pixels between two columns
+const [MIN_GAP, MAX_GAP] = [22, 44]; // pixels between two columns
 const ROW = 32;
 const BOX = 24; // height of a node
 const PADDING = 8;
@@ -10,18 +11,18 @@ const TOKEN_FONT = `600 14px ${FONT_FAMILY}`;
 const PERCENT_FONT = `13px ${FONT_FAMILY}`;
 
 export function tree(view) {
-  const nodes = layout(view);
+  const { nodes, gap } = layout(view);
   const root = nodes[0];
   // the lines of the displayed output lie above the others
-  const edges = nodes.filter((node) => node.parent).sort((a, b) => Number(a.best ?? false) - Number(b.best ?? false)).map(edge);
+  const edges = nodes.filter((node) => node.parent).sort((a, b) => Number(a.best ?? false) - Number(b.best ?? false)).map((node) => edge(node, gap));
   const width = Math.max(...nodes.map((node) => node.x + node.width)) + 2;
   const height = Math.max(...nodes.map((node) => node.y)) + BOX + 4;
-  return element("div", {},
-    element("div", { class: "scroll tree", tabindex: 0, role: "group", "aria-label": "search tree" },
-      svgElement("svg", { width, height, role: "group", "aria-label": "hypotheses" }, ...edges, ...nodes.map((node) => box(view, node, node === root)))));
+  return scrollBox("search tree",
+    svgElement("svg", { width, height, role: "group", "aria-label": "hypotheses" }, ...edges, ...nodes.map((node) => box(view, node, node === root))), "tree");
 }
 
-// The nodes with their position, the root first. A node stands in the first free row of its column that is not above
+// The nodes with their position, the root first, and the gap between two columns: so small that the tree fits in the
+// window, where that is possible. A node stands in the first free row of its column that is not above
 // its parent; every column has the order of a depth-first walk, so that no two edges cross.
 function layout(view) {
   const root = { token: "<s>", label: "<s>", depth: 0, children: [], best: true, logProb: 0 };
@@ -40,7 +41,9 @@ function layout(view) {
   }
   const widths = [];
   for (const { depth, width } of all) widths[depth] = Math.max(widths[depth] ?? 0, width);
-  const starts = widths.map((_, depth) => 2 + widths.slice(0, depth).reduce((total, width) => total + width + GAP, 0));
+  const free = (view.width - 4 - sum(widths)) / Math.max(1, widths.length - 1);
+  const gap = Math.min(MAX_GAP, free >= MIN_GAP ? free : MAX_GAP);
+  const starts = widths.map((_, depth) => 2 + sum(widths.slice(0, depth)) + depth * gap);
   const next = widths.map(() => 0); // the first free row of each column
   const place = (node, row) => {
     const free = Math.max(row, next[node.depth]);
@@ -50,7 +53,7 @@ function layout(view) {
     node.children.forEach((child) => place(child, free));
   };
   place(root, 0);
-  return all;
+  return { nodes: all, gap };
 }
 
 function label(token) {
@@ -88,9 +91,9 @@ function box(view, node, isRoot) {
 }
 
 // From the right edge of the parent's box to the left edge of the node's box.
-function edge({ parent, x, y, best }) {
+function edge({ parent, x, y, best }, gap) {
   const [x1, y1, y2] = [parent.x + parent.width, parent.y + BOX / 2, y + BOX / 2];
-  const start = x - GAP; // the columns are as wide as their widest node
-  const curve = y1 === y2 ? `H${x}` : `H${start} C${start + GAP / 2},${y1} ${x - GAP / 2},${y2} ${x},${y2}`;
+  const start = x - gap; // the columns are as wide as their widest node
+  const curve = y1 === y2 ? `H${x}` : `H${start} C${start + gap / 2},${y1} ${x - gap / 2},${y2} ${x},${y2}`;
   return svgElement("path", { d: `M${x1},${y1} ${curve}`, class: best ? "best" : "" });
 }

@@ -17,6 +17,9 @@ import { headWeights } from "./weights.js";
 const LONG_TEXT = 140; // characters from which the output is set smaller
 const CALCULATION_DELAY = 150; // milliseconds that the slider rests before the calculation is requested
 
+// Distinct tokens in quotation marks, each with its own direction of writing.
+const quoted = (tokens) => [...new Set(tokens.map(displayToken))].flatMap((token, i) => [i ? ", “" : "“", element("bdi", {}, token), "”"]);
+
 export class View {
   // `page`: options(), setStatus(text), changed(view) after every change of the state.
   constructor(number, model, page) {
@@ -42,6 +45,7 @@ export class View {
 
   build() {
     this.text = element("p", { class: "output", dir: "auto", "aria-live": "polite" });
+    this.warning = element("p", { class: "warning", role: "status" });
     this.note = element("p", { class: "note" });
     this.chips = element("p", { class: "chips" });
     this.measured = element("div", { class: "measure" });
@@ -52,9 +56,9 @@ export class View {
     this.tree = element("div");
     const absent = () => element("div"); // keeps the rows of two views aligned
     this.node = element("section", { class: "view", "aria-label": `model ${this.model.name}` },
-      element("div", { class: "result" }, element("h2", {}, this.model.name), this.text, this.note, this.chips, this.measured),
+      element("div", { class: "result" }, element("h2", {}, this.model.name), this.text, this.warning, this.note, this.chips, this.measured),
       this.stepPanel(),
-      this.heads.shown && this.hasAttention ? panel("Layers and heads", { help: "heads", hint: "Weights of every layer and head; rows attend to columns. Click one to display it." }, this.heads.node)
+      this.heads.shown && this.hasAttention ? panel("Layers and heads", { help: "heads", hint: "Weights of every layer and head; each row attends to the columns. Click a thumbnail to display its weights." }, this.heads.node)
         : this.page.sideBySide && this.hasAttention ? panel("Layers and heads", { hint: "This model has one layer with one head: the weights above." }) : absent(),
       this.hasAttention ? panel("Attention at every step", {
         tools: downloads("heatmap", () => heatmapPicture(this.heads.selection), () => this.data()),
@@ -62,7 +66,7 @@ export class View {
       panel("N-best outputs", { hint: "The best outputs of beam search, ranked by score. Click one to display it." }, this.nBest),
       this.hasAttention ? this.details("Attention calculation for this step", this.calculation, () => this.showCalculation()) : absent(),
       this.details("Search tree", element("div", {},
-        element("p", { class: "hint" }, "Every hypothesis that beam search kept, with the probability of each token. Click a token to force the output up to it."), this.tree),
+        element("p", { class: "hint" }, "Every hypothesis that beam search kept, with the probability of each token. Click a token to force the output up to and including that token."), this.tree),
       () => this.tree.replaceChildren(tree(this))));
   }
 
@@ -76,7 +80,7 @@ export class View {
       panel("Attention of this step", { help: "weights", name: "weights", hint: "Drag a bar, or focus it and use the arrow keys, to change a weight. The output is then decoded again from this step." }, this.bars.node),
       this.nextToken.node);
     return panel("Alignment", {
-      help: "alignment", hint: "Each line connects an output token with the source tokens it attends to. Click an output token to select its step.",
+      help: "alignment", hint: "Each line connects an output token with a source token that it attends to. Click an output token to select its step.",
       tools: downloads("alignment", () => alignmentPicture({ rows: this.output.tokens, columns: this.output.source_tokens, weights: this.weights }), () => this.data()),
     }, element("div", { class: "step" }, this.slider, this.stepLabel), this.parts);
   }
@@ -193,23 +197,32 @@ export class View {
   render() {
     const { output } = this;
     const focus = this.node.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
-    this.text.textContent = output.text || EMPTY;
+    const isBlank = !output.source_tokens.length;
+    this.node.classList.toggle("blank", isBlank);
+    this.text.textContent = isBlank ? "" : output.text || EMPTY;
     this.text.classList.toggle("long", output.text.length > LONG_TEXT);
-    this.note.textContent = this.notes().join(" ");
+    this.warning.textContent = output.warning ?? "";
+    this.note.replaceChildren(...(isBlank ? ["The text is empty: there is nothing to translate."] : this.notes()));
     this.chips.replaceChildren(...this.interventionChips());
     this.nBest.replaceChildren(nBest(this));
     if (this.hasAttention) this.showAttention();
     this.showStep();
-    for (const [details, onOpen] of this.sections) if (details.open) onOpen();
+    this.renderDetails();
     if (focus) this.node.querySelector(`[data-focus="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });
+  }
+
+  renderDetails() {
+    for (const [details, onOpen] of this.sections) if (details.open) onOpen();
   }
 
   notes() {
     const notes = [];
-    if (this.output.unknown.length) notes.push(`Not in the vocabulary: ${this.output.unknown.map((token) => `“${displayToken(token)}”`).join(", ")}.`);
-    if (!this.output.complete) notes.push("Output truncated at the length limit.");
+    const { unknown, left_out: leftOut, complete } = this.output;
+    if (unknown.length) notes.push("Not in the vocabulary: ", ...quoted(unknown), ". ");
+    if (leftOut.length) notes.push("Left out: ", ...quoted(leftOut), ", punctuation that this model does not use. ");
+    if (!complete) notes.push("Output truncated at the length limit. ");
     if (!isEmpty(this.interventions))
-      notes.push(this.baseline === this.translation.text ? "The interventions did not change the output." : `Without interventions: ${this.baseline || EMPTY}`);
+      notes.push(...(this.baseline === this.translation.text ? ["The interventions did not change the output."] : ["Without interventions: ", element("bdi", {}, this.baseline || EMPTY)]));
     return notes;
   }
 
@@ -223,7 +236,7 @@ export class View {
 
   showHeatmap() {
     const { kind, layer, head, rows, columns, weights } = this.heads.selection;
-    const place = this.heads.shown ? `, layer ${layer}, ${head === null ? "average over heads" : `head ${head}`}` : "";
+    const place = this.heads.shown ? ` (layer ${layer}, ${head === null ? "average over heads" : `head ${head}`})` : "";
     this.heatmapTitle.textContent = kind === "cross"
       ? `Each row is a step: an output token and its weights over the source tokens${place}.`
       : `Self-attention of the ${kind}${place}: each row is a token and its weights over ${kind === "encoder" ? "the source" : "the tokens up to it"}.`;
@@ -236,7 +249,7 @@ export class View {
     this.slider.max = Math.max(0, tokens.length - 1);
     this.slider.value = this.step;
     this.slider.disabled = tokens.length < 2;
-    const label = tokens.length ? `step ${this.step + 1} of ${tokens.length}: ${displayToken(tokens[this.step])}` : "no step";
+    const label = tokens.length ? `step ${this.step} (0 to ${tokens.length - 1}): ${displayToken(tokens[this.step])}` : "no step";
     this.slider.setAttribute("aria-valuetext", label);
     this.stepLabel.textContent = label;
     if (this.hasAttention) this.bars.render();
@@ -265,7 +278,9 @@ export class View {
     const width = this.measured.clientWidth;
     if (!width || width === this.width) return;
     this.width = width;
-    if (this.output && this.hasAttention) this.showAttention();
+    if (!this.output) return;
+    if (this.hasAttention) this.showAttention();
+    this.renderDetails();
   }
 
   // Highlight everything that belongs to the tokens under the pointer.
