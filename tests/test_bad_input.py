@@ -23,7 +23,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import SafetensorError
 
-from regard import demo
+import regard
+from regard import demo, model_folder
 from regard.alignment import GoldAlignment, check_links
 from regard.cli.main import COMMANDS, main
 from regard.cli.parser import Parser, add_settings
@@ -274,11 +275,11 @@ def test_endless_accents_are_refused(marks: str) -> None:
 def test_a_file_larger_than_memory_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def decompress(content: bytes) -> bytes:
+    def read(file: gzip.GzipFile, size: int) -> bytes:
         raise MemoryError
 
     (tmp_path / "bomb.gz").write_bytes(b"")
-    monkeypatch.setattr(gzip, "decompress", decompress)
+    monkeypatch.setattr(gzip.GzipFile, "read", read)
     with pytest.raises(DataError, match=r"bomb\.gz: there is not enough memory"):
         read_lines(tmp_path / "bomb.gz")
 
@@ -287,6 +288,105 @@ def test_a_file_larger_than_memory_is_reported(
 def test_pairs_have_two_or_three_fields(pairs: Any) -> None:
     with pytest.raises(DataError, match=r"expected \(source, target\) or .* as pair [12], got"):
         to_pairs(pairs)
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ((None, "a"), "text as source of pair 2, got None"),
+        (("a", float("nan")), "text as target of pair 2, got nan"),
+        ((0, "a", "b"), "text as source of pair 2, got 0"),
+        (("a", "b", float("nan")), "text as features of pair 2, got nan"),
+        (None, "as pair 2, got None"),
+        ({"source": "a", "target": "b"}, "as pair 2, got {'source'"),
+    ],
+)
+def test_pairs_hold_text(pair: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        regard.fit([("a", "b", None), pair])
+
+
+def test_settings_and_pairs_that_are_none_are_refused() -> None:
+    pairs = [("a", "b")]
+    values: list[Any] = [None, TrainingConfig()]
+    for value in values:
+        with pytest.raises(ConfigError, match="training takes settings by name, got"):
+            regard.fit(pairs, training=value)
+    with pytest.raises(ConfigError, match="there is nothing to train on"):
+        regard.fit(values[0])
+    with pytest.raises(DataError, match="expected a list of pairs, got TrainingConfig"):
+        regard.fit(values[1])
+    torch.set_default_dtype(torch.float64)
+    try:
+        with pytest.raises(ConfigError, match="float32 weights, but PyTorch's default is"):
+            regard.fit(pairs)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("unit", ["bpe", "unigram"])
+def test_endless_words_do_not_end_the_training_of_subwords(unit: Any) -> None:
+    texts = ["1" * 300_000, "the cat", "the hat"]
+    tokenizer = Tokenizer.train(texts, TextConfig(unit=unit, vocabulary_size=30))
+    assert tokenizer.detokenize(tokenizer.encode("the cat").tokens) == "the cat"
+
+
+def test_endless_words_of_a_script_without_spaces_are_split() -> None:
+    config = TextConfig(unit="word", match_vocabulary=True)
+    tokenizer = Tokenizer.train(["我 爱 学习"], config)
+    assert len(tokenizer.encode("我爱学习" * 5_000).ids) == 15_000
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("x.npy", b""), ("x.npz", b""), ("x.npy", b"PK\x03\x04"), ("x.json", b"[" * 100_000),
+        ("x.npy", b"\x93NUMPY\x01\x00v\x00((((" + b" " * 113 + b"\n"), ("x.json", b"[" + b"9" * 400 + b"]"),
+    ],
+)  # fmt: skip
+def test_damaged_vectors_are_reported(
+    sentence: Call, tmp_path: Path, name: str, content: bytes
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    sentence("explain", "--query", "1,2", "--keys", path)
+
+
+@pytest.mark.parametrize("document", ['{"W": "x"}', '{"W": {}}', '{"W": [[1, 0], [0]]}'])
+def test_parameters_that_are_no_numbers_are_reported(
+    sentence: Call, tmp_path: Path, document: str
+) -> None:
+    path = tmp_path / "p.json"
+    path.write_text(document)
+    vectors = ["explain", "--query", "1,2", "--keys", "1,0;0,1", "--score", "general"]
+    assert "expected W as numbers" in sentence(*vectors, "--parameters", path)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--pin=0:0=.", "--pin=0:0=1.2.3", f"--pin={'9' * 5000}:0=1", f"--ablate-heads={'9' * 5000}:0"],
+)
+def test_interventions_that_are_no_numbers_are_reported(
+    sentence: Call, folder: Path, option: str
+) -> None:
+    assert f"{option.partition('=')[0]} takes" in sentence("translate", folder, option)
+
+
+@pytest.mark.parametrize("digits", ["-1", "99999999999999999999"])
+def test_digits_are_bounded(sentence: Call, digits: str) -> None:
+    vectors = ["explain", "--query", "1,2", "--keys", "1,0;0,1"]
+    assert "digits must be from 0 to 20" in sentence(*vectors, f"--digits={digits}")
+
+
+def test_weights_that_overflow_give_no_alignment(copied: Path) -> None:
+    trained = model_folder.load(copied)
+    with torch.no_grad():
+        for parameter in trained.model.parameters():
+            parameter.fill_(3e38)
+    with pytest.raises(
+        ConfigError, match="the log-probabilities of the decoder are infinite or NaN"
+    ):
+        Translator(trained, torch.device("cpu")).align("a", "b")
 
 
 def test_messages_quote_no_endless_words(sentence: Call, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +406,7 @@ def test_gold_links_must_lie_inside_their_texts() -> None:
     for sizes, link in (((2, 2), "2-1"), ((3, 1), "2-1"), ((0, 0), "0-0")):
         with pytest.raises(DataError, match=f"gold link {link} of pair 1 is outside its texts"):
             check_links([inside], [sizes])
-    with pytest.raises(DataError, match="1 lines of gold links for 2 pairs"):
+    with pytest.raises(DataError, match="1 line of gold links for 2 pairs"):
         check_links([inside], [(3, 2), (3, 2)])
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from regard.cli import compare, train
 from regard.cli import options as shared_options
 from regard.cli.main import COMMANDS, main
+from regard.files import read_lines
 from regard.text import EOS
 from regard.translator import Translator
 
@@ -206,8 +208,20 @@ def test_ctrl_c_prints_one_line_and_exits_with_130(
     assert error_line(regard("data"), 130) == "regard data: stopped\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["translate", "MODEL", "--attention", "OUT"]])
-def test_a_closed_pipe_ends_quietly(folders: Folders, tmp_path: Path, arguments: list[str]) -> None:
+UNWRITTEN = b"out.jsonl is not written, because the reader of standard output has gone\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--help"], 0, b""),
+        (["translate", "MODEL"], 0, b""),
+        (["translate", "MODEL", "--attention", "OUT"], 1, UNWRITTEN),
+    ],
+)
+def test_a_closed_pipe_ends_quietly_unless_a_file_is_missing(
+    folders: Folders, tmp_path: Path, arguments: list[str], status: int, message: bytes
+) -> None:
     names = {"MODEL": folders.model, "OUT": str(tmp_path / "out.jsonl")}
     arguments = [sys.executable, "-m", "regard.cli.main", *(names.get(a, a) for a in arguments)]
     read, write = os.pipe()
@@ -221,8 +235,55 @@ def test_a_closed_pipe_ends_quietly(folders: Folders, tmp_path: Path, arguments:
         check=False,
     )
     os.close(write)
-    assert (result.returncode, result.stderr) == (0, b"")
+    assert result.returncode == status
+    assert result.stderr.endswith(message) if message else not result.stderr
     assert os.listdir(tmp_path) == []
+
+
+def test_training_goes_on_when_the_reader_of_its_messages_has_gone(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("a b\tb a\nb a\ta b\na\ta\n")
+    settings = {"max_updates": 2, "validate_every": 1}
+    options = [f"--training.{name}={value}" for name, value in settings.items()]
+    sizes = [f"--model.{name}_dim=4" for name in ("embedding", "encoder", "decoder", "attention")]
+    read, write = os.pipe()
+    os.close(read)
+    train = ["train", "--data.train", str(tmp_path / "t.tsv"), "--out", str(tmp_path / "m")]
+    command = [sys.executable, "-m", "regard.cli.main", *train, *options, *sizes]
+    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=write, check=False)
+    os.close(write)
+    assert result.returncode == 0
+    assert (tmp_path / "m" / "model.safetensors").exists()
+    assert len((tmp_path / "m" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_ends_a_command_without_unfinished_files(
+    folders: Folders, tmp_path: Path, name: str
+) -> None:
+    out = tmp_path / "out" / "o.txt"
+    command = ["translate", folders.model, "--out", str(out)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "regard.cli.main", *command], stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        while not (out.parent.exists() and os.listdir(out.parent)):
+            assert process.poll() is None
+        process.send_signal(signal.Signals[name])
+        _, error = process.communicate()
+    assert process.returncode == 128 + signal.Signals[name]
+    assert error == b"regard translate: stopped\n"
+    assert os.listdir(out.parent) == []
+
+
+def test_outputs_are_compressed_by_name_and_must_differ(
+    folders: Folders, regard: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "in").write_text("a b\n")
+    translate = ["translate", folders.model, str(tmp_path / "in"), "--out", str(tmp_path / "o.gz")]
+    assert regard(*translate).status == 0
+    assert len(read_lines(tmp_path / "o.gz")) == 1
+    same = [*translate, "--attention", f"{tmp_path}/../{tmp_path.name}/o.gz"]
+    assert "--out and --attention name one file" in error_line(regard(*same), 1)
 
 
 def test_output_is_utf8_in_any_locale(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,15 +444,15 @@ def test_a_misspelt_setting_in_a_file_prints_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("train", "required: out"),
-        ("translate", "required: folder"),
+        ("train", "missing: --out"),
+        ("translate", "missing: DIR"),
         ("translate m --beem-size 5", "no option --beem-size; did you mean --beam-size?"),
         ("translate m f --beam-size x", "beam_size takes an integer, got x"),
         ("evaluate m p --bleu-tokenize 13b", "got 13b; did you mean 13a?"),
-        ("evaluate m", "required: pairs"),
+        ("evaluate m", "missing: PAIRS"),
         ("align m p --glod g", "no option --glod; did you mean --gold?"),
-        ("plot m text", "required: out"),
-        ("data", "required: name"),
+        ("plot m text", "missing: --out"),
+        ("data", "missing: NAME, --out"),
     ],
 )
 def test_every_command_rejects_invalid_options(
@@ -411,7 +472,7 @@ def test_every_command_rejects_invalid_options(
         ("--model.dropout 2", "model.dropout must lie in [0, 1), got 2.0"),
         ("--training.max_minutes 0", "training.max_minutes must be above 0"),
         ("--model.decoder bahdanau --model.input_feeding true", "needs model.decoder luong"),
-        ("", "there is nothing to train on: give --data.train F"),
+        ("", "there is nothing to train on: give data.train"),
         ("--data.train nowhere.tsv", "cannot read nowhere.tsv: No such file"),
         ("--init-from nowhere", "nowhere is not a model folder"),
     ],
@@ -442,7 +503,7 @@ def test_data_writes_a_dataset(regard: Command, tmp_path: Path) -> None:
         assert pairs
         assert all(source == target for source, target in pairs)
     second = regard("data", "copy", "--out", tmp_path / "copy")
-    assert "is not empty; choose another --out" in error_line(second, 1)
+    assert "is not empty; choose another folder (out)" in error_line(second, 1)
     assert "copy" in error_line(regard("data", "cpoy", "--out", tmp_path / "x"), 1)
 
 
@@ -472,9 +533,9 @@ def test_train_reports_on_standard_error(regard: Command, tmp_path: Path) -> Non
         ],
     )
     assert "the model has learned nothing yet: its dev loss " in result.err
-    assert "that of guessing; train longer (--training.max_updates, " in result.err
+    assert "that of guessing; train longer (training.max_updates, " in result.err
     assert result.err.count("further columns ignored on 2 lines") == 1
-    assert "dev: 1 pairs held out from the training pairs" in result.err
+    assert "dev: 1 pair held out from the training pairs" in result.err
     assert "update 2, " in result.err
 
 
@@ -482,7 +543,7 @@ def test_a_non_empty_output_folder_is_rejected(regard: Command, folders: Folders
     before = {path: path.read_bytes() for path in Path(folders.model).glob("*.*")}
     result = regard("train", "--data.train", folders.pairs, "--out", folders.model, *TWO_UPDATES)
     assert (
-        "exists and is not empty; choose another --out, or continue its training with --resume"
+        "exists and is not empty; choose another folder (out), or continue its training (resume)"
         in (error_line(result, 1))
     )
     assert {path: path.read_bytes() for path in before} == before
@@ -561,7 +622,7 @@ def test_invalid_lines_stop_training_and_are_listed(regard: Command, tmp_path: P
     assert "bad.tsv: 4 of 8 lines cannot be used: " in message
     assert (
         "line 2 has no second column (TAB); line 3 is empty; line 4 has an empty source; "
-        "line 5 has an empty target; correct them, or skip them with --data.bad_lines skip"
+        "line 5 has an empty target; correct them, or skip them with data.bad_lines skip"
     ) in message
     assert not (tmp_path / "m").exists()
     path.write_text("ab\tA\nabba\tA\nb\tB\n")
@@ -575,7 +636,7 @@ def test_invalid_lines_can_be_skipped_and_are_counted(regard: Command, tmp_path:
     result = regard("train", "--data.train", tmp_path / "bad.tsv", "--out", tmp_path / "m", *flags)
     assert result.status == 0
     assert "train: 4 lines skipped (line 2 has no second column" in result.err
-    assert "1 lines skipped (line 6 has a source of 18 tokens, limit 9)" in result.err
+    assert "1 line skipped (line 6 has a source of 18 tokens, limit 9)" in result.err
 
 
 def test_parallel_and_gzipped_files_train(regard: Command, tmp_path: Path) -> None:

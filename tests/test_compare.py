@@ -58,8 +58,17 @@ def test_specifications_give_model_settings(specification: str, settings: dict[s
 @pytest.mark.parametrize("specification", ["", "sum", "luong", "luong:sum", "cho:dot", "dot:luong"])
 def test_unknown_models_are_refused(specification: str) -> None:
     with pytest.raises(
-        ConfigError, match=f"unknown model '{specification}'; --attention takes none, "
+        ConfigError, match=f"unknown model '{specification}'; models: none, transformer, a score"
     ):
+        model_settings(specification)
+
+
+@pytest.mark.parametrize(
+    ("specification", "nearest"),
+    [("aditive", "additive"), ("luong:aditive", "luong:additive"), ("transfomer", "transformer")],
+)
+def test_a_misspelt_model_gets_the_nearest(specification: str, nearest: str) -> None:
+    with pytest.raises(ConfigError, match=rf"; did you mean {nearest}\?"):
         model_settings(specification)
 
 
@@ -167,10 +176,10 @@ def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     ("options", "message"),
     [
         (["--attention", "none,sum"], "unknown model 'sum'"),
-        (["--seeds", "1,1"], "--seeds has a duplicate: 1, 1"),
-        (["--attention", "dot,none,dot"], "--attention has a duplicate: dot, none, dot"),
-        (["--beam-size", "0"], "--beam-size must be at least 1, got 0"),
-        (["--beam-size", "999999999"], "--beam-size must be at most 1,000, got 999,999,999"),
+        (["--seeds", "1,1"], "seeds have a duplicate: 1, 1"),
+        (["--attention", "dot,none,dot"], "models have a duplicate: dot, none, dot"),
+        (["--beam-size", "0"], "beam_size must be at least 1, got 0"),
+        (["--beam-size", "999999999"], "beam_size must be at most 1,000, got 999,999,999"),
         (["--seeds", "1,x"], "--seeds takes comma-separated integers, got '1,x'"),
         (["--data.dev", "nowhere.tsv"], "cannot read nowhere.tsv"),
     ],
@@ -186,7 +195,7 @@ def test_invalid_calls_are_reported_before_anything_is_trained(
 
 
 def test_gold_links_must_cover_every_pair(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="1 lines of gold links for 5 pairs"):
+    with pytest.raises(DataError, match="1 line of gold links for 5 pairs"):
         compare(
             _settings(tmp_path),
             ["dot"],
@@ -194,7 +203,7 @@ def test_gold_links_must_cover_every_pair(tmp_path: Path) -> None:
             _pairs(5, 3),
             gold=[GoldAlignment(frozenset())],
         )
-    with pytest.raises(ConfigError, match=r"give --data.dev F"):
+    with pytest.raises(ConfigError, match=r"give data.dev"):
         compare({}, ["dot"], tmp_path / "out", _pairs(5, 3))
 
 

@@ -55,7 +55,12 @@ def test_unknown_keys_raise(values: dict[str, Any], message: str) -> None:
         ("data", "bad_lines", "stpo", "takes one of stop, skip, got 'stpo'"),
         ("source", "vocabulary_size", 0, "must be at least 1"),
         ("target", "min_frequency", -1, "must be at least 1"),
-        ("model", "attention", "aditive", "takes one of none, dot, .*, got 'aditive'"),
+        (
+            "model",
+            "attention",
+            "aditive",
+            r"takes one of none, dot, .*, got 'aditive'; did you mean additive\?",
+        ),
         ("model", "cell", None, "takes one of gru, lstm, got None"),
         ("model", "encoder_dim", 0, "must be at least 1"),
         ("model", "embedding_dim", 2.5, "takes a whole number, got 2.5"),
@@ -81,7 +86,7 @@ def test_invalid_values_raise(
 
 
 def test_top_level_values_are_checked(unchecked: None) -> None:
-    with pytest.raises(ConfigError, match="device takes one of auto, cpu, cuda, mps, got 'gpu'"):
+    with pytest.raises(ConfigError, match=r"device takes one of auto, cpu, cuda, mps, got 'gpu'$"):
         Config(device="gpu")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"model takes a ModelConfig, got \{\}"):
         Config(model={})  # type: ignore[arg-type]

@@ -71,3 +71,19 @@ def test_layer_agreements_equal_separate_erasures(
     expected = torch.stack(agreements).mean(0).tolist()
     assert layer_agreements(translator, examples) == pytest.approx(expected)
     assert len(expected) == (3 if settings["kind"] == "transformer" else 1)
+
+
+def test_a_report_displays_its_metrics() -> None:
+    report = evaluation.evaluate(_translator(), [("a b", "c"), ("a b", "d"), ("b", "a")])
+    assert repr(report).startswith("Report(2 sources, bleu=")
+    assert len(repr(report).splitlines()) == 1
+    text = str(report)
+    assert text.startswith("2 distinct sources, percent\n")
+    rows = [line for line in text.splitlines() if line.startswith("exact match")]
+    value = report.to_dict()["exact_match"]
+    assert rows[0].split()[2:] == [
+        f"{value['value']:.2f}", f"{value['low']:.2f}", "–", f"{value['high']:.2f}"
+    ]  # fmt: skip
+    assert "BLEU: nrefs:" in text
+    assert text in report._repr_html_()
+    assert "source length  sources" in text

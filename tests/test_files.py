@@ -3,12 +3,14 @@ import gzip
 import io
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from regard.cli.main import main
 from regard.errors import ConfigError, DataError
 from regard.files import (
     arriving_lines,
@@ -114,11 +116,12 @@ def test_text_that_utf8_cannot_hold_leaves_the_old_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["f.txt"]
 
 
-def test_a_full_disk_is_reported_and_a_broken_pipe_is_passed_on(tmp_path: Path) -> None:
+def test_a_full_disk_and_a_broken_pipe_are_reported(tmp_path: Path) -> None:
     full = pytest.raises(DataError, match=r"cannot write .*: No space left")
     with full, atomic_write(tmp_path / "f"):
         raise OSError(errno.ENOSPC, "No space left on device")
-    with pytest.raises(BrokenPipeError), atomic_write(tmp_path / "f"):
+    gone = pytest.raises(DataError, match="f is not written, because the reader of standard outp")
+    with gone, atomic_write(tmp_path / "f"):
         raise BrokenPipeError
     assert os.listdir(tmp_path) == []
 
@@ -144,9 +147,11 @@ def test_only_a_missing_or_empty_folder_is_accepted(tmp_path: Path) -> None:
     assert require_empty_folder(tmp_path / "new") == tmp_path / "new"
     assert require_empty_folder(tmp_path) == tmp_path
     (tmp_path / "f").write_text("")
-    with pytest.raises(ConfigError, match="exists and is not empty; choose another --out"):
+    with pytest.raises(
+        ConfigError, match=r"exists and is not empty; choose another folder \(out\)"
+    ):
         require_empty_folder(tmp_path)
-    with pytest.raises(ConfigError, match="is a file; give a folder as --out"):
+    with pytest.raises(ConfigError, match=r"is a file; give a folder \(out\)"):
         require_empty_folder(tmp_path / "f")
 
 
@@ -190,8 +195,59 @@ def test_lines_are_yielded_as_they_arrive() -> None:
     assert list(arriving_lines(Arriving(), "standard input", 2)) == []
 
 
+def test_a_stream_that_does_not_block_is_read_to_its_end() -> None:
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    with os.fdopen(read, "rb") as stream:
+        chunks = arriving_lines(stream, "standard input", 9)
+        writer = threading.Timer(0.2, lambda: (os.write(write, b"a\n"), os.close(write)))
+        writer.start()
+        assert list(chunks) == [["a"]]
+
+
 def test_a_line_that_is_not_utf8_is_counted_from_the_start() -> None:
     lines = arriving_lines(Arriving(b"a\nb\n", b"c\nd\xff\n"), "standard input", 9)
     assert next(lines) == ["a", "b"]
     with pytest.raises(DataError, match="standard input, line 4: not UTF-8 \\(byte 2 of the line"):
         next(lines)
+
+
+LONGEST = 1 << 20
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_line_of_a_megabyte_is_read_and_a_longer_one_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"lines{suffix}"
+    write = gzip.compress if suffix else bytes
+    lines = ["a" * LONGEST, "é" * (LONGEST // 2), "b"]
+    path.write_bytes(write("\n".join(lines).encode()))
+    assert read_lines(path) == lines
+    for tail in (b"", b"\nd\n"):
+        path.write_bytes(write(b"a\nb\n" + b"c" * (LONGEST + 1) + tail))
+        with pytest.raises(DataError, match=r"lines.*, line 3: longer than 1,048,576 bytes; split"):
+            read_lines(path)
+
+
+def test_a_stream_without_line_ends_is_refused() -> None:
+    endless = Arriving(b"a\n", *[b"b" * LONGEST] * 3)
+    lines = arriving_lines(endless, "standard input", 9)
+    with pytest.raises(DataError, match="standard input, line 2: longer than 1,048,576 bytes"):
+        list(lines)
+    assert len(endless.parts) == 1
+
+
+@pytest.mark.parametrize("command", ["translate", "train"])
+def test_a_gzip_bomb_is_refused_before_it_fills_the_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, folders: list[Path]
+) -> None:
+    bomb, line = tmp_path / "bomb.gz", b"a\tb" + b" " * 4000 + b"\n"
+    bomb.write_bytes(gzip.compress(line * 4000) * 16)  # 256 MB
+    assert bomb.stat().st_size < 1 << 19
+    calls = {
+        "translate": ["translate", str(folders[0]), str(bomb)],
+        "train": ["train", "--data.train", str(bomb), "--out", str(tmp_path / "out")],
+    }
+    assert main(calls[command]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "bomb.gz expands to more than 100 times its size" in error

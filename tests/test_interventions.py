@@ -156,7 +156,7 @@ def test_apply_rescales_the_weights_that_are_not_pinned() -> None:
         ({"prefix": ["a", "b"]}, "expected one prefix for all texts or one each, got 2"),
         (
             {"ablate_heads": [(0, 1)]},
-            "no head 1 in layer 0 to ablate; the model has 1 layers of 1 heads",
+            "no head 1 in layer 0 to ablate; the model has 1 layer of 1 head",
         ),
     ],
 )
@@ -190,3 +190,8 @@ def test_a_pin_beyond_the_length_limit_raises(make_translator: MakeTranslator) -
     translator.translate(["a b"], pin={limit - 1: {0: 1.0}})
     with pytest.raises(ConfigError, match=f"steps from 0 to {limit - 1}"):
         translator.translate(["a b"], pin={limit: {0: 1.0}})
+
+
+def test_pins_outside_a_text_name_the_text(make_translator: MakeTranslator) -> None:
+    with pytest.raises(ConfigError, match=r"pins for 'a' take .* source tokens from 0 to 1, got"):
+        make_translator().translate(["a b c", "a"], pin={0: {3: 0.5}})

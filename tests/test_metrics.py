@@ -277,5 +277,7 @@ def test_report_requires_a_length_per_output():
 
 
 def test_unknown_bleu_tokenizers_raise(unchecked: None):
-    with pytest.raises(ConfigError, match="'14a' is unknown; take one of 13a, none, zh, char"):
+    with pytest.raises(
+        ConfigError, match="takes one of 13a, none, zh, char, got '14a'; did you mean 13a"
+    ):
         metrics.bleu(["a"], [["a"]], "14a")

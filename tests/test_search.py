@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.attention import Memory
 from regard.config import ModelConfig
 from regard.decoders import Decoder, Step
+from regard.errors import ConfigError, DataError, ShapeError
 from regard.models import Seq2Seq, build
 from regard.search import SearchConstraints, beam_search, forced_decode, length_normalization
 from regard.text import BOS, EOS, PAD
@@ -224,3 +225,42 @@ def test_special_tokens_are_never_generated() -> None:
 
     outputs = beam_search(_SpecialTokens(), _memory(_model()), _limits(3, 3, 3), 2)  # type: ignore[arg-type]
     assert all(not {PAD, BOS} & set(best[0].ids) for best in outputs)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        (
+            {"length_penalty": float("nan")},
+            ConfigError,
+            r"length_penalty must lie in \[0, 10\], got nan",
+        ),
+        ({"length_penalty": 1e6}, ConfigError, r"\[0, 10\], got 1000000.0"),
+        ({"top_logprobs": -1}, ConfigError, "top_logprobs must be at least 0, got -1"),
+        ({"beam_size": 1.5}, ConfigError, "beam_size takes a whole number, got 1.5"),
+        ({"n_best": True}, ConfigError, "n_best takes a whole number, got True"),
+        ({"limits": torch.tensor([5])}, ShapeError, r"\(3,\), got torch.int64 \(1,\)"),
+        ({"limits": torch.ones(3)}, ShapeError, r"int .*, got torch.float32 \(3,\)"),
+    ],
+)
+def test_invalid_arguments_of_a_search(
+    options: dict[str, object], error: type[Exception], message: str, unchecked: None
+) -> None:
+    model = _model()
+    arguments: dict[str, object] = {"limits": _limits(4, 4, 4)} | options
+    with pytest.raises(error, match=message):
+        beam_search(model.decoder, _memory(model), **arguments)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ([[4], [5]], "one target per source, got 2 and 3"),
+        ([[4], [5, PAD], [6]], r"without PAD, BOS and EOS, got the ids \[5, 0\]"),
+        ([[4], [5], [BOS]], r"got the ids \[2\]"),
+    ],
+)
+def test_invalid_targets_of_forced_decoding(targets: list[list[int]], message: str) -> None:
+    model = _model()
+    with pytest.raises(DataError, match=message):
+        forced_decode(model.decoder, _memory(model), targets)

@@ -399,7 +399,8 @@ def test_tokens_are_matched_to_the_vocabulary(text: str, same: str, left_out: li
     encoding, expected = MATCHING.encode(text), MATCHING.encode(same)
     assert encoding.ids == expected.ids
     assert UNK not in expected.ids
-    assert list(encoding.left_out) == encoding.unknown == left_out
+    assert list(encoding.left_out) == left_out
+    assert encoding.unknown == []
 
 
 def test_matched_tokens_keep_the_spelling_of_the_text() -> None:
@@ -437,3 +438,15 @@ def test_any_text_can_be_matched(text: str) -> None:
     encoding = MATCHING.encode(text)
     assert len(encoding.ids) == len(encoding.tokens) == len(MATCHING.word_ids(encoding.tokens))
     assert bool(encoding.tokens) == bool(MATCHING.normalize(text).split())
+
+
+@pytest.mark.parametrize("id", [-1, 10**6, 1.5, "a"])
+def test_ids_outside_the_vocabulary_are_named(id: Any, unchecked: None) -> None:
+    with pytest.raises(DataError, match=f"expected ids from 0 to .*, got {id!r}"):
+        TOKENIZERS["word"].decode([4, id])
+
+
+@pytest.mark.parametrize("text", [None, 5, b"hello"])
+def test_a_text_is_a_string(text: Any, unchecked: None) -> None:
+    with pytest.raises(DataError, match="a text as a string, got"):
+        TOKENIZERS["char"].encode(text)

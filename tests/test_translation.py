@@ -1,6 +1,7 @@
 """Translations merged into words, displayed, and as data of other packages."""
 
 import dataclasses
+import html
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -63,6 +64,14 @@ def test_merged_words_are_written_as_in_the_text(parts, word):
         np.ones((1, len(parts)), np.float32), [0] * len(parts), [0], parts
     )
     assert translation.words().source_tokens == [word]
+
+
+def test_a_word_with_an_unknown_part_is_unknown():
+    translation = dataclasses.replace(
+        make_translation(WEIGHTS, [0, 0, 1, None], [0, 1, 2], ["▁a", "ñ", "▁b", "</s>"]),
+        unknown=["ñ"],
+    )
+    assert translation.words().unknown == ["añ"]
 
 
 def test_tokens_that_are_words_are_unchanged():
@@ -143,7 +152,35 @@ def test_a_chart_hides_joiners_and_marks_unknown_tokens():
     assert chart.target_tokens == ["I", "do", "."]
     unknown = dataclasses.replace(translation, unknown=["‿!"])
     assert "unknown=['!']" in repr(unknown)
-    assert "not in the vocabulary of the model: !" in unknown._repr_html_()
+    unknown = dataclasses.replace(unknown, unknown=["‿!", "!", "أ"])
+    listed = "not in the vocabulary of the model: “\u2068!\u2069”, “\u2068أ\u2069”<"
+    assert listed in unknown._repr_html_()
+    left_out = dataclasses.replace(translation, unknown=[], left_out=["‿!"])
+    assert "left_out=['!']" in repr(left_out)
+    assert (
+        "left out: “\u2068!\u2069” (punctuation that the model does not use)"
+        in left_out._repr_html_()
+    )
+
+
+@pytest.mark.parametrize(
+    ("unknown", "warning"),
+    [
+        ([], None),
+        (["a"], None),
+        (["a", "a"], "lacks most source tokens (2 of 3): the output is unreliable."),
+        (["a", "a", "b"], "lacks every source token: the output is unreliable."),
+    ],
+)
+def test_mostly_unknown_tokens_give_a_warning(unknown: list[str], warning: str | None):
+    tokens = ["a", "a", "b", "</s>"]
+    translation = dataclasses.replace(
+        make_translation(WEIGHTS, [0, 1, 2, None], [0, 1, 2], tokens), unknown=unknown
+    )
+    expected = None if warning is None else f"The vocabulary of the model {warning}"
+    assert translation.warning == expected
+    assert ("unreliable" in repr(translation)) == (warning is not None)
+    assert (html.escape(expected or "unreliable") in translation._repr_html_()) == bool(warning)
 
 
 def test_a_chart_contains_the_heads():

@@ -15,6 +15,7 @@ from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import ExtraError as ExtraError
 from .errors import FolderError as FolderError
+from .errors import JobError as JobError
 from .errors import RegardError as RegardError
 from .errors import ShapeError as ShapeError
 from .evaluation import Report as Report

@@ -17,12 +17,12 @@ from typing import Any, get_args
 from regard.alignment import GoldAlignment
 from regard.charts import LineChart, Point
 from regard.config import AttentionName, Config, from_dict
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError, DataError, nearest, quantity
 from regard.evaluation import Report, align, evaluate
 from regard.files import read_lines, write_json, write_text
 from regard.metrics import LengthBin, MetricValues, length_bins
 from regard.pairs import PairLike
-from regard.search import check_beam_size
+from regard.setting_checks import check_beam_size
 from regard.training import train
 from regard.translator import Translator
 
@@ -32,6 +32,7 @@ MINUTES = 8.0
 # 97.5 % quantiles of Student's t with 1, 2, … degrees of freedom
 _T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _MAX_DISTINCT_LENGTHS = 30
+_KINDS = ("luong", "bahdanau", "transformer")
 _MODELS = "none, transformer, a score, luong:SCORE, bahdanau:SCORE or transformer:SCORE"
 
 
@@ -68,10 +69,13 @@ def model_settings(specification: str) -> dict[str, str | None]:
         return {"kind": "rnn", "encoder": None, "attention": kind}
     if not score and kind == "transformer":
         return {"kind": "transformer", "encoder": None, "attention": None}
-    if kind in ("luong", "bahdanau", "transformer") and score in get_args(AttentionName):
+    if kind in _KINDS and score in get_args(AttentionName):
         name = "kind" if kind == "transformer" else "decoder"
         return {"kind": "rnn", "encoder": None, "attention": score, name: kind}
-    raise ConfigError(f"unknown model {specification!r}; --attention takes {_MODELS}")
+    scores = get_args(AttentionName)
+    pairs = [f"{kind}:{name}" for kind in _KINDS for name in scores]
+    hint = nearest(specification, [*scores, *_KINDS, *pairs])
+    raise ConfigError(f"unknown model {specification!r}; models: {_MODELS}{hint}")
 
 
 def compare(
@@ -104,14 +108,15 @@ def compare(
         DataError: the numbers of gold links and test pairs differ.
     """
     if settings.get("data", {}).get("dev") is None:
-        raise ConfigError("models are compared on the same pairs: give --data.dev F")
-    for option, values in (("--attention", models), ("--seeds", seeds)):
+        raise ConfigError("models are compared on the same pairs: give data.dev")
+    for option, values in (("models", models), ("seeds", seeds)):
         if len(set(values)) < len(values):
-            raise ConfigError(f"{option} has a duplicate: {', '.join(map(str, values))}")
-    check_beam_size(**{"--beam-size": beam_size})
+            raise ConfigError(f"{option} have a duplicate: {', '.join(map(str, values))}")
+    check_beam_size(beam_size=beam_size)
     if gold is not None and len(gold) != len(test):
         raise DataError(
-            f"{len(gold):,} lines of gold links for {len(test):,} pairs; one line per pair is needed"
+            f"{quantity(len(gold), 'line')} of gold links for {quantity(len(test), 'pair')}; one "
+            "line per pair is needed"
         )
     plans = [
         (name, _config(settings, name, seed, len(models) * len(seeds), out))
@@ -149,7 +154,7 @@ def table(runs: Sequence[Run]) -> str:
     if seeds == 1:
         kind = "over the sources, one seed (bootstrap)"
     lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return f"{lines}\nIntervals are 95 % {kind}; {runs[0].scores.n:,} sources.\n"
+    return f"{lines}\nIntervals are 95 % {kind}; {quantity(runs[0].scores.n, 'source')}.\n"
 
 
 def by_length(runs: Sequence[Run]) -> LineChart:
@@ -182,7 +187,9 @@ def _config(
         training["max_minutes"] = MINUTES / number_of_runs
     model = {**settings.get("model", {}), **model_settings(name)}
     folder = out / name.replace(":", "-") / f"seed-{seed}"
-    return from_dict({**settings, "model": model, "training": training, "out": str(folder)})
+    config = from_dict({**settings, "model": model, "training": training, "out": str(folder)})
+    config.check_groups()
+    return config
 
 
 def _evaluate(

@@ -60,11 +60,15 @@ class DataConfig:
     """Files of pairs, and the treatment of invalid lines."""
 
     train: str | None = None
-    """Training pairs: a TSV file, or two parallel files as F.src,F.tgt; may be compressed (.gz)."""
+    """Training pairs: a TSV file, or two parallel files as F.src,F.tgt; may be compressed (.gz). Parquet, JSONL and CSV files are memory-mapped and may be larger than memory; for several files, give a pattern such as 'F-*.parquet'."""
     dev: str | None = None
     """Validation pairs; by default 5 % of the training sources (at most 1,000) are held out."""
-    features_column: int | None = None
-    """Number of the column (counted from 1) that contains the features of the source, such as V;PST. They are split at semicolons, vertical bars, commas and spaces, and appended to the source as tokens."""
+    source_column: str = "source"
+    """Name of the column of sources in Parquet, JSONL and CSV files."""
+    target_column: str = "target"
+    """Name of the column of targets in these files."""
+    features_column: int | str | None = None
+    """Column (in a TSV file its number, counted from 1; in other files its name) that contains the features of the source, such as V;PST. They are split at semicolons, vertical bars, commas and spaces, and appended to the source as tokens."""
     max_length: int = 200
     """Maximum source or target length, in tokens; bad_lines applies to longer pairs."""
     bad_lines: Literal["stop", "skip"] = "stop"
@@ -83,13 +87,13 @@ class TextConfig:
     vocabulary_size: int = 8000
     """Maximum vocabulary size, special tokens included; for bpe and unigram, the size of the vocabulary to learn."""
     min_frequency: int = 1
-    """Minimum number of occurrences of a token in the training pairs."""
+    """Minimum number of occurrences of a token in the training pairs; rarer tokens are left out of the vocabulary."""
     normal_form: NormalForm = "NFC"
     """Unicode normal form, applied before tokenisation."""
     lowercase: bool = False
     """Lower-case the text before tokenisation."""
     match_vocabulary: bool = False
-    """Source with the unit word: match tokens that the vocabulary lacks to it. Punctuation matches with or without a space before it, words of a script without spaces (Chinese) are split into words of the vocabulary, and other punctuation around words is left out."""
+    """Source of the unit word only: map tokens that are not in the vocabulary to entries of it where possible. Punctuation matches with or without a space before it, words of a script without spaces (Chinese) are split into words of the vocabulary, and other punctuation around words is left out."""
 
     def __post_init__(self) -> None:
         check_values(self, "text", {"be at least 1": ["vocabulary_size", "min_frequency"]})
@@ -120,7 +124,7 @@ class ModelConfig:
     coverage: bool = False
     """Recurrent decoder: feed accumulated attention to the score (additive and concat)."""
     copy: bool = False
-    """Copy mechanism (pointer-generator), which can also copy unknown source tokens; requires equal source.unit and target.unit."""
+    """Copy mechanism (pointer-generator), which can also copy unknown source tokens; requires source.unit and target.unit to be the same."""
     input_feeding: bool = False
     """Feed the attentional state to the next step (luong only; slower to train)."""
     cell: Literal["gru", "lstm"] = "lstm"
@@ -134,9 +138,9 @@ class ModelConfig:
     attention_dim: int = 256
     """Hidden size of the additive and concat scores; a transformer uses the size of a head instead."""
     encoder_layers: int | None = None
-    """Number of encoder layers (default 1, transformer 3)."""
+    """Number of encoder layers (default: 1, or 3 for a transformer)."""
     decoder_layers: int | None = None
-    """Number of decoder layers (default 1, transformer 3)."""
+    """Number of decoder layers (default: 1, or 3 for a transformer)."""
     bidirectional: bool = True
     """Recurrent encoder: read the source in both directions."""
     heads: int = 4
@@ -146,7 +150,7 @@ class ModelConfig:
     activation: Literal["relu", "gelu", "swiglu"] = "relu"
     """Transformer: activation of the feed-forward sublayers."""
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
-    """Transformer: positional encoding; rotary requires an inner-product score."""
+    """Transformer: positional encoding; rotary requires dot, scaled_dot, cosine, bilinear or inner_product attention."""
     pre_norm: bool = True
     """Transformer: layer normalisation before each sublayer (true) or after it (false)."""
     dropout: float = 0.2
@@ -247,11 +251,13 @@ class TrainingConfig:
     seed: int = 1
     """Random seed for the initial weights, the batch order and dropout."""
     batch_tokens: int = 4096
-    """Maximum batch size, in source plus target tokens, padding included."""
+    """Maximum batch size, in source plus target tokens, padding included; several processes share each batch."""
+    gradient_accumulation_steps: int = 1
+    """Number of batches per update; their gradients are weighted by target tokens."""
     max_updates: int = 20000
     """Maximum number of updates."""
     max_minutes: float | None = None
-    """Time budget, in minutes; the cooldown ends when it is used up."""
+    """Time budget, in minutes (default: no limit); the learning rate reaches 0 when the time runs out."""
     validate_every: int = 500
     """Number of updates between validations."""
     patience: int = 10
@@ -283,7 +289,10 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         ranges = {
-            "be at least 1": ["batch_tokens", "max_updates", "validate_every", "patience"],
+            "be at least 1": [
+                *("batch_tokens", "gradient_accumulation_steps", "max_updates"),
+                *("validate_every", "patience"),
+            ],
             "be at least 0": ["warmup", "weight_decay", "plateau_patience", "coverage_loss"],
             "be above 0": ["learning_rate", "clip_norm", "max_minutes"],
             "lie in [0, 1)": ["cooldown", "label_smoothing"],
@@ -313,6 +322,12 @@ class Config:
                 "target.match_vocabulary cannot be true: a target is translated as it is written; "
                 "set source.match_vocabulary"
             )
+
+    def check_groups(self) -> None:
+        """Raise a ConfigError if settings of different groups do not fit each other.
+
+        A resumed run knows them only once the given settings are merged with the stored ones.
+        """
         if self.training.coverage_loss > 0 and not self.model.coverage:
             raise ConfigError("training.coverage_loss needs model.coverage true")
 

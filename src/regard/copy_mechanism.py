@@ -24,6 +24,17 @@ class Copies(NamedTuple):
     """The tokens with the ids V, V + 1, …"""
 
 
+def make_example(source: Encoding, target: Encoding, target_side: Tokenizer, copy: bool) -> Example:
+    """Return a pair as an example; with `copy`, its target may hold ids of the extended vocabulary."""
+    example = Example([*source.ids, EOS], target.ids)
+    if not copy:
+        return example
+    copies = copies_of(source, target_side)
+    return example._replace(
+        target=extended_ids(target, copies, len(target_side)), copies=copies.ids
+    )
+
+
 def copies_of(source: Encoding, target: Tokenizer) -> Copies:
     """Return the target-side ids of the source's tokens."""
     extra: dict[str, int] = {}

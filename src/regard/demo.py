@@ -97,7 +97,7 @@ def new_folder(folder: Path) -> Path:
     target = folder.resolve()  # a symbolic link stays
     if (target / _MARKER).exists():
         shutil.rmtree(target)
-    require_empty_folder(target, "it was not created by the demo, choose another --out")
+    require_empty_folder(target, "it was not created by the demo, choose another folder (out)")
     target.mkdir(parents=True, exist_ok=True)
     (target / _MARKER).touch()
     return folder

@@ -8,7 +8,9 @@ import difflib
 import re
 from collections.abc import Iterable
 
-_OUT_OF_MEMORY = re.compile("not enough memory|out of memory|can't allocate memory")
+_OUT_OF_MEMORY = re.compile(
+    "not enough memory|out of memory|can't allocate memory|failed to map segment", re.IGNORECASE
+)
 
 
 class RegardError(Exception):
@@ -17,6 +19,10 @@ class RegardError(Exception):
 
 class ConfigError(RegardError):
     """A setting has a value that cannot be used."""
+
+
+class UsageError(RegardError):
+    """A command is called with arguments that it does not take; its exit status is 2."""
 
 
 class DataError(RegardError):
@@ -29,6 +35,10 @@ class FolderError(RegardError):
 
 class ExtraError(RegardError):
     """An optional package is needed and not installed."""
+
+
+class JobError(RegardError):
+    """Another process of a training job has ended."""
 
 
 class ShapeError(RegardError, ValueError):
@@ -48,8 +58,9 @@ def is_out_of_memory(error: Exception) -> bool:
     """Return whether an error of Python or PyTorch says that memory cannot be allocated."""
     if isinstance(error, MemoryError):
         return True
-    # PyTorch's allocator of the CPU raises a plain RuntimeError
-    return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))
+    # PyTorch's allocator of the CPU raises a plain RuntimeError, the loading of a library these two
+    kinds = RuntimeError | ImportError | OSError
+    return isinstance(error, kinds) and bool(_OUT_OF_MEMORY.search(str(error)))
 
 
 class Interrupted(KeyboardInterrupt):
@@ -60,8 +71,27 @@ class Interrupted(KeyboardInterrupt):
         self.signal_number = signal_number
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a hint with the known name closest to a misspelt one, or an empty string."""
+def quantity(number: int, unit: str) -> str:
+    """Return a number with its unit, which is given in the singular."""
+    return f"{number:,} {unit}{'' if number == 1 else 's'}"
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Return a hint with the known name closest to a misspelt one, or an empty string.
+
+    A slip of the keys rarely changes the first letter: gpu is not a misspelt cpu.
+    """
+    if not isinstance(name, str):
+        return ""
+    word = name.lstrip("-")
     by_word = {option.lstrip("-"): option for option in known}
-    matches = difflib.get_close_matches(name.lstrip("-"), by_word, n=1)
+    alike = [option for option in by_word if option[:1] == word[:1]]
+    matches = difflib.get_close_matches(word, alike, n=1)
     return f"; did you mean {by_word[matches[0]]}?" if matches else ""
+
+
+def not_one_of(what: str, value: object, choices: Iterable[str]) -> ConfigError:
+    """Return the error for a value that is none of the choices, with the closest of them."""
+    names = list(choices)
+    text = f"{what} takes one of {', '.join(names)}, got {value!r}"
+    return ConfigError(text + nearest(value, names))

@@ -1,5 +1,6 @@
 """Evaluation of a translator on pairs: translations, alignments, agreement of layers."""
 
+import html
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,8 @@ from regard.alignment import (
     check_links,
 )  # fmt: skip
 from regard.batching import Example, collate
-from regard.metrics import BleuTokenizer, MetricValues, group_by_source, report
+from regard.errors import quantity
+from regard.metrics import METRICS, BleuTokenizer, MetricValues, group_by_source, report
 from regard.pairs import PairLike, to_pairs
 from regard.text import UNK
 from regard.translation import Translation
@@ -27,9 +29,9 @@ _BATCH_TOKENS = 2048
 """Maximum size of a batch of copies of one pair, each with one source token erased."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
-    """Metrics of a translator on pairs."""
+    """Metrics of a translator on pairs; `str()` returns them as tables."""
 
     metrics: MetricValues
     translations: list[Translation]
@@ -40,6 +42,47 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Return the document that `regard evaluate --json` writes."""
         return self.metrics.to_dict()
+
+    def __repr__(self) -> str:
+        """Return the number of sources and every metric, in percent, on one line."""
+        metrics = self.to_dict()
+        values = [f"{name}={metrics[name]['value']:.2f}" for name in METRICS]
+        return f"Report({quantity(metrics['n'], 'source')}, {', '.join(values)})"
+
+    def _repr_html_(self) -> str:
+        """Return the tables for notebooks."""
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+    def __str__(self) -> str:
+        """Return the tables that `regard evaluate` prints."""
+        metrics = self.to_dict()
+        table = [("metric", "value", "95 % interval")]
+        signatures: list[str] = []
+        for name, definition in METRICS.items():
+            metric = metrics[name]
+            interval = f"{metric['low']:.2f} – {metric['high']:.2f}"
+            table.append((definition.label, f"{metric['value']:.2f}", interval))
+            if "signature" in metric:
+                signatures.append(f"{definition.label}: {metric['signature']}")
+        lengths = [("source length", "sources", "exact match", "PER", "CER")]
+        for part in metrics["by_length"]:
+            exact, per, cer = (f"{part[name]:.2f}" for name in ("exact_match", "per", "cer"))
+            lengths.append((f"{part['low']}–{part['high']}", f"{part['n']:,}", exact, per, cer))
+        parts = [f"{quantity(metrics['n'], 'distinct source')}, percent", _columns(table)]
+        parts += ["\n".join(signatures), _columns(lengths)]
+        truncated = sum(not output.complete for output in self.translations)
+        if truncated:
+            parts.append(f"{quantity(truncated, 'output')} truncated at the length limit")
+        return "\n\n".join(parts)
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as lines of text, with numbers, all but the first column, aligned at the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
+    ]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
 def evaluate(

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import re
 import secrets
 import select
 import zlib
@@ -15,6 +16,13 @@ from typing import Any
 from regard.errors import ConfigError, DataError
 
 _READ_BYTES = 1 << 20
+"""Bytes read at once, and the length of the longest line."""
+
+_EXPANDED_BYTES, _EXPANSION = 1 << 26, 100
+"""A gzip file that expands to more bytes, and to more than this many times its size, is refused."""
+
+_TEMPORARY_STEM = re.compile(r"\.[0-9a-f]{16}")
+"""Names of temporary files, before the suffix."""
 
 _MOMENT = 0.01
 """Seconds to wait for the next part of a stream that is written without a pause."""
@@ -37,7 +45,7 @@ def atomic_write(path: str | Path) -> Generator[Path]:
         yield path
         return
     path = path.resolve()
-    temporary = path.with_name(f".{secrets.token_hex(8)}{path.suffix}")
+    temporary = path.parent / f".{secrets.token_hex(8)}{path.suffix}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch(exist_ok=False)
@@ -46,12 +54,21 @@ def atomic_write(path: str | Path) -> Generator[Path]:
         os.replace(temporary, path)
         _synchronize(path.parent)
     except BrokenPipeError:  # raised by another stream inside the block
-        raise
+        raise DataError(
+            f"{path} is not written, because the reader of standard output has gone"
+        ) from None
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}; choose another path") from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def remove_temporary_files(folder: Path) -> None:
+    """Remove the temporary files of `atomic_write` that a killed process has left in a folder."""
+    for path in folder.iterdir():
+        if _TEMPORARY_STEM.fullmatch(path.stem):
+            path.unlink()
 
 
 def _synchronize(path: Path) -> None:
@@ -65,7 +82,7 @@ def _synchronize(path: Path) -> None:
         os.close(descriptor)
 
 
-def require_empty_folder(path: Path, remedy: str = "choose another --out") -> Path:
+def require_empty_folder(path: Path, remedy: str = "choose another folder (out)") -> Path:
     """Return `path` if it does not exist or is an empty folder.
 
     Raises:
@@ -75,11 +92,13 @@ def require_empty_folder(path: Path, remedy: str = "choose another --out") -> Pa
     try:
         exists = path.exists()
         if exists and not path.is_dir():
-            raise ConfigError(f"{path} is a file; give a folder as --out")
+            raise ConfigError(f"{path} is a file; give a folder (out)")
         if exists and any(path.iterdir()):
             raise ConfigError(f"{path} exists and is not empty; {remedy}")
     except OSError as error:
-        raise ConfigError(f"cannot use {path}: {error.strerror}; choose another --out") from None
+        raise ConfigError(
+            f"cannot use {path}: {error.strerror}; choose another folder (out)"
+        ) from None
     return path
 
 
@@ -98,16 +117,15 @@ def read_lines(path: str | Path) -> list[str]:
     """Return the lines of a UTF-8 text file, plain or gzip, without their line endings.
 
     Lines end at LF only; other Unicode separators are text. A CR before the LF and a byte order mark
-    at the start are removed.
+    at the start are removed. A line holds at most a megabyte, and a gzip file above 64 MB at most 100
+    times its own size, so that no small file fills the memory.
 
     Raises:
-        DataError: the file is missing, is named .gz without being gzip, is not UTF-8, or does not fit
-            in memory.
+        DataError: the file is missing, is named .gz without being gzip, is not UTF-8, breaks a limit,
+            or does not fit in memory.
     """
     try:
-        content = Path(path).read_bytes()
-        content = gzip.decompress(content) if Path(path).suffix == ".gz" else content
-        return decode_lines(content, str(path))
+        return [line for lines in _decoded(_parts(Path(path)), str(path)) for line in lines]
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"cannot read {path}: {reason}") from None
@@ -121,29 +139,67 @@ def arriving_lines(stream: io.BufferedIOBase, name: str, most: int) -> Iterator[
     Lines are those of `read_lines`.
 
     Raises:
-        DataError: a line is not UTF-8.
+        DataError: a line is not UTF-8, or too long.
     """
+
+    def read() -> bytes:
+        _has_more(
+            stream, None
+        )  # without waiting, a stream in non-blocking mode seems to have ended
+        return stream.read1(_READ_BYTES)
+
     waiting: list[str] = []
-    rest, number, ended = b"", 1, False
-    while not ended:
-        data = stream.read1(_READ_BYTES)
-        ended = not data
-        complete, newline, rest = (rest + data).rpartition(b"\n")
-        lines = decode_lines(rest if ended else complete + newline, name, number)
-        number += len(lines)
+    for lines in _decoded(iter(read, b""), name):
         waiting += lines
         while len(waiting) >= most:
             yield waiting[:most]
             del waiting[:most]
-        if waiting and (ended or not _has_more(stream)):
+        if waiting and not _has_more(stream):
             yield waiting
             waiting = []
+    if waiting:
+        yield waiting
 
 
-def _has_more(stream: io.BufferedIOBase) -> bool:
-    """Return whether more bytes, or the end, arrive within a moment."""
+def _parts(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file, plain or gzip, in parts."""
+    with path.open("rb") as file:
+        if path.suffix != ".gz":
+            yield from iter(lambda: file.read(_READ_BYTES), b"")
+            return
+        total, most = 0, max(_EXPANDED_BYTES, _EXPANSION * os.fstat(file.fileno()).st_size)
+        with gzip.GzipFile(fileobj=file) as expanded:
+            while part := expanded.read(_READ_BYTES):
+                total += len(part)
+                if total > most:
+                    raise DataError(
+                        f"{path} expands to more than {_EXPANSION} times its size, as no text does; "
+                        "if it is text, decompress it first"
+                    )
+                yield part
+
+
+def _decoded(parts: Iterator[bytes], name: str) -> Iterator[list[str]]:
+    """Yield the lines of a text that comes in parts, which hold at most `_READ_BYTES` each."""
+    rest, number = b"", 1
+    for part in parts:
+        content = rest + part
+        # a longer line cannot lie within a part: it is the first one here
+        if len(content) > _READ_BYTES and content.find(b"\n", 0, _READ_BYTES + 1) < 0:
+            raise DataError(
+                f"{name}, line {number}: longer than {_READ_BYTES:,} bytes; split it into shorter lines"
+            )
+        complete, newline, rest = content.rpartition(b"\n")
+        lines = decode_lines(complete + newline, name, number)
+        number += len(lines)
+        yield lines
+    yield decode_lines(rest, name, number)
+
+
+def _has_more(stream: io.BufferedIOBase, seconds: float | None = _MOMENT) -> bool:
+    """Return whether more bytes, or the end, arrive within this time; None: wait for them."""
     try:
-        return bool(select.select([stream], [], [], _MOMENT)[0])
+        return bool(select.select([stream], [], [], seconds)[0])
     except (OSError, ValueError):  # not a stream that can be waited for
         return False
 

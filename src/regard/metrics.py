@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from regard.errors import ConfigError, DataError
+from regard.errors import DataError, not_one_of, quantity
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric
@@ -206,9 +206,8 @@ def bleu(
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    known = get_args(BleuTokenizer)
-    if tokenize not in known:
-        raise ConfigError(f"BLEU tokenizer {tokenize!r} is unknown; take one of {', '.join(known)}")
+    if tokenize not in (known := get_args(BleuTokenizer)):
+        raise not_one_of("the tokenizer of BLEU", tokenize, known)
     # force: outputs of some models have spaces between tokens, about which sacrebleu would warn
     metric = BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
     return _sacrebleu(metric, outputs, references)
@@ -335,4 +334,6 @@ def _require_same_number(outputs: Sequence[str], what: str, items: Sequence[obje
     if not outputs:
         raise DataError("no outputs to score; give one or more")
     if len(outputs) != len(items):
-        raise DataError(f"{len(outputs)} outputs but {len(items)} {what}; give one for each output")
+        raise DataError(
+            f"{quantity(len(outputs), 'output')} but {len(items)} {what}; give one for each output"
+        )

@@ -5,6 +5,7 @@ from typing import Any
 
 from regard import model_folder
 from regard.config import ModelConfig
+from regard.errors import quantity
 from regard.files import write_text
 from regard.version import __version__
 
@@ -42,7 +43,7 @@ def write(
 def _architecture(model: ModelConfig) -> str:
     """Return the settings that apply to this kind of model."""
     if model.kind == "transformer":
-        return f"transformer, {model.heads} heads, attention {model.attention}"
+        return f"transformer, {quantity(model.heads, 'head')}, attention {model.attention}"
     decoder = "" if model.attention == "none" else f", decoder {model.decoder}"
     return (
         f"{model.kind}, encoder {model.encoder}, {model.cell}{decoder}, attention {model.attention}"

@@ -143,7 +143,7 @@ def load(folder: str | Path) -> TrainedModel:
     folder = Path(folder)
     trained = describe(folder)
     model, weights = trained.model, folder / "model.safetensors"
-    if not weights.exists():
+    if not weights.is_file():
         raise FolderError(
             f"{folder} has no model.safetensors yet; train until the first validation"
         )
@@ -165,11 +165,13 @@ def load(folder: str | Path) -> TrainedModel:
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
         values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         raise FolderError(
             f"{folder} is not a model folder: it has no config.json; give a folder "
-            "written by `regard train --out`"
+            "that training has written"
         ) from None
+    except OSError as error:
+        raise FolderError(f"cannot read {folder / 'config.json'}: {error.strerror}") from None
     if not isinstance(values, dict) or not isinstance(values.get("format"), int):
         raise FolderError(f"{folder / 'config.json'} is damaged: it states no format; train again")
     if values["format"] > migrations.FORMAT:

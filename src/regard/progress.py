@@ -20,16 +20,21 @@ class Progress:
         total: number of units; None if unknown.
         unit: name of the unit, in the plural.
         initial: units done earlier, which do not count for the rate.
+        silent: display nothing.
     """
 
-    def __init__(self, label: str, total: int | None, unit: str, initial: int = 0) -> None:
-        self.label, self.total, self.unit = label, total, unit
+    def __init__(
+        self, label: str, total: int | None, unit: str, initial: int = 0, silent: bool = False
+    ) -> None:
+        self.label, self.total, self.unit, self.silent = label, total, unit, silent
         self.done = self._initial = initial
         self._started = self._printed = time.monotonic()
         self._bar = None
         self._output: Any = None
 
     def __enter__(self) -> "Progress":
+        if self.silent:
+            return self
         if _in_notebook():
             from IPython.display import HTML, display  # pyright: ignore
 
@@ -69,6 +74,8 @@ class Progress:
             remaining: seconds left; by default estimated from the rate.
         """
         self.done += count
+        if self.silent:
+            return
         left = self._left(remaining)
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, note=note, left=left)
@@ -82,6 +89,8 @@ class Progress:
 
     def print(self, text: str) -> None:
         """Print a line above the bar."""
+        if self.silent:
+            return
         if self._output is not None:
             print(text, flush=True)  # noqa: T201  (notebooks colour standard error as an error)
         elif self._bar is not None:

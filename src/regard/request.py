@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
@@ -12,7 +13,7 @@ from regard.attention import Memory
 from regard.batching import bucket, pad
 from regard.copy_mechanism import Copies, copies_of, extended_ids
 from regard.decoders import Decoder
-from regard.errors import ConfigError
+from regard.errors import ConfigError, quantity
 from regard.model_folder import TrainedModel
 from regard.models import Seq2Seq
 from regard.search import SearchConstraints
@@ -27,6 +28,9 @@ from regard.text import (
 
 Pins = Mapping[int, Mapping[int, float]]
 """Attention weights to impose: {step: {source token: weight}}, both counted from 0."""
+
+_LONGEST_QUOTE = 60
+"""Characters of a text that a message shows."""
 
 TextOrTokens = str | Sequence[str]
 """A text, or its tokens."""
@@ -104,16 +108,19 @@ class PreparedRequest:
         ablated[tuple(torch.tensor(self.ablate_heads).T)] = True
         return ablated.to(device)
 
+    @property
+    def pins_shape(self) -> tuple[int, int, int]:
+        """(B, S, T): the sources, their steps up to the last pinned one, and their tokens."""
+        steps = max((step + 1 for source in self.sources for step in source.pins), default=0)
+        return len(self.sources), steps, max(source.length for source in self.sources)
+
     def _pins(self) -> Tensor:
         """(B, S, T): the pinned weights, NaN where there are none."""
-        steps = max((step + 1 for source in self.sources for step in source.pins), default=0)
-        width = max(source.length for source in self.sources)
-        pins = torch.full((len(self.sources), steps, width), torch.nan)
+        pins = np.full(self.pins_shape, np.nan, np.float32)
         for row, source in enumerate(self.sources):
             for step, weights in source.pins.items():
-                for position, weight in weights.items():
-                    pins[row, step, position] = weight
-        return pins
+                pins[row, step, list(weights)] = list(weights.values())
+        return torch.from_numpy(pins)
 
 
 def prepare(
@@ -135,10 +142,11 @@ def prepare(
     given: list[TextOrTokens] = _one_each(prefix or "", texts, "prefix")
     prefixes = _encode_targets(trained.target, given)
     for text, encoding in zip(given, prefixes, strict=True):
-        if isinstance(text, str) and encoding.unknown and not forced:
+        unknown = [*encoding.unknown, *encoding.left_out]
+        if isinstance(text, str) and unknown and not forced:
             raise ConfigError(
                 "the prefix has tokens that the vocabulary of the model lacks: "
-                f"{', '.join(encoding.unknown)}; leave them out"
+                f"{', '.join(unknown)}; leave them out"
             )
     longest = trained.metadata.get("max_target_length", 100)
     sources: list[Source] = []
@@ -151,7 +159,7 @@ def prepare(
         limit = longest + 2 * (len(encoding.ids) + 1) + len(start.ids)
         source = Source(*split_source(text), encoding, start, by_step, limit, copies)
         for step, weights in by_step.items():
-            _check_pins(weights, step, limit, source.length)
+            _check_pins(weights, step, source)
         sources.append(source)
     return PreparedRequest(sources, tuple(ablate_heads))
 
@@ -177,8 +185,8 @@ def _check_interventions(
     for layer, head in ablate_heads:
         if not (0 <= layer < layers and 0 <= head < heads):
             raise ConfigError(
-                f"there is no head {head} in layer {layer} to ablate; the model has {layers} "
-                f"layers of {heads} heads, both counted from 0"
+                f"there is no head {head} in layer {layer} to ablate; the model has "
+                f"{quantity(layers, 'layer')} of {quantity(heads, 'head')}, both counted from 0"
             )
 
 
@@ -191,11 +199,13 @@ def _one_each(values: Any, texts: Sequence[SourceLike], name: str) -> list[Any]:
     return list(values)
 
 
-def _check_pins(weights: Mapping[int, float], step: int, limit: int, length: int) -> None:
-    if not (0 <= step < limit and all(0 <= position < length for position in weights)):
+def _check_pins(weights: Mapping[int, float], step: int, source: Source) -> None:
+    text = source.text if len(source.text) <= _LONGEST_QUOTE else f"{source.text[:_LONGEST_QUOTE]}…"
+    last_step, last_token = source.limit - 1, source.length - 1
+    if not (0 <= step <= last_step and all(0 <= position <= last_token for position in weights)):
         raise ConfigError(
-            f"pins take steps from 0 to {limit - 1} and source tokens from 0 to {length - 1}, got "
-            f"step {step} and tokens {', '.join(map(str, weights))}"
+            f"pins for {text!r} take steps from 0 to {last_step} and source tokens from 0 to "
+            f"{last_token}, got step {step} and tokens {', '.join(map(str, weights))}"
         )
     total = sum(weights.values())
     if not (all(weight >= 0 for weight in weights.values()) and total <= 1 + 1e-6):

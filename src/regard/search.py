@@ -3,6 +3,7 @@
 Hypotheses carry the attention weights of their steps, so every output of a search has its attention.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +14,9 @@ from torch import Tensor
 from regard.attention import Intervention, Memory
 from regard.batching import pad
 from regard.decoders import Decoder, Step
-from regard.errors import ConfigError
+from regard.errors import ConfigError, DataError, ShapeError
 from regard.kernels.weighted_sum import to_compute_dtype
+from regard.setting_checks import check_beam_size, check_length_penalty
 from regard.text import BOS, EOS, PAD
 
 
@@ -89,23 +91,6 @@ def length_normalization(length: Tensor | int, length_penalty: float) -> Tensor:
     return ((5 + torch.as_tensor(length, dtype=torch.float32)) / 6) ** length_penalty
 
 
-MAX_BEAM_SIZE = 1000
-"""Largest `beam_size` and `n_best`: time and memory are proportional to them."""
-
-
-def check_beam_size(**sizes: int) -> None:
-    """Check sizes by name, such as `beam_size=5`.
-
-    Raises:
-        ConfigError: a size is not from 1 to `MAX_BEAM_SIZE`.
-    """
-    for name, size in sizes.items():
-        if size < 1:
-            raise ConfigError(f"{name} must be at least 1, got {size}")
-        if size > MAX_BEAM_SIZE:
-            raise ConfigError(f"{name} must be at most {MAX_BEAM_SIZE:,}, got {size:,}")
-
-
 @torch.inference_mode()
 def beam_search(
     decoder: Decoder,
@@ -117,6 +102,7 @@ def beam_search(
     constraints: SearchConstraints | None = None,
     return_tree: bool = False,
     top_logprobs: int = 0,
+    on_step: Callable[[], None] | None = None,
 ) -> list[list[Hypothesis]]:
     """Return the best outputs of each of B sources, best first; a beam of 1 is greedy search.
 
@@ -124,9 +110,9 @@ def beam_search(
     even if all remaining tokens had probability 1, so stopping early never changes the result.
 
     Args:
-        decoder: anything with the decoder protocol.
+        decoder: any object that implements `Decoder`.
         memory: the encoded sources.
-        limits: (B,), the most tokens of each output; EOS is forced there.
+        limits: (B,), the maximum number of tokens of each output; EOS is forced at that length.
         beam_size: number of hypotheses kept per source (at least `n_best`).
         n_best: outputs per source.
         length_penalty: exponent of the length penalty.
@@ -134,12 +120,22 @@ def beam_search(
         return_tree: return the search tree with every hypothesis.
         top_logprobs: how many of the most probable tokens of every step to return, under the
             decoder's own distribution, which no prefix restricts.
+        on_step: called before every step; an exception that it raises ends the search.
 
     Raises:
-        ConfigError: `beam_size` or `n_best` is not from 1 to `MAX_BEAM_SIZE`, or no output of a
-            source has a finite log-probability.
+        ConfigError: `beam_size` or `n_best` is not from 1 to `MAX_BEAM_SIZE`, `length_penalty` is not
+            in [0, 10], `top_logprobs` is below 0, or no output of a source has a finite log-probability.
+        ShapeError: there is not one limit per source.
     """
     check_beam_size(beam_size=beam_size, n_best=n_best)
+    check_length_penalty(length_penalty)
+    if top_logprobs < 0:
+        raise ConfigError(f"top_logprobs must be at least 0, got {top_logprobs}")
+    sources = len(memory.states)
+    if limits.shape != (sources,) or limits.is_floating_point():
+        raise ShapeError(
+            f"expected limits of int (B,) = {(sources,)}, got {limits.dtype} {tuple(limits.shape)}"
+        )
     beams = max(beam_size, n_best)
     finished = _FinishedHypotheses(limits, n_best, length_penalty)
     trees = _SearchTrees(len(limits)) if return_tree else None
@@ -148,6 +144,8 @@ def beam_search(
     tokens = torch.full_like(log_probs, BOS, dtype=torch.long)
     history: list[_BeamStep] = []
     while len(items):
+        if on_step is not None:
+            on_step()
         length = len(history)
         intervention = None if constraints is None else constraints.intervention(length, items)
         step = _step(decoder, tokens, state, intervention)
@@ -162,22 +160,41 @@ def beam_search(
         history.append(_BeamStep(items, beam.parents, beam.tokens, step.weights, *top))
         active = ~finished.done(items, beam.log_probs.amax(1)) & (limits[items] > length)
         remaining = None if bool(active.all()) else active.nonzero()[:, 0]
-        first_rows = torch.arange(len(items), device=items.device)[:, None] * log_probs.shape[1]
-        rows = first_rows + beam.parents
-        log_probs, _, tokens = beam
-        if remaining is not None:
-            items, rows, log_probs, tokens = (
-                tensor[remaining] for tensor in (items, rows, log_probs, tokens)
-            )
+        rows = _rows(beam.parents, log_probs.shape[1])
+        selected = _select(remaining, items, rows, beam.log_probs, beam.tokens)
+        items, rows, log_probs, tokens = selected
         state = step.state.select(rows.flatten(), remaining)
     return finished.trace(history, None if trees is None else trees.nodes)
+
+
+def _rows(parents: Int[Tensor, "B beam"], beams: int) -> Int[Tensor, "B beam"]:
+    """Return the row of each parent in the state, whose items have `beams` rows each."""
+    return torch.arange(len(parents), device=parents.device)[:, None] * beams + parents
+
+
+def _select(items: Int[Tensor, " n"] | None, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors of some items; all of them if `items` is None."""
+    return tensors if items is None else tuple(tensor[items] for tensor in tensors)
 
 
 @torch.inference_mode()
 def forced_decode(
     decoder: Decoder, memory: Memory, targets: list[list[int]], length_penalty: float = 1.0
 ) -> list[Hypothesis]:
-    """Return the score and the attention weights of given targets (ids without EOS)."""
+    """Return the score and the attention weights of given targets (ids without EOS).
+
+    Raises:
+        ConfigError: the log-probability of a target is NaN, or `length_penalty` is not in [0, 10].
+        DataError: there is not one target per source, or a target holds PAD, BOS or EOS.
+    """
+    check_length_penalty(length_penalty)
+    if len(targets) != len(memory.states):
+        raise DataError(
+            f"expected one target per source, got {len(targets)} and {len(memory.states)}"
+        )
+    for target in targets:
+        if not {PAD, BOS, EOS}.isdisjoint(target):
+            raise DataError(f"expected a target without PAD, BOS and EOS, got the ids {target}")
     device = memory.states.device
     lengths = [len(target) + 1 for target in targets]
     outputs = pad([[*target, EOS] for target in targets]).to(device)
@@ -190,10 +207,19 @@ def forced_decode(
     log_probs = log_probs.masked_fill(outputs == PAD, 0).sum(1).cpu()
     scores = log_probs / length_normalization(torch.tensor(lengths), length_penalty)
     weights = None if unrolled.weights is None else unrolled.weights.float().cpu().numpy()
+    if bool(scores.isnan().any()):
+        raise _not_finite()
     return [
         Hypothesis(target, score, None if weights is None else weights[row, : len(target)], True)
         for row, (target, score) in enumerate(zip(targets, scores.tolist(), strict=True))
     ]
+
+
+def _not_finite() -> ConfigError:
+    return ConfigError(
+        "the log-probabilities of the decoder are infinite or NaN; train again with a lower "
+        "training.learning_rate, or from weights that are finite"
+    )
 
 
 def _step(
@@ -302,10 +328,7 @@ class _FinishedHypotheses:
             ConfigError: no output of a source has a finite log-probability.
         """
         if not bool(self.scores[:, 0].isfinite().all()):
-            raise ConfigError(
-                "the log-probabilities of the decoder are infinite or NaN; train again with a lower "
-                "training.learning_rate, or from weights that are finite"
-            )
+            raise _not_finite()
         columns = [
             tensor.tolist() for tensor in (self.limits, self.scores, self.lengths, self.beams)
         ]

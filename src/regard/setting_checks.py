@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from regard.errors import ConfigError, is_utf8
+from regard.errors import ConfigError, is_utf8, nearest
 
 _RANGES: dict[str, Callable[[float], bool]] = {
     "be at least 0": lambda value: value >= 0,
@@ -32,19 +32,44 @@ def check_values(config: Any, group: str, ranges: Mapping[str, Sequence[str]]) -
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if not _matches_type(value, field.type):
-            expected = _describe_type(field.type)
-            raise ConfigError(f"{prefix}{field.name} takes {expected}, got {value!r}")
+            expected, hint = _describe_type(field.type), nearest(value, _names(field.type))
+            raise ConfigError(f"{prefix}{field.name} takes {expected}, got {value!r}{hint}")
         if isinstance(value, str) and not (is_utf8(value) and "\0" not in value):
             raise ConfigError(f"{prefix}{field.name} takes UTF-8 without NUL, got {value!r}")
     for requirement, names in ranges.items():
         for name in names:
             value = getattr(config, name)
-            if value is not None and not _RANGES[requirement](value):
+            if isinstance(value, int | float) and not _RANGES[requirement](value):
                 raise ConfigError(f"{prefix}{name} must {requirement}, got {value}")
     for name, value in vars(config).items():
         largest = _LARGEST[name] if name in _LARGEST else 2**63 - 1
         if isinstance(value, int | float) and value > largest:
             raise ConfigError(f"{prefix}{name} must be at most {largest:,}, got {value}")
+
+
+MAX_BEAM_SIZE = 1000
+"""Largest `beam_size` and `n_best`: time and memory are proportional to them."""
+
+
+def check_beam_size(**sizes: int) -> None:
+    """Check sizes by name, such as `beam_size=5`.
+
+    Raises:
+        ConfigError: a size is not a whole number from 1 to `MAX_BEAM_SIZE`.
+    """
+    for name, size in sizes.items():
+        if not _matches_type(size, int):
+            raise ConfigError(f"{name} takes a whole number, got {size!r}")
+        if size < 1:
+            raise ConfigError(f"{name} must be at least 1, got {size}")
+        if size > MAX_BEAM_SIZE:
+            raise ConfigError(f"{name} must be at most {MAX_BEAM_SIZE:,}, got {size:,}")
+
+
+def check_length_penalty(length_penalty: float) -> None:
+    """Raise a ConfigError for an exponent of the length penalty that is not in [0, 10]."""
+    if not (_matches_type(length_penalty, float) and 0 <= length_penalty <= 10):
+        raise ConfigError(f"length_penalty must lie in [0, 10], got {length_penalty!r}")
 
 
 def _matches_type(value: Any, kind: Any) -> bool:
@@ -55,6 +80,13 @@ def _matches_type(value: Any, kind: Any) -> bool:
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _names(kind: Any) -> list[str]:
+    """Return the names that a type allows."""
+    if get_origin(kind) is Literal:
+        return list(get_args(kind))
+    return [name for option in get_args(kind) for name in _names(option)]
 
 
 def _describe_type(kind: Any) -> str:

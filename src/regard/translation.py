@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from regard.alignment import Alignment, from_weights
-from regard.errors import ConfigError, ExtraError
+from regard.errors import ConfigError, ExtraError, quantity
 from regard.text import EOS_TOKEN, SPECIAL_TOKENS, UNK, display_token
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Translation:
     text: str
     """The output as a string."""
     score: float
-    """Sum of log-probabilities (nats), EOS included, over the length penalty."""
+    """Sum of log-probabilities (nats), EOS included, divided by the length penalty."""
     attention: np.ndarray | None
     """(len(tokens), len(source_tokens)), rows sum to 1 (not with normalizer none); None without attention.
     The average over the heads of one layer, chosen after training."""
@@ -59,7 +59,9 @@ class Translation:
     complete: bool = True
     """False if the output was truncated at its length limit."""
     unknown: list[str] = field(default_factory=list)
-    """Source tokens that the vocabulary lacks."""
+    """Source tokens that the vocabulary lacks, repeats included."""
+    left_out: list[str] = field(default_factory=list)
+    """Punctuation of the source that the vocabulary lacks and that is not among the source tokens."""
     source_words: list[int | None] = field(default_factory=list, repr=False)
     """Index of the word of every source token; None for EOS."""
     target_words: list[int | None] = field(default_factory=list, repr=False)
@@ -89,6 +91,17 @@ class Translation:
         """The tokens of the output as charts display them: without joiners."""
         return [display_token(token) for token in self.tokens]
 
+    @property
+    def warning(self) -> str | None:
+        """A sentence for a source whose tokens are mostly unknown; None for others."""
+        total, unknown = len(self.source_tokens[:-1]), len(self.unknown)
+        if 2 * unknown <= total:
+            return None
+        tokens = "every source token"
+        if unknown < total:
+            tokens = f"most source tokens ({unknown} of {total})"
+        return f"The vocabulary of the model lacks {tokens}: the output is unreliable."
+
     def __repr__(self) -> str:
         """Return source, output, score and the shape of the attention on one line."""
         parts = [f"{self.source!r} -> {self.text!r}", f"score={self.score:.3f}"]
@@ -98,21 +111,30 @@ class Translation:
             parts.append("truncated")
         if self.unknown:
             parts.append(f"unknown={[display_token(token) for token in self.unknown]}")
+        if self.left_out:
+            parts.append(f"left_out={[display_token(token) for token in self.left_out]}")
+        if self.warning is not None:
+            parts.append("unreliable")
         return f"Translation({', '.join(parts)})"
 
     def _repr_html_(self) -> str:
         """Return the output, its heatmap and its alternatives, for notebooks."""
         from regard.charts.notebook import output_html
 
-        notes = [f"{self.source} (score {self.score:.3f})"]
+        notes = ["the source is empty"]
+        if self.source_tokens:
+            notes = [f"{_isolated(self.source)} (score {self.score:.3f})"]
         if self.unknown:
-            unknown = ", ".join(map(display_token, self.unknown))
-            notes.append(f"not in the vocabulary of the model: {unknown}")
+            notes.append(f"not in the vocabulary of the model: {_listed(self.unknown)}")
+        if self.left_out:
+            left_out = _listed(self.left_out)
+            notes.append(f"left out: {left_out} (punctuation that the model does not use)")
         if not self.complete:
             notes.append("truncated at the length limit")
         drawn = self.attention is not None and self.attention.size > 0
         return output_html(
             self.text,
+            self.warning,
             notes,
             self.chart().to_svg() if drawn else None,
             [(output.text, output.score) for output in self.alternatives],
@@ -169,8 +191,8 @@ class Translation:
             layer, (_, layers, count, _) = layer or 0, heads.shape
             if not (0 <= layer < layers and (head is None or 0 <= head < count)):
                 raise ConfigError(
-                    f"there is no layer {layer}, head {head}: this attention has {layers} layers of "
-                    f"{count} heads, both counted from 0"
+                    f"there is no layer {layer}, head {head}: this attention has "
+                    f"{quantity(layers, 'layer')} of {quantity(count, 'head')}, both counted from 0"
                 )
             weights = heads[:, layer].mean(1) if head is None else heads[:, layer, head]
         return heatmap(weights, self.source_labels, self.target_labels, title=title, heads=heads)
@@ -180,7 +202,7 @@ class Translation:
 
         Weights of the parts of a source word are added and rows of the parts of a target word
         averaged, so that the row sums and `alignment()` do not change. Tokens that do not belong to
-        a word, such as EOS, are left unchanged.
+        a word, such as EOS, are left unchanged. A word with an unknown part counts as unknown.
         """
         source = _word_groups(self.source_words, len(self.source_tokens))
         target = _word_groups(self.target_words, len(self.tokens))
@@ -189,9 +211,15 @@ class Translation:
         attention, heads = self.attention, self.attention_heads
         if attention is not None:
             attention = _merge_weights(attention[:, None, None], source, target)[:, 0, 0]
+        merged, unknown = _merge_tokens(self.source_tokens, source), set(self.unknown)
         return dataclasses.replace(
             self,
-            source_tokens=_merge_tokens(self.source_tokens, source),
+            source_tokens=merged,
+            unknown=[
+                token
+                for token, group in zip(merged[:-1], source, strict=False)
+                if any(self.source_tokens[position] in unknown for position in group)
+            ],
             tokens=_merge_tokens(self.tokens, target),
             attention=attention,
             attention_heads=None if heads is None else _merge_weights(heads, source, target),
@@ -200,7 +228,7 @@ class Translation:
         )
 
     def to_bertviz(self) -> dict[str, Any]:
-        """Return the arguments of BertViz: `bertviz.head_view(**t.to_bertviz())`, or its `model_view`.
+        """Return the arguments for BertViz's `head_view` or `model_view`: `head_view(**t.to_bertviz())`.
 
         Returns:
             cross_attention, a tensor (1, heads, L, T) for every layer; encoder_tokens, the T tokens of
@@ -230,9 +258,19 @@ class Translation:
         if self.attention is None:
             raise ConfigError(
                 "this model has no attention to show (model.attention none); train one with "
-                "another --model.attention"
+                "another model.attention"
             )
         return self.attention
+
+
+def _isolated(text: str) -> str:
+    """Return text whose direction of writing has no effect on the text around it."""
+    return f"\u2068{text}\u2069"
+
+
+def _listed(tokens: Sequence[str]) -> str:
+    """Return the distinct tokens, as they are displayed, in quotation marks."""
+    return ", ".join(f"“{_isolated(text)}”" for text in dict.fromkeys(map(display_token, tokens)))
 
 
 def rounded(weights: np.ndarray | None) -> list[Any] | None:

@@ -10,9 +10,10 @@ import torch
 from regard import model_folder
 from regard.attention import Memory
 from regard.copy_mechanism import Copies
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError, DataError, quantity
 from regard.request import Pins, PreparedRequest, Source, TextOrTokens, prepare
-from regard.search import Hypothesis, beam_search, check_beam_size, forced_decode
+from regard.search import Hypothesis, beam_search, forced_decode
+from regard.setting_checks import check_beam_size, check_length_penalty
 from regard.text import EOS, EOS_TOKEN, SourceLike, Tokenizer
 from regard.translation import (
     Branch,
@@ -58,7 +59,9 @@ class Translator:
         """Return the model's architecture and size on one line."""
         settings = self.trained.config.model.resolved()
         parts = [settings.kind, f"attention={settings.attention}"]
-        parts += [f"{name}={len(getattr(self, name))} tokens" for name in ("source", "target")]
+        parts += [
+            f"{name}={quantity(len(getattr(self, name)), 'token')}" for name in ("source", "target")
+        ]
         return f"Translator({', '.join(parts)}, device={self.device.type})"
 
     @classmethod
@@ -89,7 +92,7 @@ class Translator:
 
     @property
     def attention_layer(self) -> int:
-        """The layer whose heads `Translation.attention` averages; until training selects one, the middle."""
+        """The layer whose heads `Translation.attention` averages; the middle one until training selects one."""
         middle = self.trained.model.decoder.attention_layers // 2
         return self.trained.metadata.get("attention_layer", middle)
 
@@ -187,14 +190,15 @@ class Translator:
         on_progress: Callable[[int], None] | None = None,
         return_tree: bool = False,
         top_logprobs: int = 0,
+        on_step: Callable[[], None] | None = None,
     ) -> list[list[Translation]]:
         """Return the `n_best` outputs of each text, best first; arguments as in `translate`.
 
-        `regard.request.prepare` returns the request.
+        `regard.request.prepare` returns the request. `on_step` is called before every step of a
+        search; an exception that it raises ends the search.
         """
         check_beam_size(beam_size=beam_size, n_best=n_best)
-        if not 0 <= length_penalty <= 10:
-            raise ConfigError(f"length_penalty must lie in [0, 10], got {length_penalty:g}")
+        check_length_penalty(length_penalty)
         if (beams := max(beam_size, n_best)) > _FULL_BATCH_BEAMS:  # bounds the memory of a batch
             batch_tokens = batch_tokens * _FULL_BATCH_BEAMS // beams
         decoder = self.trained.model.decoder
@@ -204,7 +208,7 @@ class Translator:
             constraints = batch.constraints(decoder, self.device)
             return beam_search(
                 decoder, memory, limits, beam_size, n_best, length_penalty, constraints,
-                return_tree, top_logprobs,
+                return_tree, top_logprobs, on_step,
             )  # fmt: skip
 
         return self._decode(request, batch_tokens, decode, on_progress, n_best)
@@ -328,6 +332,7 @@ class Translator:
             attention_heads=heads,
             complete=hypothesis.complete,
             unknown=encoding.unknown,
+            left_out=list(encoding.left_out),
             source_words=[*self.source.word_ids(encoding.tokens, encoding.num_features), None],
             target_words=self.target.word_ids(tokens),
             tree=tree,
@@ -345,12 +350,20 @@ def to_list(texts: str | Iterable[SourceLike]) -> list[SourceLike]:
         raise DataError(f"expected a string or several, got {texts!r}")
     items: list[Any] = [texts] if isinstance(texts, str) else list(texts)
     for index, item in enumerate(items):
-        if not isinstance(item, str | tuple):
+        if not _is_source(item):
             raise DataError(
                 f"expected a string or a pair (source, features) as text {index} (counted from 0), "
                 f"got {item!r}"
             )
     return items
+
+
+def _is_source(item: Any) -> bool:
+    """Return whether an item is a text, or a text and its features."""
+    if isinstance(item, tuple):
+        fields: list[Any] = [*item]
+        return len(fields) == 2 and isinstance(fields[0], str) and isinstance(fields[1], str | None)
+    return isinstance(item, str)
 
 
 def find_device(name: str) -> torch.device:

@@ -4,9 +4,9 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from regard.cli.options import add_model, add_pairs, load_translator
+from regard.cli.options import add_model, add_pairs, load_translator, require_different_files
 from regard.cli.parser import Parser
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError, DataError, quantity
 from regard.files import write_json, write_text
 from regard.progress import Progress
 
@@ -42,6 +42,7 @@ def make_parser() -> Parser:
 def run(arguments: list[str]) -> None:
     """Print a Pharaoh line per pair; with gold links, report the metrics on standard error."""
     args = make_parser().parse_args(arguments)
+    require_different_files(args, "json", "attention")
     if args.json and not args.gold:
         raise ConfigError("--json writes metrics against gold links; give --gold too")
     translator = load_translator(args.folder, args.device)
@@ -49,12 +50,12 @@ def run(arguments: list[str]) -> None:
     from regard.cli.pairs import read_valid_pairs
     from regard.evaluation import check_gold
 
-    pairs = read_valid_pairs(args.pairs, translator.trained.config.data.features_column)
+    pairs = read_valid_pairs(args.pairs, translator.trained.config.data)
     gold = read_gold(args.gold) if args.gold else None
     if gold is not None and len(gold) != len(pairs):
         raise DataError(
-            f"{args.gold} has {len(gold):,} lines for the {len(pairs):,} pairs of {args.pairs}; it "
-            "needs one line per pair"
+            f"{args.gold} has {quantity(len(gold), 'line')} for the "
+            f"{quantity(len(pairs), 'pair')} of {args.pairs}; it needs one line per pair"
         )
     with Progress("aligning", len(pairs), "pairs") as progress:
         outputs = translator.align(

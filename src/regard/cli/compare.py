@@ -15,6 +15,7 @@ from regard.cli.options import (
     loading,
 )
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
+from regard.config import DataConfig
 from regard.errors import ConfigError
 from regard.files import require_empty_folder
 
@@ -49,7 +50,7 @@ def run(arguments: list[str]) -> None:
         values,
         [name.strip() for name in args.attention.split(",")],
         Path(args.out) if args.resume else require_empty_folder(Path(args.out)),
-        read_valid_pairs(args.test or values["data"]["dev"], values["data"]["features_column"]),
+        read_valid_pairs(args.test or values["data"]["dev"], DataConfig(**values["data"])),
         seeds=_seeds(args.seeds),
         gold=read_gold(args.gold) if args.gold else None,
         beam_size=args.beam_size,

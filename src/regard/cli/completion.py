@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.cli.help import choices
 from regard.cli.parser import Parser
-from regard.errors import ConfigError, nearest
+from regard.errors import not_one_of
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -25,10 +25,7 @@ def completion_script(shell: str, commands: Mapping[str, str]) -> str:
     import shtab
 
     if shell not in SHELLS:
-        raise ConfigError(
-            f"--print-completion takes one of {', '.join(SHELLS)}, got {shell!r}"
-            f"{nearest(shell, SHELLS)}"
-        )
+        raise not_one_of("--print-completion", shell, SHELLS)
     root = argparse.ArgumentParser(prog="regard")
     root.add_argument("-V", "--version", action="store_true", help="print the version")
     root.add_argument("--print-completion", choices=SHELLS, help="print a completion script")

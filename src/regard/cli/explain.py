@@ -12,14 +12,16 @@ from jsonargparse import Namespace
 
 from regard.cli.options import load_translator
 from regard.cli.parser import Parser
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError, DataError, not_one_of
+
+_FORMATS = ("text", "markdown", "json")
 
 
 def run(arguments: list[str]) -> None:
     """Print the explanation."""
     options = make_parser().parse_args(arguments)
-    if options.format not in ("text", "markdown", "json"):
-        raise ConfigError(f"--format must be text, markdown or json, got {options.format!r}")
+    if options.format not in _FORMATS:
+        raise not_one_of("--format", options.format, _FORMATS)
     if options.dim:
         print(_variances(options.dim, options.format), end="")
         return
@@ -147,10 +149,11 @@ def _read(path: str) -> Any:
     try:
         if path.endswith(".json"):
             return json.loads(Path(path).read_text(encoding="utf-8"))
-        arrays = np.load(path, allow_pickle=False)  # never executes code from the file
-        return dict(arrays) if path.endswith(".npz") else arrays
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+        with Path(path).open("rb") as file:
+            arrays = np.load(file, allow_pickle=False)  # never executes code from the file
+            return dict(arrays) if path.endswith(".npz") else arrays
+    except Exception as error:  # a damaged file can raise any exception
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise DataError(f"cannot read {path}: {reason}") from None
 
 

@@ -10,11 +10,21 @@ import io
 import os
 import signal
 import sys
+import threading
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
-from regard.errors import ConfigError, Interrupted, RegardError, is_out_of_memory, is_utf8, nearest
+from regard.cli import job
+from regard.errors import (
+    ConfigError,
+    Interrupted,
+    RegardError,
+    UsageError,
+    is_out_of_memory,
+    is_utf8,
+    nearest,
+)
 
 COMMANDS: dict[str, str] = {
     "demo": "train on a small built-in dataset and draw an attention heatmap",
@@ -44,8 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _prepare_streams()
-        status = _dispatch(arguments)
+        with job.one_output():
+            status = _dispatch(arguments)
         sys.stdout.flush()
+        if status:
+            job.end(reported=job.is_main())
         return status
     except BrokenPipeError:  # the reader of the output has gone
         _discard_output()
@@ -54,28 +67,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sentence = _sentence(error)
         if sentence is None:
             raise
-        command = ["regard", *(name for name in arguments[:1] if name in COMMANDS)]
-        with contextlib.suppress(OSError):
-            if "--debug" in arguments:
-                traceback.print_exc()
-            shown = sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]} …"
-            print(f"{' '.join(command)}: {shown}", file=sys.stderr)
+        reported = job.is_first_error()
+        if reported:
+            _report(sentence, arguments)
+        job.end(reported)
         _discard_output()
-        return 1
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def _report(sentence: str, arguments: list[str]) -> None:
+    command = ["regard", *(name for name in arguments[:1] if name in COMMANDS)]
+    with contextlib.suppress(OSError):
+        if "--debug" in arguments:
+            traceback.print_exc()
+        shown = sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]} …"
+        print(f"{' '.join(command)}: {shown}", file=sys.stderr)
 
 
 def _prepare_streams() -> None:
-    """Write UTF-8, and do without a closed standard error.
+    """Write UTF-8, and do without a standard error that is closed or whose reader has gone.
 
     Raises:
         ConfigError: standard output is closed.
     """
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison]
         sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    elif sys.stderr is sys.__stderr__:
+        sys.stderr = _Messages(sys.stderr.buffer, "utf-8", "backslashreplace", line_buffering=True)
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison]
         raise ConfigError("standard output is closed; redirect it to a file or to /dev/null")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8")
+
+
+class _Messages(io.TextIOWrapper):
+    """Standard error. Messages that it no longer takes are dropped; they must not end the command."""
+
+    def write(self, text: str) -> int:
+        """Write a message."""
+        with contextlib.suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the messages."""
+        with contextlib.suppress(OSError):
+            super().flush()
 
 
 def _discard_output() -> None:
@@ -91,13 +128,13 @@ def _sentence(error: Exception) -> str | None:
     """Return the message of an error that the user or the system causes, None for others."""
     if isinstance(error, RegardError):
         return str(error)
+    if is_out_of_memory(error):
+        return "there is not enough memory; use less data, smaller batches or a smaller model"
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
         return f"{error.filename}: {reason}" if error.filename else f"cannot go on: {reason}"
     if isinstance(error, RecursionError):
         return "the input is nested too deeply"
-    if is_out_of_memory(error):
-        return "there is not enough memory; use less data, smaller batches or a smaller model"
     if isinstance(error, UnicodeError) or type(error).__name__ == "SafetensorError":
         return " ".join(str(error).split())
     return None
@@ -131,6 +168,9 @@ def _dispatch(arguments: list[str]) -> int:
         hint = nearest(name, COMMANDS)
         print(f"regard: unknown command {name}{hint}; see regard --help", file=sys.stderr)
         return 2
+    if name != "train" and job.processes() > 1:
+        print(f"regard {name}: runs in one process; start it without a launcher", file=sys.stderr)
+        return 2
     with warnings.catch_warnings():
         warnings.showwarning = _print_warning
         return _run(name, rest)
@@ -149,13 +189,38 @@ def _print_completion(shell: str) -> int:
 
 def _run(name: str, arguments: list[str]) -> int:
     try:
-        importlib.import_module(f"regard.cli.{name}").run(arguments)
+        with _signals_as_exceptions():
+            importlib.import_module(f"regard.cli.{name}").run(arguments)
     except KeyboardInterrupt as error:
         print(f"regard {name}: stopped", file=sys.stderr)
         return 128 + (error.signal_number if isinstance(error, Interrupted) else signal.SIGINT)
-    except SystemExit as exit_request:  # the parser has printed its help or an error
+    except SystemExit as exit_request:  # the parser has printed its help
         return int(exit_request.code or 0)
     return 0
+
+
+@contextlib.contextmanager
+def _signals_as_exceptions() -> Generator[None]:
+    """Raise `Interrupted` for SIGTERM and SIGHUP, so that unfinished files are removed."""
+
+    def interrupt(number: int, _: object) -> None:
+        raise Interrupted(number)
+
+    if threading.current_thread() is not threading.main_thread():  # only that one has handlers
+        yield
+        return
+    names = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    # a signal that is ignored, as under nohup, stays ignored
+    taken = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in taken:
+            if signal.getsignal(number) is interrupt:
+                signal.signal(number, signal.SIG_DFL)
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:

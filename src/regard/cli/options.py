@@ -5,10 +5,14 @@ import os
 import sys
 import threading
 from collections.abc import Generator
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from jsonargparse import Namespace
 
 from regard.cli.parser import Parser
 from regard.config import Device
+from regard.errors import ConfigError
 
 if TYPE_CHECKING:
     from regard.translator import Translator
@@ -68,6 +72,16 @@ def add_chart_file(parser: Parser) -> None:
         metavar="FILE",
         help=".html, .png, .svg, .pdf or .json file to write",
     )
+
+
+def require_different_files(args: Namespace, *names: str) -> None:
+    """Raise a ConfigError if two of these options name one file to write."""
+    options: dict[Path, str] = {}
+    for name in names:
+        if args[name] is not None and not Path(args[name]).is_char_device():
+            first = options.setdefault(Path(args[name]).resolve(), name)
+            if first != name:
+                raise ConfigError(f"--{first} and --{name} name one file; choose another for one")
 
 
 def load_translator(folder: str, device: str) -> "Translator":

@@ -13,7 +13,7 @@ from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader, set_
 
 from regard.cli.help import HelpFormatter, value_name
 from regard.config import GROUPS
-from regard.errors import ConfigError, nearest
+from regard.errors import ConfigError, UsageError, nearest
 from regard.files import decode_lines
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -25,6 +25,7 @@ _UNKNOWN_OPTION = re.compile(
     r"Group '(\S+)' does not accept option '([^']+)'|Option '([^']+)' is not accepted"
     r"|unrecognized arguments: (?:-- )?(\S+)"
 )
+_MISSING = re.compile(r"arguments are required: (.*)")
 _INVALID_VALUE = re.compile(
     r"""key "([^"]+)": (?:Expected a |Does not validate .*?Subtypes: \[)"""
     r"""(?:<class '(\w+)'>|(.*)).*(?:Got|Given) value: (.*)"""
@@ -89,8 +90,11 @@ class Parser(ArgumentParser):
         self._common = {"-h", "--help-all", *common} if common else None
         self._option_string_actions["-h"].help = "print this help and exit"
         if common:
-            self.add_argument("--help-all", action=_HelpAll)
-        self.add_argument("--debug", action=_Debug)
+            self.add_argument(
+                "--help-all", action=_HelpAll, help="print the help with all options and exit"
+            )
+        # regard.cli.main reads it from the arguments
+        self.add_argument("--debug", action=_Flag, help="print the traceback of an error")
 
     def parse_args(self, args: Sequence[str], **kwargs: Any) -> Namespace:  # type: ignore[override]
         """Parse the arguments of a command."""
@@ -118,7 +122,7 @@ class Parser(ArgumentParser):
         self.print_help()
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Print the error on one line and exit with status 2."""
+        """Raise the error as a sentence."""
         text = " ".join(message.split())
         if match := _UNKNOWN_OPTION.search(text):
             name = ".".join(filter(None, match.groups())).split("=")[0]
@@ -130,10 +134,16 @@ class Parser(ArgumentParser):
             expected = _TYPE_NAMES.get(type_name, type_name)
             expected = f"one of {', '.join(choices)}" if choices else expected
             text = f"{key} takes {expected}, got {value}{nearest(value, choices)}"
+        elif match := _MISSING.search(text):
+            text = f"missing: {', '.join(map(self._as_typed, match[1].split(', ')))}"
         elif text.startswith("Unexpected config:"):
             text = "--config takes a file of settings by group, for example model: {attention: dot}"
-        print(f"{self.prog}: {text}; see {self.prog} --help", file=sys.stderr)
-        sys.exit(2)
+        raise UsageError(f"{text}; see {self.prog} --help")
+
+    def _as_typed(self, name: str) -> str:
+        """Return an argument as its user types it: the longest name of an option, or the metavar."""
+        action = next(action for action in self._actions if action.dest == name)
+        return max(action.option_strings, key=len, default=str(action.metavar or name))
 
     def options(self) -> dict[str, argparse.Action]:
         """Return the action of every option."""
@@ -173,38 +183,22 @@ class Parser(ArgumentParser):
         return [*options, *(["--", *positional] if positional else [])]
 
 
-class _HelpAll(argparse.Action):
-    """Print the help with all options and exit."""
+class _Flag(argparse.Action):
+    """An option without a value, which is not stored."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, **_: Any) -> None:
-        super().__init__(
-            option_strings,
-            argparse.SUPPRESS,
-            nargs=0,
-            default=argparse.SUPPRESS,
-            help="print the help with all options and exit",
-        )
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        hidden = argparse.SUPPRESS
+        super().__init__(option_strings, hidden, nargs=0, default=hidden, help=help)
 
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        pass
+
+
+class _HelpAll(_Flag):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         assert isinstance(parser, Parser)
         parser.print_all_help()
         parser.exit()
-
-
-class _Debug(argparse.Action):
-    """Do nothing: `regard.cli.main` prints the traceback."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, **_: Any) -> None:
-        super().__init__(
-            option_strings,
-            argparse.SUPPRESS,
-            nargs=0,
-            default=argparse.SUPPRESS,
-            help="print the traceback of an error",
-        )
-
-    def __call__(self, *_: Any) -> None:
-        pass
 
 
 @contextlib.contextmanager

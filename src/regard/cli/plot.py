@@ -27,8 +27,9 @@ def run(arguments: list[str]) -> None:
     title = f"{args.text} → {output.text}"
     output.chart(title, args.layer, args.head).save(args.out)
     print(f"{args.text} -> {output.text}, drawn in {args.out}")
-    if "warning" in translator.trained.metadata:
-        print(f"regard plot: {translator.trained.metadata['warning']}", file=sys.stderr)
+    for warning in (translator.trained.metadata.get("warning"), output.warning):
+        if warning:
+            print(f"regard plot: {warning}", file=sys.stderr)
 
 
 def _nothing_to_draw(translator: "Translator", forced: bool) -> str:

@@ -5,6 +5,7 @@ every line; steps, source tokens, layers and heads are counted from 0.
 """
 
 import contextlib
+import gzip
 import io
 import json
 import re
@@ -15,32 +16,34 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from jsonargparse import Namespace
 
-from regard.cli.options import add_model, add_search, load_translator
+from regard.cli.options import add_model, add_search, load_translator, require_different_files
 from regard.cli.parser import Parser
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError, DataError, quantity
 from regard.files import arriving_lines, atomic_write, read_lines
 from regard.progress import Progress
-from regard.text import unknown_tokens_message
+from regard.text import count_message, unknown_tokens_message
 
 if TYPE_CHECKING:
     from regard.translation import Translation
     from regard.translator import Translator
 
 _CHUNK = 1000
-_PIN = re.compile(r"(\d+):(\d+)=([\d.]+(?:[eE][+-]?\d+)?)")
-_SHARD = re.compile(r"(\d+)/(\d+)")
-_HEAD = re.compile(r"(\d+):(\d+)")
+_PIN = re.compile(r"(\d{1,9}):(\d{1,9})=((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)")
+_SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
+_HEAD = re.compile(r"(\d{1,9}):(\d{1,9})")
 
 
 def run(arguments: list[str]) -> None:
     """Translate a file or standard input to standard output."""
     args = make_parser().parse_args(arguments)
+    require_different_files(args, "out", "attention", "alignments")
     pins, heads = _pins(args.pin or ()), _heads(args.ablate_heads or ())
     translator = load_translator(args.folder, args.device)
     _require_attention(translator, args)
     reads_features = translator.source.features is not None
     truncated = without_features = too_short = 0
-    unknown = Counter[str]()
+    unreliable = 0
+    unknown, left_out = Counter[str](), Counter[str]()
     shard = _shard(args)
     with (
         _open(args.out) as file,
@@ -52,7 +55,9 @@ def run(arguments: list[str]) -> None:
             truncated += not best.complete
             too_short += bool(pins) and max(pins) > len(best.tokens)
             without_features += reads_features and bool(best.tokens) and features is None
+            unreliable += best.warning is not None
             unknown.update(best.unknown)
+            left_out.update(best.left_out)
             for rank, output in enumerate(outputs, start=1):
                 text = output.text.replace("\n", " ")
                 ranked = f"{number}\t{rank}\t{output.score:.6f}\t{text}"
@@ -64,10 +69,22 @@ def run(arguments: list[str]) -> None:
                 if args.heatmap:
                     _print_heatmap(output)
     for count, message in (
-        (truncated, f"{truncated:,} outputs truncated at their length limit"),
-        (too_short, f"{too_short:,} outputs end before a step of --pin, which had no effect there"),
-        (without_features, f"{without_features:,} lines without features (TAB)"),
+        (truncated, f"{quantity(truncated, 'output')} truncated at the length limit"),
+        (
+            too_short,
+            f"{quantity(too_short, 'output')} ended before a step of --pin, which had no effect there",
+        ),
+        (without_features, f"{quantity(without_features, 'line')} without features (TAB)"),
         (unknown, f"source {unknown_tokens_message(unknown)}"),
+        (
+            unreliable,
+            f"warning: {quantity(unreliable, 'output')} unreliable, because the vocabulary of the "
+            "model lacks most source tokens",
+        ),
+        (
+            left_out,
+            f"punctuation left out, because the model does not use it: {count_message(left_out)}",
+        ),
     ):
         if count:
             print(f"regard translate: {message}", file=sys.stderr)
@@ -223,13 +240,17 @@ def _progress(total: int | None, to_terminal: bool) -> Generator[Progress | None
 
 @contextlib.contextmanager
 def _open(path: str | None) -> Generator[TextIO | None]:
-    """Open a file that replaces `path` when the block ends; yield None if there is no path."""
+    """Open a file that replaces `path` when the block ends, compressed if it is named .gz.
+
+    Yield None if there is no path.
+    """
     if path is None:
         yield None
         return
+    open_text: Any = gzip.open if path.endswith(".gz") else open
     with (
         atomic_write(path) as temporary,
-        temporary.open("w", encoding="utf-8", newline="\n") as file,
+        open_text(temporary, "wt", encoding="utf-8", newline="\n") as file,
     ):
         yield file
 

@@ -51,7 +51,7 @@ class AttentionInputs(NamedTuple):
 
 @runtime_checkable
 class Decoder(Protocol):
-    """What search, training, alignment and explanation need of a decoder."""
+    """What search, training, alignment and explanation require of a decoder."""
 
     vocabulary: int
     """Size V of the target vocabulary."""
@@ -61,7 +61,7 @@ class Decoder(Protocol):
     """Attention heads of each of these layers; 0 without attention."""
 
     def prepare_memory(self, encoded: Memory) -> Memory:
-        """Add to the encoder's output what every step needs of the source, once."""
+        """Add to the encoder's output what every step needs from the source, computed once."""
         ...
 
     def start(self, memory: Memory) -> Any:

@@ -2,7 +2,7 @@
 
 from regard.text.features import SourceLike, format_source, split_source
 from regard.text.special_tokens import BOS, BOS_TOKEN, EOS, EOS_TOKEN, PAD, SPECIAL_TOKENS, UNK
-from regard.text.tokenizer import Encoding, Tokenizer, unknown_tokens_message
+from regard.text.tokenizer import Encoding, Tokenizer, count_message, unknown_tokens_message
 from regard.text.units import UNITS, choose_unit
 from regard.text.words import display_token
 
@@ -19,6 +19,7 @@ __all__ = [
     "SourceLike",
     "Tokenizer",
     "choose_unit",
+    "count_message",
     "display_token",
     "format_source",
     "split_source",

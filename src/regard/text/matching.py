@@ -38,10 +38,11 @@ def match_tokens(tokens: Sequence[str], vocabulary: Mapping[str, int]) -> Matche
     """
     ids: list[int] = []
     matched: list[str] = []
+    longest = max(map(len, vocabulary), default=0)
     for token in tokens:
         pieces = [token]
         if token not in vocabulary and _UNSPACED.search(token):
-            pieces = _split_word(token, vocabulary)
+            pieces = _split_word(token, vocabulary, longest)
         matched += pieces
         ids += [_find(piece, vocabulary) for piece in pieces]
     kept = _kept(ids, matched)
@@ -81,8 +82,11 @@ def _find(token: str, vocabulary: Mapping[str, int]) -> int:
     return next((vocabulary[s] for s in spellings if s in vocabulary), UNK)
 
 
-def _split_word(token: str, vocabulary: Mapping[str, int]) -> list[str]:
-    """Split into the fewest words of the vocabulary; what it lacks stays in one piece each."""
+def _split_word(token: str, vocabulary: Mapping[str, int], longest: int) -> list[str]:
+    """Split into the fewest words of the vocabulary; what it lacks stays in one piece each.
+
+    `longest` is the length of the longest word.
+    """
     word = display_token(token)
     # for every end: cost, and where the last piece starts
     best: list[tuple[int, int]] = [(0, 0)]
@@ -90,7 +94,7 @@ def _split_word(token: str, vocabulary: Mapping[str, int]) -> list[str]:
         best.append(
             min(
                 (best[start][0] + (1 if word[start:end] in vocabulary else _UNKNOWN_COST), start)
-                for start in range(end)
+                for start in range(max(0, end - max(1, longest)), end)
                 if word[start:end] in vocabulary or start == end - 1
             )
         )

@@ -5,8 +5,9 @@ itself is written `▁▁`.
 """
 
 import json
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 _SPACE = "▁"
 # A piece holds a space at its start only; the space sign of the text is a piece by itself.
 _PIECES = rf"{_SPACE}| ?(?:{WORD}|(?![{WHITESPACE}{_SPACE}])\X)|[{WHITESPACE}]"
+
+_LONG_WORD = re.compile(r"(\S{1000})(?=\S)")
+"""The start of a word that is divided before training: the trainers need quadratic time and more."""
 
 
 def mark_space(piece: str) -> str:
@@ -43,13 +47,13 @@ def most_frequent(counts: Counter[str], size: int, min_frequency: int) -> list[s
     return sorted(frequent, key=lambda token: (-counts[token], token))[:size]
 
 
-def train(unit: str, texts: Sequence[str], size: int, min_frequency: int) -> dict[str, Any]:
-    """Return the fields of a `Tokenizer` that a subword model fills."""
+def train(unit: str, texts: Iterable[str], size: int, min_frequency: int) -> dict[str, Any]:
+    """Return the fields of a `Tokenizer` that a subword model fills; `texts` are read twice."""
     counts = Counter(chain.from_iterable(texts))
     del counts[" "]
     rare = counts.keys() - set(most_frequent(counts, size - 1, min_frequency))
     without_rare = str.maketrans(dict.fromkeys(rare, " "))
-    marked = [" " + text.translate(without_rare) for text in texts]
+    marked = (" " + _LONG_WORD.sub(r"\1 ", text.translate(without_rare)) for text in texts)
     if unit == "bpe":
         return _train_bpe(marked, size, min_frequency)
     return _train_unigram(marked, size)
@@ -73,7 +77,7 @@ def load(
     return _tokenizer(models.Unigram(list(zip(entries, all_log_probs, strict=True)), unk_id=UNK))
 
 
-def _train_bpe(texts: Sequence[str], size: int, min_frequency: int) -> dict[str, Any]:
+def _train_bpe(texts: Iterator[str], size: int, min_frequency: int) -> dict[str, Any]:
     from tokenizers import models, trainers
 
     # Merges that occur once would make every rare word a token.
@@ -84,7 +88,7 @@ def _train_bpe(texts: Sequence[str], size: int, min_frequency: int) -> dict[str,
     return {"vocabulary": tuple(vocabulary), "merges": tuple((a, b) for a, b in model["merges"])}
 
 
-def _train_unigram(texts: Sequence[str], size: int) -> dict[str, Any]:
+def _train_unigram(texts: Iterator[str], size: int) -> dict[str, Any]:
     from tokenizers import models, trainers
 
     # One more, because the trainer counts an entry of its own and does not terminate without room for it.
@@ -106,7 +110,7 @@ def _train_unigram(texts: Sequence[str], size: int) -> dict[str, Any]:
     }
 
 
-def _trained(model: Any, trainer: Any, texts: Sequence[str]) -> dict[str, Any]:
+def _trained(model: Any, trainer: Any, texts: Iterator[str]) -> dict[str, Any]:
     tokenizer = _tokenizer(model)
     tokenizer.train_from_iterator(texts, trainer)
     return json.loads(tokenizer.to_str())["model"]

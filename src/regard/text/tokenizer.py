@@ -24,19 +24,19 @@ import functools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from regard import migrations
 from regard.config import NormalForm, TextConfig, Unit
-from regard.errors import ConfigError, FolderError
+from regard.errors import ConfigError, DataError, FolderError
 from regard.text import subwords
 from regard.text.features import SourceLike, split_features, split_source
 from regard.text.matching import match_tokens, segmented_word_ids
 from regard.text.normalization import normalize
 from regard.text.special_tokens import SPECIAL_TOKENS, UNK
-from regard.text.units import UNITS, choose_unit
+from regard.text.units import UNITS, SizedIterable, choose_unit
 from regard.text.words import display_token
 
 if TYPE_CHECKING:
@@ -61,9 +61,22 @@ class Encoding(NamedTuple):
 
     @property
     def unknown(self) -> list[str]:
-        """Tokens that the vocabulary does not hold, in order, repeats included."""
-        unknown = [token for id, token in zip(self.ids, self.tokens, strict=True) if id == UNK]
-        return [*unknown, *self.left_out]
+        """Those tokens that the vocabulary does not hold, in order, repeats included."""
+        return [token for id, token in zip(self.ids, self.tokens, strict=True) if id == UNK]
+
+
+class _Normalized:
+    """Texts, normalised each time they are read."""
+
+    def __init__(self, texts: SizedIterable, config: TextConfig) -> None:
+        self._texts, self._config = texts, config
+
+    def __iter__(self) -> Iterator[str]:
+        form, lowercase = self._config.normal_form, self._config.lowercase
+        return (normalize(text, form, lowercase) for text in self._texts)
+
+    def __len__(self) -> int:
+        return len(self._texts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +90,7 @@ class Tokenizer:
     unit: Unit
     """Unit of text, never auto."""
     vocabulary: tuple[str, ...] = dataclasses.field(repr=False)
-    """Tokens by id, without the four special tokens; bpe and unigram hold a space as a space."""
+    """Tokens by id, without the four special tokens; bpe and unigram store a space as such."""
     normal_form: NormalForm = "NFC"
     """Unicode normal form applied first."""
     lowercase: bool = False
@@ -100,13 +113,15 @@ class Tokenizer:
     ) -> "Tokenizer":
         """Learn a vocabulary, deterministically.
 
-        Tokens (for bpe and unigram: characters) that occur less than `min_frequency` times are
-        left out, then the rarest beyond `vocabulary_size`, ties in the order of the tokens.
+        Tokens (for bpe and unigram: characters) that occur fewer than `min_frequency` times
+        are left out. If more than `vocabulary_size` remain, the most frequent are kept; ties are
+        broken by the order of the tokens.
         A bpe merge must occur at least twice.
 
         Args:
-            texts: one side of the training pairs.
-            config: text settings; `choose_unit` replaces the unit auto.
+            texts: one side of the training pairs. With a length they are read several times, and never
+                held in memory together.
+            config: text settings; `choose_unit` resolves the unit auto.
             features: features of each text, such as `V;PST`, split at `;`, `|`, `,` and spaces. Each
                 is a token, and all enter the vocabulary (Kann and Schütze 2016, "MED: The LMU System
                 for the SIGMORPHON 2016 Shared Task", section 3, whose order is features first). They
@@ -122,14 +137,16 @@ class Tokenizer:
                 f"vocabulary_size must be above {len(SPECIAL_TOKENS)}, the number of special tokens, "
                 f"got {config.vocabulary_size}"
             )
-        texts = [normalize(text, config.normal_form, config.lowercase) for text in texts]
-        unit = choose_unit(texts) if config.unit == "auto" else config.unit
+        if not isinstance(texts, Sized):
+            texts = list(texts)
+        normalized = _Normalized(texts, config)
+        unit = choose_unit(normalized) if config.unit == "auto" else config.unit
         split = UNITS[unit].split
         fields: dict[str, Any]
         if split is None:
-            fields = subwords.train(unit, texts, size, config.min_frequency)
+            fields = subwords.train(unit, normalized, size, config.min_frequency)
         else:
-            counts = Counter(chain.from_iterable(map(split, texts)))
+            counts = Counter(chain.from_iterable(map(split, normalized)))
             tokens = subwords.most_frequent(counts, size, config.min_frequency)
             fields = {"vocabulary": tuple(tokens)}
         if features is not None:
@@ -160,9 +177,12 @@ class Tokenizer:
 
         Raises:
             ConfigError: there are features, and this tokenizer was trained without.
-            DataError: a text holds half a surrogate pair.
+            DataError: a text is no string, or holds half a surrogate pair.
         """
         parts = [split_source(source) for source in sources]
+        for text, _ in parts:
+            if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise DataError(f"expected a text as a string, got {text!r}")
         texts = [self.normalize(text) for text, _ in parts]
         split = UNITS[self.unit].split
         if split is None:
@@ -192,8 +212,16 @@ class Tokenizer:
         )
 
     def ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
-        """Return the token of each id, special tokens included."""
-        return [self._entries[id] for id in ids]
+        """Return the token of each id, special tokens included.
+
+        Raises:
+            DataError: an id is not one of this vocabulary.
+        """
+        entries = self._entries
+        for id in ids:
+            if not (hasattr(id, "__index__") and 0 <= id < len(entries)):
+                raise DataError(f"expected ids from 0 to {len(entries) - 1}, got {id!r}")
+        return [entries[id] for id in ids]
 
     def tokens_to_ids(self, tokens: Sequence[str]) -> list[int]:
         """Return the vocabulary id of each token; UNK for tokens that it does not hold."""
@@ -204,9 +232,15 @@ class Tokenizer:
         return "".join(UNITS[self.unit].join(tokens))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Convert ids to text; UNK becomes `<unk>`, other special tokens are left out."""
-        text_ids = [id for id in ids if id == UNK or id >= len(SPECIAL_TOKENS)]
-        return self.detokenize(self.ids_to_tokens(text_ids))
+        """Convert ids to text; UNK becomes `<unk>`, other special tokens are left out.
+
+        Raises:
+            DataError: an id is not one of this vocabulary.
+        """
+        pairs = zip(ids, self.ids_to_tokens(ids), strict=True)
+        return self.detokenize(
+            [token for id, token in pairs if id == UNK or id >= len(SPECIAL_TOKENS)]
+        )
 
     def word_ids(self, tokens: Sequence[str], num_features: int = 0) -> list[int | None]:
         """Return for each token the index of its word, from 0: the positions of alignments.
@@ -322,10 +356,15 @@ class Tokenizer:
 
 def unknown_tokens_message(tokens: Counter[str]) -> str:
     """Return a message with the number of unknown tokens and the most frequent of them."""
+    return f"tokens not in the vocabulary: {count_message(tokens)}"
+
+
+def count_message(tokens: Counter[str]) -> str:
+    """Return the number of tokens and the most frequent of them, as they are displayed."""
     displayed: Counter[str] = Counter()
     for token, count in tokens.items():
         text = display_token(token)
         displayed[text if len(text) <= _LONGEST_EXAMPLE else text[:_LONGEST_EXAMPLE] + "…"] += count
     examples = ", ".join(f"{token!r} {count}x" for token, count in displayed.most_common(5))
     more = ", …" if len(displayed) > 5 else ""
-    return f"tokens not in the vocabulary: {tokens.total():,} ({examples}{more})"
+    return f"{tokens.total():,} ({examples}{more})"

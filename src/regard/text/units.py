@@ -3,15 +3,24 @@
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import chain
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from regard.config import Unit
 from regard.text.subwords import join_subwords
 from regard.text.words import join_words, split_graphemes, split_words
 
 _SAMPLE_SIZE = 5000
+
+
+@runtime_checkable
+class SizedIterable(Protocol):
+    """Texts that can be counted, and read several times."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[str]: ...
 
 
 class UnitDefinition(NamedTuple):
@@ -39,7 +48,7 @@ UNITS: dict[Unit, UnitDefinition] = {
 }
 
 
-def choose_unit(texts: Sequence[str]) -> Unit:
+def choose_unit(texts: SizedIterable) -> Unit:
     """Return the unit that suits one side of the pairs, from a sample of about 5,000 texts.
 
     - whitespace: spaced short pieces, at most 200 different ones (phones: `AA N K AO R`);
@@ -49,7 +58,8 @@ def choose_unit(texts: Sequence[str]) -> Unit:
       or grapheme where some letter takes several code points.
     """
     step = math.ceil(len(texts) / _SAMPLE_SIZE) or 1
-    sample = [unicodedata.normalize("NFC", text) for text in texts[::step] if text.strip()]
+    chosen = islice(texts, 0, None, step)
+    sample = [unicodedata.normalize("NFC", text) for text in chosen if text.strip()]
     spaced = [text for text in sample if len(text.split()) > 1]
     if len(spaced) > len(sample) / 2:
         if _are_phones(Counter(chain.from_iterable(map(str.split, sample)))):
