@@ -166,7 +166,9 @@ def test_connections_above_the_cap_replace_the_longest_waiting(
         hostile = [stack.enter_context(socket.create_connection(address)) for _ in range(CAP)]
         for connection in hostile:
             connection.sendall(first)
-            if first.endswith(b"\r\n\r\n"):  # a complete request: the connection waits for the next one
+            if first.endswith(
+                b"\r\n\r\n"
+            ):  # a complete request: the connection waits for the next one
                 assert connection.recv(1000)
         assert all(_healthy(address) for _ in range(3 * CAP))
 
@@ -220,14 +222,14 @@ def test_complete_requests_above_the_cap_are_answered_or_refused(address: Addres
 
 def test_a_silent_connection_above_the_cap_is_refused_while_all_others_are_answered() -> None:
     pool = Connections(LIMITS, cap=1)
-    busy, silent = (cast("LimitedProtocol", SimpleNamespace()) for _ in range(2))
+    busy, silent, other = (cast("LimitedProtocol", object()) for _ in range(3))
     assert pool.add(busy)
     assert pool.add(silent)  # the first may turn out to wait
     pool.answer(busy)
     assert pool.settle(busy)
     assert not pool.settle(silent)
     pool.remove(busy)
-    assert pool.add(cast("LimitedProtocol", SimpleNamespace()))
+    assert pool.add(other)
 
 
 @pytest.mark.parametrize("first", [b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"])

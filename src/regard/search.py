@@ -128,14 +128,7 @@ def beam_search(
         ShapeError: there is not one limit per source.
     """
     check_beam_size(beam_size=beam_size, n_best=n_best)
-    check_length_penalty(length_penalty)
-    if top_logprobs < 0:
-        raise ConfigError(f"top_logprobs must be at least 0, got {top_logprobs}")
-    sources = len(memory.states)
-    if limits.shape != (sources,) or limits.is_floating_point():
-        raise ShapeError(
-            f"expected limits of int (B,) = {(sources,)}, got {limits.dtype} {tuple(limits.shape)}"
-        )
+    _check_options(memory, limits, length_penalty, top_logprobs)
     beams = max(beam_size, n_best)
     finished = _FinishedHypotheses(limits, n_best, length_penalty)
     trees = _SearchTrees(len(limits)) if return_tree else None
@@ -147,8 +140,7 @@ def beam_search(
         if on_step is not None:
             on_step()
         length = len(history)
-        intervention = None if constraints is None else constraints.intervention(length, items)
-        step = _step(decoder, tokens, state, intervention)
+        step = _step(decoder, tokens, state, constraints, length, items)
         totals = _continuations(step.log_probs, log_probs, limits[items] == length)
         if constraints is not None:
             constraints.force(totals, length, items)
@@ -158,23 +150,28 @@ def beam_search(
         finished.add(items, ended, length)
         top = step.log_probs.topk(min(top_logprobs, step.log_probs.shape[1]))
         history.append(_BeamStep(items, beam.parents, beam.tokens, step.weights, *top))
-        active = ~finished.done(items, beam.log_probs.amax(1)) & (limits[items] > length)
-        remaining = None if bool(active.all()) else active.nonzero()[:, 0]
-        rows = _rows(beam.parents, log_probs.shape[1])
-        selected = _select(remaining, items, rows, beam.log_probs, beam.tokens)
-        items, rows, log_probs, tokens = selected
+        starts = torch.arange(len(items), device=items.device)[:, None] * tokens.shape[1]
+        rows = starts + beam.parents
+        log_probs, tokens = beam.log_probs, beam.tokens
+        remaining = finished.remaining(items, log_probs.amax(1), length)
+        if remaining is not None:
+            items, rows, log_probs, tokens = (
+                tensor[remaining] for tensor in (items, rows, log_probs, tokens)
+            )
         state = step.state.select(rows.flatten(), remaining)
     return finished.trace(history, None if trees is None else trees.nodes)
 
 
-def _rows(parents: Int[Tensor, "B beam"], beams: int) -> Int[Tensor, "B beam"]:
-    """Return the row of each parent in the state, whose items have `beams` rows each."""
-    return torch.arange(len(parents), device=parents.device)[:, None] * beams + parents
-
-
-def _select(items: Int[Tensor, " n"] | None, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors of some items; all of them if `items` is None."""
-    return tensors if items is None else tuple(tensor[items] for tensor in tensors)
+def _check_options(memory: Any, limits: Tensor, length_penalty: float, top_logprobs: int) -> None:
+    check_length_penalty(length_penalty)
+    if top_logprobs < 0:
+        raise ConfigError(f"top_logprobs must be at least 0, got {top_logprobs}")
+    # other decoders may have a memory of their own kind
+    sources = len(memory.states) if isinstance(memory, Memory) else len(limits)
+    if limits.shape != (sources,) or limits.is_floating_point():
+        raise ShapeError(
+            f"expected limits of int (B,) = {(sources,)}, got {limits.dtype} {tuple(limits.shape)}"
+        )
 
 
 @torch.inference_mode()
@@ -201,9 +198,7 @@ def forced_decode(
     inputs = pad([[BOS, *target] for target in targets]).to(device)
     unrolled = decoder.unroll(memory, inputs, need_weights=True)
     logits = decoder.predict(unrolled.states, unrolled.weights, memory.copies)
-    log_probs = torch.log_softmax(to_compute_dtype(logits), dim=-1).gather(2, outputs[..., None])[
-        ..., 0
-    ]
+    log_probs = to_compute_dtype(logits).log_softmax(-1).gather(2, outputs[..., None])[..., 0]
     log_probs = log_probs.masked_fill(outputs == PAD, 0).sum(1).cpu()
     scores = log_probs / length_normalization(torch.tensor(lengths), length_penalty)
     weights = None if unrolled.weights is None else unrolled.weights.float().cpu().numpy()
@@ -223,9 +218,15 @@ def _not_finite() -> ConfigError:
 
 
 def _step(
-    decoder: Decoder, tokens: Int[Tensor, "A K"], state: Any, intervention: Intervention | None
+    decoder: Decoder,
+    tokens: Int[Tensor, "A K"],
+    state: Any,
+    constraints: SearchConstraints | None,
+    number: int,
+    items: Int[Tensor, " A"],
 ) -> Step:
     """Compute one step of all hypotheses; a decoder without interventions need not accept them."""
+    intervention = None if constraints is None else constraints.intervention(number, items)
     if intervention is None:
         return decoder.step(tokens.flatten(), state)
     return decoder.step(tokens.flatten(), state, intervention)
@@ -315,9 +316,14 @@ class _FinishedHypotheses:
         for column, new in ((self.lengths, lengths), (self.beams, ended.parents)):
             column[items] = torch.cat([column[items], new], dim=1).gather(1, order)
 
-    def done(self, items: Tensor, best_open: Tensor) -> Tensor:
-        """Return True for sources whose open hypotheses cannot become one of the `n_best`."""
-        return self.scores[items, -1] >= best_open / self.max_divisors[items]
+    def remaining(self, items: Tensor, best_open: Tensor, length: int) -> Tensor | None:
+        """Return the indices of the sources to search further after `length` tokens; None for all.
+
+        The search goes on within the limit while an open hypothesis may become one of the `n_best`.
+        """
+        bounds = best_open / self.max_divisors[items]
+        active = (self.scores[items, -1] < bounds) & (self.limits[items] > length)
+        return None if bool(active.all()) else active.nonzero()[:, 0]
 
     def trace(
         self, history: list[_BeamStep], trees: list[list[SearchNode]] | None
@@ -329,9 +335,8 @@ class _FinishedHypotheses:
         """
         if not bool(self.scores[:, 0].isfinite().all()):
             raise _not_finite()
-        columns = [
-            tensor.tolist() for tensor in (self.limits, self.scores, self.lengths, self.beams)
-        ]
+        tensors = (self.limits, self.scores, self.lengths, self.beams)
+        columns = [tensor.tolist() for tensor in tensors]
         steps = [_to_numpy(step) for step in history]
         return [
             [
@@ -382,12 +387,10 @@ def _trace(
         top.append(_most_probable(step, row, beam))
         if step.weights is not None:
             weights.append(step.weights[row, beam])
-    requested = top[::-1] if steps[0].top_ids.shape[-1] else None
-    first = steps[0].weights
-    if first is None:
-        return ids[::-1], None, requested
-    by_step = np.array(weights[::-1], first.dtype).reshape(length, *first.shape[2:])
-    return ids[::-1], by_step, requested
+    by_step = None
+    if (first := steps[0].weights) is not None:
+        by_step = np.array(weights[::-1], first.dtype).reshape(length, *first.shape[2:])
+    return ids[::-1], by_step, top[::-1] if steps[0].top_ids.shape[-1] else None
 
 
 def _most_probable(step: _Arrays, row: int, beam: int) -> list[TokenLogProb]:
