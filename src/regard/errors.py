@@ -46,7 +46,7 @@ class ShapeError(RegardError, ValueError):
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether text can be written as UTF-8: it holds no half of a surrogate pair."""
+    """Return whether text can be encoded in UTF-8: it contains no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -296,6 +296,6 @@ def _parse_line(line: str, data: DataConfig) -> Row:
             kind = _KINDS.get(type(value), "a list or an object")
             return Row(fault=f"has {kind} as {name}, expected text")
         if not is_utf8(value):
-            return Row(fault=f"has half a surrogate pair in {name}")
+            return Row(fault=f"has a lone surrogate in {name}")
         fields.append(value)
     return Row(fields[0], fields[1], None if data.features_column is None else fields[2])

@@ -33,7 +33,7 @@ class _Request(BaseModel):
         try:
             "".join(self.strings).encode()
         except UnicodeEncodeError:
-            raise ValueError("the text has half a character (a lone surrogate)") from None
+            raise ValueError("the text contains a lone surrogate") from None
         return self
 
     @property

@@ -14,15 +14,15 @@ def normalize(text: str, form: NormalForm, lowercase: bool = False) -> str:
     """Return the text in a Unicode normal form, then lower-cased if requested.
 
     Raises:
-        DataError: the text holds half a surrogate pair, or more than 1,000 combining characters in
+        DataError: the text contains a lone surrogate, or more than 1,000 combining characters in
             a row.
     """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise DataError(
-            f"text cannot be UTF-8: half a surrogate pair at character {error.start + 1}; "
-            "read the text with its right encoding"
+            f"text cannot be encoded in UTF-8: lone surrogate at character {error.start + 1}; "
+            "read the text with its correct encoding"
         ) from None
     if form != "none":
         _check_marks(text)
