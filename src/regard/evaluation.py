@@ -99,11 +99,12 @@ def evaluate(
 
     Args:
         translator: the model to evaluate.
-        pairs: (source, target), or (source, target, features); several targets of one source are several references.
+        pairs: (source, target), or (source, target, features); the targets of one source are used
+            as its references.
         beam_size: number of hypotheses kept per source; 1 is greedy search.
         length_penalty: exponent of the length penalty.
         bleu_tokenize: sacrebleu tokenizer to use for BLEU.
-        lowercase: lower-case outputs and references first.
+        lowercase: lower-case outputs and references before comparing them.
         on_progress: called with the number of sources just completed.
     """
     sources, references = group_by_source((pair.key, pair.target) for pair in to_pairs(pairs))

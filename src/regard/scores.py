@@ -330,12 +330,13 @@ def make_score(
             (`bahdanau`, `mlp`) or `concat`.
         query_dim: width Dq of a query; not needed by scores without parameters.
         key_dim: width Dk of a key (default `query_dim`).
-        hidden_dim: width inside `additive` and `concat` (default `query_dim`); the other scores
-            ignore it.
+        hidden_dim: width of the hidden layer of `additive` and `concat` (default `query_dim`); the
+            other scores ignore it.
         **options: further arguments of the class, such as `bias`, `scaled` or `temperature`.
 
     Raises:
-        ConfigError: no score has this name, it does not take an option, or it needs `query_dim`.
+        ConfigError: the name is unknown, the score does not accept an option, or `query_dim` is
+            missing.
         ShapeError: the score needs equal widths and they differ.
     """
     entry = find_score(name)

@@ -119,13 +119,13 @@ def beam_search(
         constraints: prefixes and interventions.
         return_tree: return the search tree with every hypothesis.
         top_logprobs: how many of the most probable tokens of every step to return, under the
-            decoder's own distribution, which no prefix restricts.
+            decoder's own distribution, which prefixes do not restrict.
         on_step: called before every step; an exception that it raises ends the search.
 
     Raises:
-        ConfigError: `beam_size` or `n_best` is not from 1 to `MAX_BEAM_SIZE`, `length_penalty` is not
+        ConfigError: `beam_size` or `n_best` is not in [1, `MAX_BEAM_SIZE`], `length_penalty` is not
             in [0, 10], `top_logprobs` is below 0, or no output of a source has a finite log-probability.
-        ShapeError: there is not one limit per source.
+        ShapeError: the number of limits differs from the number of sources.
     """
     check_beam_size(beam_size=beam_size, n_best=n_best)
     _check_options(memory, limits, length_penalty, top_logprobs)

@@ -51,9 +51,9 @@ def fit(
 
     Args:
         pairs: training pairs, (source, target) or (source, target, features).
-        dev: validation pairs; None holds out some of the training pairs.
-        out: the model folder to write; None: a temporary folder, whose path is printed.
-        max_minutes: time budget, in minutes; None: no limit. Training stops earlier when validation
+        dev: validation pairs; if None, some of the training pairs are held out.
+        out: the model folder to write; if None, a temporary folder, whose path is printed.
+        max_minutes: time budget, in minutes; if None, no limit. Training stops earlier when validation
             no longer improves.
         settings: groups of settings that differ from the defaults, named as in `Config`: `model`,
             `training`, `source`, `target` or `data`.
@@ -79,8 +79,8 @@ def train(
 ) -> Translator:
     """Train a model, write its folder and return a translator with the best weights.
 
-    Under torchrun or `accelerate launch`, every process makes this call, with the same arguments; the
-    first of them writes the folder, which all have to see, and the messages.
+    Under torchrun or `accelerate launch`, every process makes this call with the same arguments. The
+    first process prints the messages and writes the folder, which every process must be able to read.
 
     Args:
         config: all settings; `config.out` is the folder to write, a temporary one if it is None.

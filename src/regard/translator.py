@@ -139,14 +139,14 @@ class Translator:
         return_tree: bool = False,
         top_logprobs: int = 0,
     ) -> Translation | list[Translation] | list[list[Translation]]:
-        """Translate a text, or several; the outputs come in the order of the texts.
+        """Translate one text or several; the outputs are in the order of the texts.
 
         Args:
             texts: a source, or any iterable of sources (a list, a column of a table, a file), each a
                 string or a pair (source, features); a blank source gives `n_best` translations
                 with no tokens.
             beam_size: number of hypotheses kept per source, at most 1,000; 1 is greedy search.
-            n_best: outputs per source, at most 1,000; above 1 every item of the result is a list,
+            n_best: outputs per source, at most 1,000; if above 1, every item of the result is a list,
                 best first.
             length_penalty: exponent of the length penalty ((5 + length) / 6) ** length_penalty.
             batch_tokens: source tokens per batch, padding included; fewer with more than 20 beams.
@@ -164,8 +164,8 @@ class Translator:
                 `top_logprobs` of each output (0: none).
 
         Returns:
-            For one string its translation; for several a list of translations. With `n_best` above
-            1 every translation becomes a list, best first.
+            For one string, its translation; for several, a list of translations. With `n_best` above
+            1, each translation is replaced by a list, best first.
 
         Raises:
             DataError: an item is neither a string nor a pair (source, features).
@@ -237,7 +237,7 @@ class Translator:
         """Return the score and the attention of each given target, a text or a list of tokens.
 
         The result has the same form as that of `translate` and contains the tokens of the targets:
-        one translation for two strings, otherwise a list.
+        one translation if both arguments are strings, otherwise a list.
 
         Raises:
             DataError: the number of targets differs from the number of texts.

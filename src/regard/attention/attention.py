@@ -57,9 +57,9 @@ class Attention(nn.Module):
             also sum to 1 and are exactly 0 for low scores; or `none`, which uses the scores as
             weights.
         dropout: probability of dropping a weight in training; the others are scaled up (default 0).
-        query_dim, key_dim, hidden_dim, **options: arguments of `make_score` for a name.
+        query_dim, key_dim, hidden_dim, **options: arguments of `make_score` if `score` is a name.
 
-    An inner-product score with softmax runs on `scaled_dot_product_attention` unless weights are
+    An inner-product score with softmax uses `scaled_dot_product_attention` unless weights are
     requested; the additive and concat scores are computed in bounded memory, forward and backward.
 
     Raises:
@@ -107,8 +107,8 @@ class Attention(nn.Module):
     ) -> AttentionOutput:
         """Attend from `query` to `key`, and return the weighted sums of `value`.
 
-        Without a batch, the axis B is left out of all arguments and of the result: `query` (L, Dq),
-        `key` (T, Dk), `value` (T, Dv), `key_padding_mask` (T,), `key_lengths` ().
+        For unbatched input, the B axis is omitted from all arguments and from the result: `query`
+        (L, Dq), `key` (T, Dk), `value` (T, Dv), `key_padding_mask` (T,), `key_lengths` ().
 
         Args:
             query: (B, L, Dq).
@@ -117,18 +117,18 @@ class Attention(nn.Module):
             key_padding_mask: bool (B, T), True = padding, ignored.
             attn_mask: bool (L, T) or (B, L, T), True = may not attend; or float, added to the
                 scores, -inf = may not attend.
-            key_lengths: int (B,), the number of real keys, instead of a padding mask; below 0 it counts
-                as 0, above T as T.
+            key_lengths: int (B,), the number of real keys, instead of a padding mask; clamped to
+                the range [0, T].
             need_weights: return the weights too.
 
         Returns:
             The context (B, L, Dv), and the weights (B, L, T) or None. A query whose keys are all
-            masked gets a zero context, zero weights and zero gradients. The content of padding has
-            no effect, forward or backward, NaN and infinities included. If a key
-            or value contains NaN or infinities and `attn_mask` masks it for only some of the
-            queries, the other queries get NaN if the score is additive or concat, or if weights
-            are requested. Otherwise PyTorch's operator computes the result and propagates the NaN to
-            every query of the batch item.
+            masked gets a zero context, zero weights and zero gradients. The values at padded
+            positions, including NaN and infinities, affect neither the output nor the gradients.
+            If a key or value contains NaN or infinities and `attn_mask` masks it for only some of
+            the queries, the other queries get NaN. This holds for the additive and concat scores,
+            and for every score if weights are requested; otherwise PyTorch's operator computes the
+            result and propagates the NaN to every query of the batch item.
 
         Raises:
             ShapeError: the shapes or dtypes are incompatible; the message names them.

@@ -41,10 +41,10 @@ class KeyValue(NamedTuple):
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention with any score, a replacement for `torch.nn.MultiheadAttention`.
+    """Multi-head attention with any score; a replacement for `torch.nn.MultiheadAttention`.
 
     Args:
-        embed_dim: width D of queries and the output.
+        embed_dim: width D of the queries and the output.
         num_heads: number H of heads; a divisor of `embed_dim`.
         score: name of a score, or a module for rows of width D / H, as in `Attention`. For
             `additive` and `concat` the projections of queries and keys are W and U, and every head
@@ -60,18 +60,18 @@ class MultiHeadAttention(nn.Module):
         position_encoding: applied to the projected queries and keys of every head, such as
             `regard.positions.RotaryPositions()`.
         output_projection: multiply the concatenated contexts by W_O (default True).
-        **options: further arguments of a score given by its name, such as `scaled`.
+        **options: further arguments of a score given by name, such as `scaled`.
 
     With `scaled_dot` and the same parameters the output equals that of
     `torch.nn.MultiheadAttention`, whose arguments, masks and `load_state_dict` it accepts.
     Differences: `score` is the third positional argument, `batch_first` is always True, and
     `need_weights` and `average_attn_weights` are False by default. Weights are returned before
     dropout. For a query whose keys are all masked, the weights are 0 and the output is the bias of
-    the output projection; PyTorch's layer gives NaN.
+    the output projection; PyTorch's layer returns NaN.
 
     It can replace `self_attn` and `multihead_attn` of `torch.nn.TransformerEncoderLayer` and
     `torch.nn.TransformerDecoderLayer` with `batch_first=True`. PyTorch's fused inference kernel, which
-    bypasses `forward`, is not used then; pass `enable_nested_tensor=False` to
+    bypasses `forward`, is then not used; pass `enable_nested_tensor=False` to
     `torch.nn.TransformerEncoder`, which otherwise warns about this.
 
     Raises:
@@ -183,7 +183,7 @@ class MultiHeadAttention(nn.Module):
     ) -> AttentionOutput:
         """Attend from `query` to `key` with every head, and combine the contexts.
 
-        Without a batch, the axis B is left out of all arguments and of the result.
+        For unbatched input, the B axis is omitted from all arguments and from the result.
 
         Args:
             query: (B, L, D).
@@ -277,7 +277,7 @@ class SelfAttention(nn.Module):
         Q = X W_Q    K = X W_K    V = X W_V    softmax(Q K' / sqrt(D)) V
 
     Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.3, with any score. With one head,
-    `bias=False` and `output_projection=False` it is this equation and nothing else.
+    `bias=False` and `output_projection=False` it computes exactly this equation.
 
     Args:
         embed_dim: width D of the sequence.

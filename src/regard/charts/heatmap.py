@@ -100,9 +100,9 @@ def heatmap(
 ) -> Heatmap:
     """Draw attention weights as a heatmap: source on the x-axis, output on the y-axis.
 
-    The colour scale is always 0 to 1, so that heatmaps can be compared; weights outside it
-    (attention that is not normalised) take the colour of the nearer end. The HTML page has a slider
-    over the steps, with the weights of one step as bars, and a choice of layers and heads.
+    The colour scale is always 0 to 1, so that heatmaps can be compared; weights outside
+    this range (attention that is not normalised) have the colour of the nearer limit. The HTML page
+    has a slider over the steps, with the weights of one step as bars, and a choice of layers and heads.
 
     Args:
         weights: (L, T), one row per target token.
@@ -112,7 +112,8 @@ def heatmap(
         heads: (L, layers, heads, T), weights of all heads, selectable in the HTML page.
 
     Raises:
-        ShapeError: the weights are not (L, T), or those of the heads not (L, layers, heads, T).
+        ShapeError: the shape of the weights is not (L, T), or that of `heads` is
+            not (L, layers, heads, T).
         DataError: L or T is 0, or a weight is not finite.
     """
     weights = check_weights(weights, source_tokens, target_tokens)

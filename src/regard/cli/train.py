@@ -1,6 +1,6 @@
-"""Train a model on pairs of a source and a target, and save a model folder.
+"""Train a model on source-target pairs and save it as a model folder.
 
-The folder holds the best weights so far, so that training can be interrupted with Ctrl-C.
+The folder always holds the best weights found so far; training can be interrupted with Ctrl-C.
 """
 
 import shlex

@@ -120,7 +120,7 @@ def explain(
         score: name or alias of a score.
         parameters: parameters of the score, keyed by the letters of its formula: W, U, v, bias,
             temperature. The defaults are identity matrices, vectors of ones and temperature 1.
-        weights: (T,), used instead of scoring.
+        weights: (T,), attention weights to use instead of computing them from scores.
         labels: names of the T states; h1, h2, … by default.
 
     Raises:

@@ -81,10 +81,10 @@ class _Normalized:
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """A vocabulary and the rules that split text into its tokens; made by `train` or `from_json`.
+    """A vocabulary and the rules that split text into its tokens; created by `train` or `from_json`.
 
-    Ids 0 to 3 are PAD, UNK, BOS and EOS; the vocabulary starts at id 4. No text encodes to the
-    ids 0, 2 and 3, whatever it spells.
+    Ids 0 to 3 are PAD, UNK, BOS and EOS; the vocabulary starts at id 4. No text is encoded to
+    the ids 0, 2 or 3, even if it contains the spelling of these tokens.
     """
 
     unit: Unit
@@ -111,25 +111,24 @@ class Tokenizer:
         config: TextConfig,
         features: Iterable[str | None] | None = None,
     ) -> "Tokenizer":
-        """Learn a vocabulary, deterministically.
+        """Learn a vocabulary. The result is deterministic.
 
         Tokens (for bpe and unigram: characters) that occur fewer than `min_frequency` times
         are left out. If more than `vocabulary_size` remain, the most frequent are kept; ties are
-        broken by the order of the tokens.
-        A bpe merge must occur at least twice.
+        broken by the order of the tokens. A bpe merge must occur at least twice.
 
         Args:
-            texts: one side of the training pairs. With a length they are read several times, and never
-                held in memory together.
-            config: text settings; `choose_unit` resolves the unit auto.
+            texts: one side of the training pairs. An iterable with a length is iterated over several
+                times and is never held in memory as a whole.
+            config: text settings; `choose_unit` resolves the unit `auto`.
             features: features of each text, such as `V;PST`, split at `;`, `|`, `,` and spaces. Each
                 is a token, and all enter the vocabulary (Kann and Schütze 2016, "MED: The LMU System
-                for the SIGMORPHON 2016 Shared Task", section 3, whose order is features first). They
-                are normalised, and never lower-cased.
+                for the SIGMORPHON 2016 Shared Task", section 3, where the features come first). They
+                are normalised but never lower-cased.
 
         Raises:
             ConfigError: `vocabulary_size` is at most 4, the number of special tokens.
-            DataError: a text holds half a surrogate pair.
+            DataError: a text contains a lone surrogate.
         """
         size = config.vocabulary_size - len(SPECIAL_TOKENS)
         if size < 1:
@@ -177,7 +176,7 @@ class Tokenizer:
 
         Raises:
             ConfigError: there are features, and this tokenizer was trained without.
-            DataError: a text is no string, or holds half a surrogate pair.
+            DataError: a text is not a string, or contains a lone surrogate.
         """
         parts = [split_source(source) for source in sources]
         for text, _ in parts:

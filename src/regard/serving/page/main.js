@@ -56,7 +56,7 @@ function isDefault() {
 }
 
 async function run(request) {
-  setStatus("Translating …");
+  setStatus("Translating…");
   const errors = await Promise.all(views.map(request));
   setStatus(errors.find(Boolean) ?? "");
 }

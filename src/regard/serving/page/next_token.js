@@ -65,7 +65,7 @@ export class NextToken {
     const { view } = this;
     return element("button", {
       type: "button", class: "token", "data-focus": `next ${token}`,
-      "aria-label": `${token}: ${isChosen ? "the token of the output" : "force this token"}`,
+      "aria-label": `${token}: ${isChosen ? "selected in this output" : "force this token"}`,
       onclick: () => view.forcePrefix([...view.output.tokens.slice(0, view.step), token]),
     }, element("bdi", {}, displayToken(token)));
   }

@@ -76,11 +76,11 @@ function box(view, node, isRoot) {
   const isEnd = node.token === null;
   const prefix = () => { const tokens = []; for (let n = node; n.parent; n = n.parent) tokens.unshift(n.token); return tokens; };
   const force = () => view.forcePrefix(prefix());
-  const name = isRoot ? "start" : `${node.label}: ${node.percent} after its predecessors, ${formatPercent(Math.exp(node.logProb))} for the sequence so far`;
+  const name = isRoot ? "start" : `${node.label}: ${node.percent} given the preceding tokens, ${formatPercent(Math.exp(node.logProb))} for the sequence so far`;
   return svgElement("g", {
     transform: `translate(${node.x},${node.y})`, class: `${node.best ? "best" : ""} ${isEnd ? "end" : ""} ${isRoot ? "root" : ""}`,
     ...(isEnd || isRoot ? {} : {
-      role: "button", tabindex: 0, "aria-label": `${name}. Force the output up to here.`, "data-focus": `tree ${prefix().join(" ")}`,
+      role: "button", tabindex: 0, "aria-label": `${name}. Force the output up to and including this token.`, "data-focus": `tree ${prefix().join(" ")}`,
       onclick: force, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); force(); } },
     }),
   },

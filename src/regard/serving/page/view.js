@@ -58,8 +58,8 @@ export class View {
     this.node = element("section", { class: "view", "aria-label": `model ${this.model.name}` },
       element("div", { class: "result" }, element("h2", {}, this.model.name), this.text, this.warning, this.note, this.chips, this.measured),
       this.stepPanel(),
-      this.heads.shown && this.hasAttention ? panel("Layers and heads", { help: "heads", hint: "Weights of every layer and head; each row attends to the columns. Click a thumbnail to display its weights." }, this.heads.node)
-        : this.page.sideBySide && this.hasAttention ? panel("Layers and heads", { hint: "This model has one layer with one head: the weights above." }) : absent(),
+      this.heads.shown && this.hasAttention ? panel("Layers and heads", { help: "heads", hint: "Attention weights of every layer and head: queries are rows, keys are columns. Click a thumbnail to display its weights." }, this.heads.node)
+        : this.page.sideBySide && this.hasAttention ? panel("Layers and heads", { hint: "This model has one attention layer with one head; its weights are shown above." }) : absent(),
       this.hasAttention ? panel("Attention at every step", {
         tools: downloads("heatmap", () => heatmapPicture(this.heads.selection), () => this.data()),
       }, this.heatmapTitle, this.heatmap) : absent(),
@@ -219,7 +219,7 @@ export class View {
     const notes = [];
     const { unknown, left_out: leftOut, complete } = this.output;
     if (unknown.length) notes.push("Not in the vocabulary: ", ...quoted(unknown), ". ");
-    if (leftOut.length) notes.push("Left out: ", ...quoted(leftOut), ", punctuation that this model does not use. ");
+    if (leftOut.length) notes.push("Ignored punctuation that is not in the vocabulary: ", ...quoted(leftOut), ". ");
     if (!complete) notes.push("Output truncated at the length limit. ");
     if (!isEmpty(this.interventions))
       notes.push(...(this.baseline === this.translation.text ? ["The interventions did not change the output."] : ["Without interventions: ", element("bdi", {}, this.baseline || EMPTY)]));
@@ -238,8 +238,8 @@ export class View {
     const { kind, layer, head, rows, columns, weights } = this.heads.selection;
     const place = this.heads.shown ? ` (layer ${layer}, ${head === null ? "average over heads" : `head ${head}`})` : "";
     this.heatmapTitle.textContent = kind === "cross"
-      ? `Each row is a step: an output token and its weights over the source tokens${place}.`
-      : `Self-attention of the ${kind}${place}: each row is a token and its weights over ${kind === "encoder" ? "the source" : "the tokens up to it"}.`;
+      ? `Each row shows one step: an output token and its weights over the source tokens${place}.`
+      : `Self-attention of the ${kind}${place}: each row shows a token and its weights over ${kind === "encoder" ? "the source" : "the tokens up to it"}.`;
     const cross = kind === "cross" ? { step: this.step, onSelect: (step) => this.selectStep(step), unknown: new Set(this.output.unknown) } : {};
     this.heatmap.replaceChildren(...(rows.length ? [heatmap({ rows, columns, weights, width: this.width, ...cross })] : []));
   }
@@ -249,7 +249,7 @@ export class View {
     this.slider.max = Math.max(0, tokens.length - 1);
     this.slider.value = this.step;
     this.slider.disabled = tokens.length < 2;
-    const label = tokens.length ? `step ${this.step} (0 to ${tokens.length - 1}): ${displayToken(tokens[this.step])}` : "no step";
+    const label = tokens.length ? `step ${this.step} (0 to ${tokens.length - 1}): ${displayToken(tokens[this.step])}` : "no steps";
     this.slider.setAttribute("aria-valuetext", label);
     this.stepLabel.textContent = label;
     if (this.hasAttention) this.bars.render();
