@@ -43,7 +43,7 @@ CALCULATION = """Given
   0.2447 x [0, 1] = [0, 0.2447]
   0.6652 x [1, 1] = [0.6652, 0.6652]
   c = [0.7553, 0.9100]
-  (with weights truncated to two digits, 0.09, 0.24, 0.66, as in calculations by hand: [0.75, 0.90])
+  (with weights truncated to two decimal places, 0.09, 0.24, 0.66, as in calculations by hand: [0.75, 0.90])
 
 Concatenation with the query
   [s; c] = [1, 2, 0.7553, 0.9100]
@@ -170,7 +170,7 @@ def test_long_rows_are_shortened_everywhere() -> None:
     text = explain(
         rng.normal(size=128) / 9, rng.normal(size=(3, 128)), score="scaled_dot"
     ).to_text()
-    assert "truncated to two digits" in text
+    assert "truncated to two decimal places" in text
     assert max(map(len, text.splitlines())) < 200
 
 

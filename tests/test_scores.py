@@ -313,7 +313,7 @@ def test_a_new_score_needs_only_a_class_and_a_registry_entry(
     heads = regard.MultiHeadAttention(6, 2, "nearest")
     assert type(heads.attention.score) is NegativeDistance
     assert heads(torch.randn(2, 4, 6), torch.randn(2, 3, 6)).context.shape == (2, 4, 6)
-    with pytest.raises(ShapeError, match="score distance needs queries and keys of one width"):
+    with pytest.raises(ShapeError, match="score distance needs queries and keys of equal width"):
         make_score("distance", query_dim=5, key_dim=3, hidden_dim=7)
 
 

@@ -29,7 +29,7 @@ class ScoreEntry:
     """Class in `regard.scores` that computes the score in multi-head attention, constructed from
     the number of heads and their width; None: `class_name`, with parameters shared by all heads."""
     equal_widths: bool = False
-    """Queries and keys must have one width."""
+    """Queries and keys must have equal width."""
     pairwise: bool = False
     """The score is v . tanh(a + b); otherwise it is an inner product."""
     model_options: Parameters = dataclasses.field(default_factory=dict[str, Any])

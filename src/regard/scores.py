@@ -82,13 +82,13 @@ class InnerProductScore(Score):
 
 
 class EqualWidthScore(InnerProductScore):
-    """Base class of inner products that need queries and keys of one width."""
+    """Base class of inner products that need queries and keys of equal width."""
 
     def check(self, query: Tensor, key: Tensor) -> None:
         """Raise a ShapeError if the widths differ."""
         if query.shape[-1] != key.shape[-1]:
             raise ShapeError(
-                f"{type(self).__name__} needs queries and keys of one width, got query "
+                f"{type(self).__name__} needs queries and keys of equal width, got query "
                 f"{shape(query)} and key {shape(key)}; Bilinear and Additive take two widths"
             )
 
@@ -343,7 +343,7 @@ def make_score(
     key_dim = query_dim if key_dim is None else key_dim
     if entry.equal_widths and query_dim != key_dim:
         raise ShapeError(
-            f"score {entry.name} needs queries and keys of one width, got query_dim={query_dim} and "
+            f"score {entry.name} needs queries and keys of equal width, got query_dim={query_dim} and "
             f"key_dim={key_dim}; project one of them, or use bilinear, additive or concat"
         )
     score_class = globals()[entry.class_name]

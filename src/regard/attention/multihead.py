@@ -51,11 +51,11 @@ class MultiHeadAttention(nn.Module):
             has its own v; the parameters of other scores are shared by the heads.
         dropout: probability of dropping a weight in training; the others are scaled up (default 0).
         bias: add a bias to all four projections (default True).
-        batch_first: always True: inputs are (B, L, D).
+        batch_first: must be True; inputs are (B, L, D).
         kdim: width of keys before the projection (default D).
         vdim: width of values before the projection (default D).
         device, dtype: device and dtype of the parameters; those of a score given as a module are not changed.
-        add_bias_kv, add_zero_attn: always False.
+        add_bias_kv, add_zero_attn: must be False.
         normalizer: as in `Attention`.
         position_encoding: applied to the projected queries and keys of every head, such as
             `regard.positions.RotaryPositions()`.
@@ -64,7 +64,7 @@ class MultiHeadAttention(nn.Module):
 
     With `scaled_dot` and the same parameters the output equals that of
     `torch.nn.MultiheadAttention`, whose arguments, masks and `load_state_dict` it accepts.
-    Differences: `score` is the third positional argument, `batch_first` is always True, and
+    Differences: `score` is the third positional argument, `batch_first` must be True, and
     `need_weights` and `average_attn_weights` are False by default. Weights are returned before
     dropout. For a query whose keys are all masked, the weights are 0 and the output is the bias of
     the output projection; PyTorch's layer returns NaN.
@@ -84,7 +84,7 @@ class MultiHeadAttention(nn.Module):
     """Inputs are (B, L, D)."""
 
     zero_padded_queries = False
-    """Replace queries at padding by zeros; in `SelfAttention`, where the queries are the keys."""
+    """Replace queries at padded positions with zeros; in `SelfAttention`, where the queries are the keys."""
 
     # PyTorch's Transformer layers read these; with them they call `forward` in evaluation too
     _qkv_same_embed_dim = False
@@ -324,7 +324,8 @@ class SelfAttention(nn.Module):
     ) -> AttentionOutput:
         """Attend within `x`, (B, L, D) or (L, D); masks and result as in `MultiHeadAttention`.
 
-        Padding is read as zeros, as a query too: NaN there reaches no result and no gradient.
+        The content of padded positions is treated as zeros, in queries too, so NaN there affects
+        neither the output nor the gradients.
         """
         if self.causal and attn_mask is not None:
             rows = x[None] if x.dim() == 2 else x

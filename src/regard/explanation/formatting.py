@@ -143,7 +143,9 @@ class _Writer:
         if result.scores is not None and len(truncated) <= _MAX_TRUNCATED and differ:
             shares = ", ".join(f"{weight:.2f}" for weight in truncated)
             context = dataclasses.replace(self, digits=2).row(truncated @ result.values)
-            note = f"truncated to two digits, {shares}, as in calculations by hand: {context}"
+            note = (
+                f"truncated to two decimal places, {shares}, as in calculations by hand: {context}"
+            )
             lines.append(self.bullet(f"(with weights {note})"))
         title = "Weighted sum" if result.scores is None else "3. Weighted sum"
         return self.section(title, *lines)

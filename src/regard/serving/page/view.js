@@ -77,7 +77,7 @@ export class View {
       return panel("Steps", { hint: "This model has no attention: the decoder receives the source as a single fixed-size vector." },
         element("div", { class: "step" }, this.slider, this.stepLabel), this.nextToken.node);
     this.parts = element("div", { class: "parts" }, this.alignment.node,
-      panel("Attention of this step", { help: "weights", name: "weights", hint: "Drag a bar, or focus it and use the arrow keys, to change a weight. The output is then decoded again from this step." }, this.bars.node),
+      panel("Attention at this step", { help: "weights", name: "weights", hint: "Drag a bar, or focus it and use the arrow keys, to change a weight. The output is then decoded again from this step." }, this.bars.node),
       this.nextToken.node);
     return panel("Alignment", {
       help: "alignment", hint: "Each line connects an output token with a source token that it attends to. Click an output token to select its step.",
@@ -239,7 +239,7 @@ export class View {
     const place = this.heads.shown ? ` (layer ${layer}, ${head === null ? "average over heads" : `head ${head}`})` : "";
     this.heatmapTitle.textContent = kind === "cross"
       ? `Each row shows one step: an output token and its weights over the source tokens${place}.`
-      : `Self-attention of the ${kind}${place}: each row shows a token and its weights over ${kind === "encoder" ? "the source" : "the tokens up to it"}.`;
+      : `Self-attention of the ${kind}${place}: each row shows a token and its weights over ${kind === "encoder" ? "the source" : "the tokens up to and including it"}.`;
     const cross = kind === "cross" ? { step: this.step, onSelect: (step) => this.selectStep(step), unknown: new Set(this.output.unknown) } : {};
     this.heatmap.replaceChildren(...(rows.length ? [heatmap({ rows, columns, weights, width: this.width, ...cross })] : []));
   }
