@@ -799,6 +799,11 @@ def _invalid_arguments() -> dict[str, tuple[dict[str, Tensor], str]]:
         ),
         "lengths float": ({"key_lengths": torch.ones(B)}, r"int .* got torch.float32 \(2,\)"),
         "lengths bool": ({"key_lengths": torch.ones(B) > 0}, r"int .* got torch.bool \(2,\)"),
+        "lengths range": (
+            {"key_lengths": torch.tensor([2, T + 1])},
+            r"key_lengths must lie in \[0, T\] = \[0, 6\], got 7",
+        ),
+        "negative length": ({"key_lengths": torch.tensor([-1, 2])}, r"\[0, 6\], got -1"),
         "both": (
             {"key_padding_mask": torch.zeros(B, T) > 0, "key_lengths": torch.tensor([1, 2])},
             "give one of them",
@@ -810,6 +815,10 @@ def _invalid_arguments() -> dict[str, tuple[dict[str, Tensor], str]]:
         "mask batch": ({"attn_mask": torch.zeros(1, L, T)}, r"\(2, 4, 6\), got \(1, 4, 6\)"),
         "mask dtype": ({"attn_mask": torch.ones(L, T).int()}, "bool .*or float, got torch.int32"),
         "dtypes": ({"query": query.double()}, "torch.float64, torch.float32 and torch.float32"),
+        "integers": (
+            {"query": query.long(), "key": key.long()},
+            "floating-point dtype, got torch.int64, torch.int64 and torch.int64",
+        ),
         "value dtype": ({"value": key.bfloat16()}, "torch.float32 and torch.bfloat16; convert"),
     }
 
@@ -820,6 +829,44 @@ def test_errors_name_the_mismatch(case: str, unchecked: None) -> None:
     valid = {"query": torch.randn(B, L, 5), "key": torch.randn(B, T, 5)}
     with pytest.raises(ShapeError, match=message):
         Attention(Dot())(**(valid | invalid))
+
+
+@pytest.mark.parametrize("transform", ["vmap", "compile"])
+def test_lengths_out_of_range_are_clamped_in_transforms(transform: str, unchecked: None) -> None:
+    attention = Attention(Dot())
+    query, key = torch.randn(B, L, 5), torch.randn(B, T, 5)
+
+    def call(lengths: Tensor) -> Tensor:
+        return attention(query, key, key_lengths=lengths).context
+
+    expected = call(torch.tensor([0, T]))
+    lengths = torch.tensor([-3, T + 3])
+    if transform == "vmap":
+        actual = torch.vmap(call)(lengths[None])[0]
+    else:
+        actual = torch.compile(call, backend="aot_eager", fullgraph=True)(lengths)
+    assert_close(actual, expected, 1e-6)
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_a_finite_bias_of_another_dtype_does_not_mask(need_weights: bool) -> None:
+    attention, query, key = Attention(Dot()), torch.randn(B, L, 5), torch.randn(B, T, 5)
+    for value in (torch.finfo(torch.float64).min, torch.finfo(torch.float64).max / 2):
+        bias = torch.zeros(L, T).double()
+        bias[0], bias[1, 2:] = value, value
+        actual = attention(query, key, attn_mask=bias, need_weights=need_weights).context
+        assert_close(actual[:, 0], key.mean(1), 1e-6)
+        assert actual.isfinite().all()
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_rows_of_width_0_with_a_mask(name: str) -> None:
+    query, key = torch.randn(B, L, 5), torch.randn(B, T, 5, requires_grad=True)
+    attention = Attention(name, query_dim=5, key_dim=5, hidden_dim=3)
+    value = torch.randn(B, T, 0)
+    actual = attention(query, key, value, attn_mask=torch.zeros(L, T), need_weights=True)
+    assert actual.context.shape == (B, L, 0)
+    assert_close(actual.weights.sum(-1), torch.ones(B, L), 1e-6)
 
 
 # Settings.

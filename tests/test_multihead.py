@@ -374,7 +374,10 @@ def test_dropout_in_training_only() -> None:
     ("make", "message"),
     [
         (lambda: MultiHeadAttention(10, 3), "multiple of num_heads, got 10 and 3"),
-        (lambda: MultiHeadAttention(12, 0), "multiple of num_heads, got 12 and 0"),
+        (
+            lambda: MultiHeadAttention(12, 0),
+            "num_heads must be a whole number of at least 1, got 0",
+        ),
         (lambda: MultiHeadAttention(12, 3, "sum"), "score takes one of .*, got 'sum'"),
         (
             lambda: MultiHeadAttention(12, 3, "bahdanau", position_encoding=RotaryPositions()),
@@ -384,7 +387,8 @@ def test_dropout_in_training_only() -> None:
             lambda: MultiHeadAttention(9, 3, position_encoding=RotaryPositions()),
             "even width, got 3",
         ),
-        (lambda: MultiHeadAttention(0, 1), "multiple of num_heads, got 0 and 1"),
+        (lambda: MultiHeadAttention(0, 1), "embed_dim must be a whole number of at least 1, got 0"),
+        (lambda: MultiHeadAttention(8, 2, kdim=-1), "kdim must be .*, got -1"),
         (
             lambda: MultiHeadAttention(
                 8, 2, regard.Additive(4, 4, 3), position_encoding=RotaryPositions()

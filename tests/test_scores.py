@@ -1,6 +1,7 @@
 """Scores: formulas, gradients, names, options and errors."""
 
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -323,6 +324,19 @@ def test_arguments_that_must_be_positive(value: float) -> None:
         Cosine(value)
     with pytest.raises(ConfigError, match=f"eps of InnerProduct must be above 0, got {value}"):
         InnerProduct(5, value)
+    with pytest.raises(ConfigError, match="temperature of Cosine must be finite, got inf"):
+        Cosine(float("inf"))
+
+
+@pytest.mark.parametrize("width", [0, -1, 2.5, "5", True])
+def test_widths_are_whole_numbers_of_at_least_1(width: Any, unchecked: None) -> None:
+    message = f"must be a whole number of at least 1, got {width!r}"
+    for name in ("query_dim", "key_dim", "hidden_dim"):
+        with pytest.raises(ConfigError, match=f"{name} {message}"):
+            make_score("additive", **{"query_dim": 5, name: width})
+    for name in ("embed_dim", "num_heads", "kdim", "vdim"):
+        with pytest.raises(ConfigError, match=f"{name} {message}"):
+            regard.MultiHeadAttention(**{"embed_dim": 8, "num_heads": 2, name: width})
 
 
 @pytest.mark.parametrize("scale", [1e-40, 1e-30, 1e-13, 1e19, 1e37])

@@ -240,6 +240,7 @@ def test_special_tokens_are_never_generated() -> None:
         ({"beam_size": 1.5}, ConfigError, "beam_size takes a whole number, got 1.5"),
         ({"n_best": True}, ConfigError, "n_best takes a whole number, got True"),
         ({"limits": torch.tensor([5])}, ShapeError, r"\(3,\), got torch.int64 \(1,\)"),
+        ({"limits": _limits(4, -1, 4)}, ConfigError, "limits must be at least 0, got -1"),
         ({"limits": torch.ones(3)}, ShapeError, r"int .*, got torch.float32 \(3,\)"),
     ],
 )
@@ -258,6 +259,8 @@ def test_invalid_arguments_of_a_search(
         ([[4], [5]], "one target per source, got 2 and 3"),
         ([[4], [5, PAD], [6]], r"without PAD, BOS and EOS, got the ids \[5, 0\]"),
         ([[4], [5], [BOS]], r"got the ids \[2\]"),
+        ([[4], [5], [V]], r"ids of the vocabulary, 0 to 6, got 7"),
+        ([[4], [-1], [5]], r"ids of the vocabulary, 0 to 6, got -1"),
     ],
 )
 def test_invalid_targets_of_forced_decoding(targets: list[list[int]], message: str) -> None:

@@ -270,6 +270,26 @@ def _with_our_attention(layer: Any, score: str = "scaled_dot") -> Any:
     return layer
 
 
+@pytest.mark.parametrize("content", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("score", SCORES)
+def test_padding_of_queries_that_are_the_keys_has_no_effect(
+    score: str, need_weights: bool, content: float
+) -> None:
+    attention, masks = MultiHeadAttention(D, H, score).double(), {"key_padding_mask": _padding()}
+    x = torch.randn(B, T, D, dtype=torch.float64)
+    finite = attention(x, x, x, **masks, need_weights=need_weights).context
+    x = x.masked_fill(_padding()[..., None], content).requires_grad_()
+    for mask in (None, torch.zeros(T, T, dtype=torch.float64)):
+        actual = attention(x, x, x, **masks, attn_mask=mask, need_weights=need_weights).context
+        assert actual.isfinite().all()
+        assert_close(actual[~_padding()], finite[~_padding()], 1e-12)
+        parameters = [p for p in attention.parameters() if p.requires_grad]
+        gradient, *others = gradients(actual, [x, *parameters])
+        assert not gradient[_padding()].any()
+        assert all(tensor.isfinite().all() for tensor in (gradient, *others))
+
+
 def _additive_reference(attention: Any, x: Tensor, masked: Tensor) -> Tensor:
     """Return self-attention with additive scores, computed head by head by the reference."""
     a, b, c = (

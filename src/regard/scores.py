@@ -24,6 +24,7 @@ from regard.errors import ConfigError, ShapeError, nearest
 from regard.kernels import additive
 from regard.kernels.weighted_sum import to_compute_dtype, without_autocast
 from regard.score_registry import find_score
+from regard.setting_checks import check_positive, check_widths
 
 
 class Score(nn.Module, ABC):
@@ -121,8 +122,7 @@ class Cosine(EqualWidthScore):
 
     def __init__(self, temperature: float = 1.0, learned_temperature: bool = False) -> None:
         super().__init__()
-        if not temperature > 0:
-            raise ConfigError(f"the temperature of Cosine must be above 0, got {temperature}")
+        check_positive("the temperature of Cosine", temperature)
         self.log_temperature = nn.Parameter(
             torch.tensor(math.log(temperature)), requires_grad=learned_temperature
         )
@@ -186,8 +186,7 @@ class InnerProduct(InnerProductScore):
 
     def __init__(self, dim: int, eps: float = 1e-3) -> None:
         super().__init__()
-        if not eps > 0:
-            raise ConfigError(f"the eps of InnerProduct must be above 0, got {eps}")
+        check_positive("the eps of InnerProduct", eps)
         self.widths = dim, dim
         self.factor = nn.Parameter(torch.empty(dim, dim))
         self.eps = eps
@@ -340,6 +339,7 @@ def make_score(
         ShapeError: the score needs equal widths and they differ.
     """
     entry = find_score(name)
+    check_widths(query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim)
     key_dim = query_dim if key_dim is None else key_dim
     if entry.equal_widths and query_dim != key_dim:
         raise ShapeError(

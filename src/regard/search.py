@@ -16,7 +16,7 @@ from regard.batching import pad
 from regard.decoders import Decoder, Step
 from regard.errors import ConfigError, DataError, ShapeError
 from regard.kernels.weighted_sum import to_compute_dtype
-from regard.setting_checks import check_beam_size, check_length_penalty
+from regard.setting_checks import check_beam_size, check_ids, check_length_penalty, check_limits
 from regard.text import BOS, EOS, PAD
 
 
@@ -124,7 +124,7 @@ def beam_search(
 
     Raises:
         ConfigError: `beam_size` or `n_best` is not in [1, `MAX_BEAM_SIZE`], `length_penalty` is not
-            in [0, 10], `top_logprobs` is below 0, or no output of a source has a finite log-probability.
+            in [0, 10], `top_logprobs` or a limit is negative, or no output has a finite log-probability.
         ShapeError: the number of limits differs from the number of sources.
     """
     check_beam_size(beam_size=beam_size, n_best=n_best)
@@ -172,6 +172,7 @@ def _check_options(memory: Any, limits: Tensor, length_penalty: float, top_logpr
         raise ShapeError(
             f"expected limits of int (B,) = {(sources,)}, got {limits.dtype} {tuple(limits.shape)}"
         )
+    check_limits(limits.tolist())
 
 
 @torch.inference_mode()
@@ -182,16 +183,15 @@ def forced_decode(
 
     Raises:
         ConfigError: the log-probability of a target is NaN, or `length_penalty` is not in [0, 10].
-        DataError: there is not one target per source, or a target holds PAD, BOS or EOS.
+        DataError: there is not one target per source, or a target has ids that are PAD, BOS, EOS or unknown.
     """
     check_length_penalty(length_penalty)
     if len(targets) != len(memory.states):
         raise DataError(
             f"expected one target per source, got {len(targets)} and {len(memory.states)}"
         )
-    for target in targets:
-        if not {PAD, BOS, EOS}.isdisjoint(target):
-            raise DataError(f"expected a target without PAD, BOS and EOS, got the ids {target}")
+    copies = [] if memory.copies is None else memory.copies.flatten().tolist()
+    check_ids(targets, max([decoder.vocabulary - 1, *copies]), reserved={PAD, BOS, EOS})
     device = memory.states.device
     lengths = [len(target) + 1 for target in targets]
     outputs = pad([[*target, EOS] for target in targets]).to(device)

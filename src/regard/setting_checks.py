@@ -1,11 +1,13 @@
 """Checks of the values of settings: types, ranges and texts."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, SupportsFloat, SupportsIndex, Union, get_args, get_origin
 
-from regard.errors import ConfigError, is_utf8, nearest
+from regard.errors import ConfigError, DataError, is_utf8, nearest
 
 _RANGES: dict[str, Callable[[float], bool]] = {
     "be at least 0": lambda value: value >= 0,
@@ -64,6 +66,39 @@ def check_beam_size(**sizes: int) -> None:
             raise ConfigError(f"{name} must be at least 1, got {size}")
         if size > MAX_BEAM_SIZE:
             raise ConfigError(f"{name} must be at most {MAX_BEAM_SIZE:,}, got {size:,}")
+
+
+def check_widths(**widths: Any) -> None:
+    """Raise a ConfigError unless every width or count that is given is a whole number of at least 1."""
+    for name, width in widths.items():
+        is_whole = isinstance(width, SupportsIndex) and not isinstance(width, bool)
+        if width is not None and not (is_whole and operator.index(width) >= 1):
+            raise ConfigError(f"{name} must be a whole number of at least 1, got {width!r}")
+
+
+def check_positive(what: str, value: Any) -> None:
+    """Raise a ConfigError unless a value is a finite number above 0."""
+    if not (isinstance(value, SupportsFloat) and float(value) > 0):
+        raise ConfigError(f"{what} must be above 0, got {value!r}")
+    if float(value) == math.inf:
+        raise ConfigError(f"{what} must be finite, got {value!r}")
+
+
+def check_ids(targets: Iterable[Sequence[int]], largest: int, reserved: Set[int]) -> None:
+    """Raise a DataError for a target with ids below 0, above the largest, or reserved (PAD, BOS, EOS)."""
+    for target in targets:
+        if not reserved.isdisjoint(target):
+            raise DataError(f"expected a target without PAD, BOS and EOS, got the ids {target}")
+        for id in target:
+            if not 0 <= id <= largest:
+                raise DataError(f"expected ids of the vocabulary, 0 to {largest}, got {id}")
+
+
+def check_limits(limits: Iterable[int]) -> None:
+    """Raise a ConfigError for a maximum length of an output that is below 0."""
+    for limit in limits:
+        if limit < 0:
+            raise ConfigError(f"limits must be at least 0, got {limit}")
 
 
 def check_length_penalty(length_penalty: float) -> None:

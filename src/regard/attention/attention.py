@@ -117,8 +117,8 @@ class Attention(nn.Module):
             key_padding_mask: bool (B, T), True = padding, ignored.
             attn_mask: bool (L, T) or (B, L, T), True = may not attend; or float, added to the
                 scores, -inf = may not attend.
-            key_lengths: int (B,), the number of real keys, instead of a padding mask; clamped to
-                the range [0, T].
+            key_lengths: int (B,), the number of real keys, from 0 to T, instead of a padding mask; not
+                checked but clamped on a GPU, in `torch.vmap` and when compiled.
             need_weights: return the weights too.
 
         Returns:
@@ -145,7 +145,7 @@ class Attention(nn.Module):
         masks = resolve_masks(key, query.shape[1], key_padding_mask, attn_mask, key_lengths)
         return self.attend_masked(
             query, key, value, lambda q, k, v: (q, self.project_key(k), v), masks, need_weights,
-            zero_queries=query is key,
+            masks.padding if query is key else None,
         )  # fmt: skip
 
     def attend_masked(
@@ -156,12 +156,12 @@ class Attention(nn.Module):
         project: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]],
         masks: Masks,
         need_weights: bool,
-        zero_queries: bool,
+        zeroed_queries: Bool[Tensor, "B L"] | None,
     ) -> AttentionOutput:
         """Attend with the result of `project(query, key, value)`; masked content has no effect.
 
-        With `zero_queries`, which needs `query is key`, queries at padding are replaced by zeros too:
-        times the zero gradient of their results, NaN would give NaN gradients of the projection.
+        Queries in `zeroed_queries`, padding where `query is key`, are replaced by zeros too: times
+        the zero gradient of their results, NaN would give NaN gradients of the projection.
         With an `attn_mask`, rows of keys and values that are not finite are replaced by zeros, and
         the result of every query that may attend to one of them is NaN. The values of the masks
         decide no branch, so that the call can be transformed, compiled and exported.
@@ -172,8 +172,8 @@ class Attention(nn.Module):
             zeroed = zeroed | nonfinite
         if zeroed is not None:  # a weight of 0 is not enough, as 0 x NaN is NaN
             rows = zero_rows(key, zeroed)
-            if zero_queries and masks.padding is not None:
-                query = rows if zeroed is masks.padding else zero_rows(query, masks.padding)
+            if zeroed_queries is not None:
+                query = rows if zeroed_queries is zeroed else zero_rows(query, zeroed_queries)
             value = rows if value is key else zero_rows(value, zeroed)
             key = rows
         queries, keys, values = project(query, key, value)
@@ -289,10 +289,12 @@ def check_rows(query: Tensor, key: Tensor, value: Tensor) -> None:
             f"expected value (B, T, Dv) with the B and T of the keys, got value {shape(value)} "
             f"and key {shape(key)}"
         )
+    dtypes = f"{query.dtype}, {key.dtype} and {value.dtype}"
+    if not all(rows.is_floating_point() for rows in (query, key, value)):
+        raise ShapeError(f"expected query, key and value of a floating-point dtype, got {dtypes}")
     if not is_autocast_enabled(query.device) and (not query.dtype == key.dtype == value.dtype):
         raise ShapeError(
-            f"expected query, key and value of one dtype, got {query.dtype}, {key.dtype} and "
-            f"{value.dtype}; convert them first"
+            f"expected query, key and value of one dtype, got {dtypes}; convert them first"
         )
 
 
@@ -326,8 +328,13 @@ def _sdpa(
         rows = [to_compute_dtype(row) for row in rows]
     mask = None if masked is None else ~masked
     if bias is not None:
+        largest = torch.finfo(rows[0].dtype).max
+        if (
+            torch.finfo(bias.dtype).max > largest
+        ):  # what is finite must not become -inf, which masks
+            bias = bias.clamp(-largest, largest)
+        bias = bias.to(rows[0].dtype)
         mask = bias if masked is None else bias.masked_fill(masked, -torch.inf)
-        mask = mask.to(rows[0].dtype)
     if mask is not None:
         mask = mask.expand(*mask.shape[:-2], queries.shape[-2], -1)
         mask = mask[:, None] if one_head else mask

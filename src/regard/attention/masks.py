@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from regard.errors import ShapeError
+from regard.kernels.weighted_sum import in_vmap
 from regard.scores import shape
 
 
@@ -51,6 +52,7 @@ def resolve_masks(
     masked, bias = _split_mask(attn_mask, key, length, heads)
     if padding_bias is not None:
         bias = padding_bias if bias is None else bias + padding_bias
+        bias = bias.clamp(min=torch.finfo(bias.dtype).min)  # the sum of two may overflow
     masked_keys = padding
     if masked is not None:
         everywhere = masked.flatten(1, -2).all(dim=1).expand(key.shape[0], -1)
@@ -74,8 +76,10 @@ def zero_rows(rows: Float[Tensor, "B T D"], mask: Bool[Tensor, "B T"]) -> Float[
 def nonfinite_rows(*tensors: Float[Tensor, "B T _"]) -> Bool[Tensor, "B T"]:
     """Return a mask that is True where a row of any of the tensors holds NaN or an infinity."""
     # extremes are ten times as fast as `isfinite` of every element, which needs temporary tensors
-    rows = [tensor.detach() for tensor in tensors]
+    rows = [tensor.detach() for tensor in tensors if tensor.shape[-1]]
     extremes = [extreme for row in rows for extreme in (row.amax(-1), row.amin(-1))]
+    if not extremes:  # rows of width 0
+        return torch.zeros_like(tensors[0][..., :1], dtype=torch.bool).any(-1)
     return ~torch.stack(extremes).isfinite().all(0)
 
 
@@ -107,7 +111,17 @@ def _split_padding(
         raise ShapeError(
             f"expected key_lengths of int (B,) = {(batch,)}, got {dtype} {shape(key_lengths)}"
         )
+    if _has_values(key_lengths):
+        for length in key_lengths.tolist():
+            if not 0 <= length <= width:
+                raise ShapeError(f"key_lengths must lie in [0, T] = [0, {width}], got {length}")
     return padding_from_lengths(key_lengths, width), None
+
+
+def _has_values(tensor: Tensor) -> bool:
+    """Return whether values may decide a branch: not in a transform, and on a GPU they would be waited for."""
+    is_eager = not (torch.compiler.is_compiling() or in_vmap())
+    return is_eager and type(tensor) is Tensor and tensor.device.type == "cpu"
 
 
 def _split_mask(

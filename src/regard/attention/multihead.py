@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard import scores
 from regard.attention.attention import Attention, AttentionOutput, check_rows, unbatched
-from regard.attention.masks import check_mask, resolve_masks
+from regard.attention.masks import check_mask, nonfinite_rows, resolve_masks
 from regard.attention.torch_layer import (
     NotFused,
     constructor_arguments,
@@ -29,6 +29,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.positions import HeadPositions
 from regard.score_registry import find_score
 from regard.scores import PairwiseScore, Score, check_no_options, make_score, shape
+from regard.setting_checks import check_widths
 
 
 class KeyValue(NamedTuple):
@@ -112,7 +113,8 @@ class MultiHeadAttention(nn.Module):
         **options: Any,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
+        check_widths(embed_dim=embed_dim, num_heads=num_heads, kdim=kdim, vdim=vdim)
+        if embed_dim % num_heads:
             raise ConfigError(
                 f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}"
             )
@@ -197,11 +199,12 @@ class MultiHeadAttention(nn.Module):
             average_attn_weights: return the mean of the weights over the heads.
             is_causal: mask the keys after the query's position. With an `attn_mask` it is
                 only a hint that the mask is causal, and is ignored.
-            key_lengths: int (B,), the number of real keys, instead of a padding mask.
+            key_lengths: int (B,), the number of real keys, as in `Attention`.
 
         Returns:
             The output (B, L, D), and the weights of every head (B, H, L, T), their mean (B, L, T) or
-            None. Masks act as in `Attention`.
+            None. Masks act as in `Attention`. If query and key are the same tensor, queries at padding
+            that contain NaN or infinities are replaced by zeros.
 
         Raises:
             ShapeError: the shapes or dtypes are incompatible, or a tensor is nested; the message names
@@ -220,8 +223,11 @@ class MultiHeadAttention(nn.Module):
         masks = resolve_masks(
             key, query.shape[1], key_padding_mask, attn_mask, key_lengths, self.num_heads
         )
+        zeroed_queries = masks.padding if query is key else None
+        if zeroed_queries is not None and not self.zero_padded_queries:
+            zeroed_queries = zeroed_queries & nonfinite_rows(query)
         context, weights = self.attention.attend_masked(
-            query, key, value, self._project, masks, need_weights, self.zero_padded_queries
+            query, key, value, self._project, masks, need_weights, zeroed_queries
         )
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
