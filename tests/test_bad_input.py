@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import jaxtyping
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -236,6 +237,11 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(
         ('data: {train: "\\ud800"}', 2, "invalid Unicode character"),
         ("config: 0", 2, "config is not a setting"),
         ("config: c.yaml", 2, "config is not a setting"),
+        ("model: {encoder_dim: 8}\nmodel: {heads: 2}", 2, "model is set twice, again on line 2"),
+        ("model: {heads: 1, heads: 2}", 2, "heads is set twice, again on line 1"),
+        ("model: {encoder_dim: 1" + "0" * 5000 + "}", 2, "value has 5001 digits"),
+        ("data: {train: 5}", 2, "data.train takes a text, got 5"),
+        ("data: {max_length: 10001}", 1, "max_length must be at most 10,000"),
     ],
 )
 def test_settings_that_cannot_be_used_are_reported(
@@ -672,3 +678,104 @@ def test_random_tokenizers_are_refused(document: Any, text: str) -> None:
     for content in (json.dumps(document), text):
         with pytest.raises(FolderError, match="the tokenizer cannot be read"):
             Tokenizer.from_json(content)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["translate", "m", ""], ["translate", "", "f"], ["evaluate", "m", "p", "--json", ""],
+        ["align", "m", ""], ["train", "--data.train", "", "--out", "m"], ["explain", "a", "--model", ""],
+    ],
+)  # fmt: skip
+def test_empty_paths_are_reported(sentence: Call, arguments: list[str]) -> None:
+    assert " takes a path, got an empty text; see regard" in sentence(*arguments, status=2)
+
+
+@pytest.mark.parametrize("option", ["--beam-size", "--n-best", "--length-penalty"])
+def test_numbers_of_thousands_of_digits_are_reported(sentence: Call, option: str) -> None:
+    line = sentence("translate", "m", option, "9" * 5000, status=2)
+    assert "takes a number of at most 4300 digits, got 5000;" in line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["translate", "m", "--out"], ["evaluate", "m", "p", "--json"], ["curves", "m", "--out"],
+        ["align", "m", "p", "--attention"], ["plot", "m", "a", "--out"],
+    ],
+)  # fmt: skip
+def test_a_folder_as_output_file_is_reported_before_the_work(
+    sentence: Call, tmp_path: Path, arguments: list[str]
+) -> None:
+    line = sentence(*arguments, tmp_path)
+    assert line.endswith(f"{arguments[-1]} takes a file to write, got the folder {tmp_path}")
+
+
+def test_a_message_about_a_name_of_several_lines_is_one_line(sentence: Call, folder: Path) -> None:
+    assert sentence("translate", folder, "a\nb").endswith(
+        "cannot read a b: No such file or directory"
+    )
+
+
+@pytest.mark.parametrize("name", ["config.json", "source.json"])
+def test_devices_in_a_model_folder_are_not_read(sentence: Call, copied: Path, name: str) -> None:
+    (copied / name).unlink()
+    (copied / name).symlink_to("/dev/zero")
+    assert f"{copied / name}" in sentence("translate", copied)
+
+
+def test_texts_that_would_take_minutes_are_refused(sentence: Call, copied: Path) -> None:
+    (copied / "long.txt").write_text("a" * 10_001)
+    line = sentence("translate", copied, copied / "long.txt")
+    assert "a text has 10,001 tokens, at most 10,000 can be translated: aa" in line
+    config = json.loads((copied / "config.json").read_text())
+    config["data"]["max_length"] = 1_000_000
+    (copied / "config.json").write_text(json.dumps(config))
+    assert "data.max_length must be at most 10,000" in sentence("translate", copied)
+
+
+def test_the_number_of_workers_is_bounded(sentence: Call) -> None:
+    line = sentence("serve", "nowhere", "--workers", 10**9)
+    assert line.endswith("--workers must be at most 256, got 1,000,000,000")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--query", "1,2", "--keys", "1e308,1e308;1,1"], "the numbers are too large"),
+        (["--weights", "5,5", "--keys", "1e308;1e308"], "the numbers are too large"),
+        (["--query", "complex.npy", "--keys", "1,2"], "expected query as numbers"),
+        (["--query", "time.npy", "--keys", "1,2"], "expected query as numbers"),
+        (["--query", "1,2", "--keys", "1,2", "--step", "1"], "--step needs --model; omit --step"),
+        (["a", "--query", "1,2", "--keys", "1,2"], "TEXT needs --model; omit TEXT"),
+        (
+            ["a", "--model", "m", "--query", "1,2"],
+            "--query has no effect with --model; omit --query",
+        ),
+        (["--dim", ""], "--dim takes widths"),
+    ],
+)
+def test_calls_that_explain_nothing_are_reported(
+    sentence: Call,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("complex.npy", np.array([1 + 2j, 1]))
+    np.save("time.npy", np.array([1, 2], "M8[s]"))
+    assert message in sentence("explain", *arguments)
+
+
+def test_ctrl_c_while_the_modules_are_imported_is_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from regard.__main__ import run
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.cli.main._prepare_streams", interrupt)
+    assert run() == 130
+    assert capsys.readouterr().err == "regard: stopped\n"

@@ -73,3 +73,11 @@ def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], su
     assert main(["curves", *runs, "-o", str(out)]) == 0
     assert "token error rate (PER of g2p papers) of 2 runs" in capsys.readouterr().out
     assert out.stat().st_size > 100
+
+
+@pytest.mark.parametrize(("key", "minutes"), [("per", "NaN"), ("a\\u0000b", "1"), ("\\ud800", "1")])
+def test_metrics_that_cannot_be_drawn_are_reported(tmp_path: Path, key: str, minutes: str) -> None:
+    line = f'{{"update": 1, "minutes": {minutes}, "{key}": 1.0}}\n'
+    (tmp_path / "metrics.jsonl").write_text(line)
+    with pytest.raises(FolderError, match=r"metrics\.jsonl is damaged \(line 1: "):
+        curves([tmp_path])

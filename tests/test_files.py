@@ -3,6 +3,8 @@ import gzip
 import io
 import os
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -251,3 +253,36 @@ def test_a_gzip_bomb_is_refused_before_it_fills_the_memory(
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "bomb.gz expands to more than 100 times its size" in error
+
+
+def test_files_with_nul_bytes_or_carriage_returns_only_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "f.tsv"
+    path.write_bytes("a\tx\nb\ty\n".encode("utf-16-le"))
+    with pytest.raises(DataError, match=r"line 1: holds a NUL byte, as UTF-16 does; convert"):
+        read_lines(path)
+    path.write_bytes(b"a\tx\nb\0\ty\n")
+    with pytest.raises(DataError, match=r"line 2: holds a NUL byte"):
+        read_lines(path)
+    path.write_bytes(b"a\tx\rb\ty\rc\tz\r")
+    with pytest.raises(DataError, match=r"f\.tsv: its lines end at CR; convert"):
+        read_lines(path)
+
+
+def test_what_is_written_to_the_file_of_standard_output_is_appended(tmp_path: Path) -> None:
+    program = (
+        "import sys; from regard.files import write_text; print('before')\n"
+        "write_text('/dev/stdout', 'inside\\n'); print('after')"
+    )
+    with (tmp_path / "f").open("ab") as file:
+        file.write(b"first\n")
+        file.flush()
+        subprocess.run([sys.executable, "-c", program], stdout=file, check=True)
+    assert (tmp_path / "f").read_text() == "first\nbefore\ninside\nafter\n"
+
+
+def test_a_folder_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    with (
+        pytest.raises(DataError, match="it is a folder; choose another path"),
+        atomic_write(tmp_path),
+    ):
+        pytest.fail("the work begins before the path is checked")

@@ -335,9 +335,10 @@ def test_nulls_of_parquet_are_empty(tmp_path: Path) -> None:
             r"f.csv: the row on lines 2 to 3 is not CSV \(unex",
         ),
         ("f.csv", b"source,source,target\n", "f.csv has 2 columns source; rename all but one"),
-        ("f.csv", b"source,target\na,\xff\n", "cannot read .*f.csv: .*utf-8"),
+        ("f.csv", b"source,target\na,\xff\n", "f.csv: not UTF-8; convert the file to UTF-8 first"),
+        ("f.CSV", b"source,target\n", "f.CSV holds no pair; expected rows of source and target"),
         ("f.csv", b"", "f.csv is empty; expected a line with the names"),
-        ("f.jsonl", b'{"source": "\xff"}\n', "cannot read .*f.jsonl: .*utf-8"),
+        ("f.jsonl", b'{"source": "\xff"}\n', "f.jsonl: not UTF-8; convert the file to UTF-8 first"),
         ("f.jsonl", b"", "f.jsonl holds no pair; expected rows of source and target"),
         ("f.csv", b"source,target\n", "f.csv holds no pair; expected rows of source and target"),
         ("f.jsonl.gz", b"", "f.jsonl.gz: decompress it first"),
@@ -441,3 +442,18 @@ print(len(make_corpus(from_dict({{"data": {{"train": {path!r}}}}}), None, None).
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment
     )
     assert (result.stdout, result.returncode) == ("38\n", 0), result.stderr
+
+
+@pytest.mark.parametrize(
+    ("suffix", "empty"), [("jsonl", ""), ("csv", "source,target\n"), ("csv", "source,target\n\n")]
+)
+def test_an_empty_file_among_several_is_named(tmp_path: Path, suffix: str, empty: str) -> None:
+    write(tmp_path / f"a.{suffix}", PAIRS)
+    (tmp_path / f"b.{suffix}").write_text(empty)
+    with pytest.raises(DataError, match=rf"b\.{suffix} holds no pair"):
+        corpus(tmp_path / f"*.{suffix}")
+
+
+def test_upper_case_suffixes_are_those_of_tables(tmp_path: Path) -> None:
+    expected = examples(corpus(write(tmp_path / "f.csv", PAIRS)))
+    assert examples(corpus((tmp_path / "f.csv").rename(tmp_path / "F.CSV"))) == expected

@@ -1,8 +1,18 @@
-"""`python -m regard` runs the command `regard`."""
+"""`regard` and `python -m regard` run the command."""
 
 import sys
 
-from regard.cli.main import main
+
+def run() -> int:
+    """Run the command, also where Ctrl-C comes while its modules are imported."""
+    try:
+        from regard.cli.main import main
+
+        return main()
+    except KeyboardInterrupt:
+        sys.stderr.write("regard: stopped\n")
+        return 130
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run())

@@ -83,7 +83,9 @@ def _history(folder: Path) -> list[dict[str, Any]]:
             raise ValueError("a line without update or minutes")
         for number, entry in enumerate(entries, start=1):
             for key, value in entry.items():
-                if type(value) not in (int, float, bool) or abs(value) > _LARGEST:
+                if not key.isprintable():
+                    raise ValueError(f"line {number}: {key!r} is no name")
+                if type(value) not in (int, float, bool) or not abs(value) <= _LARGEST:
                     raise ValueError(f"line {number}: {key} is no number")
     except (ValueError, AttributeError) as error:
         raise FolderError(f"{path} is damaged ({error}); train again") from None

@@ -8,6 +8,9 @@ import os
 import re
 import secrets
 import select
+import shutil
+import sys
+import tempfile
 import zlib
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -34,7 +37,8 @@ def atomic_write(path: str | Path) -> Generator[Path]:
 
     The content reaches the disk before it replaces `path`, so that a crash leaves the old file or the
     new one. Missing parent folders are created. A symbolic link is followed; a device or a pipe is written to
-    directly. The temporary file has the suffix of `path`, on which some writers depend.
+    directly, and what names the standard output is appended to it. The temporary file has the suffix of
+    `path`, on which some writers depend.
 
     Raises:
         DataError: `path` cannot be written.
@@ -44,7 +48,17 @@ def atomic_write(path: str | Path) -> Generator[Path]:
         # a device or a pipe, such as /dev/stdout, must not be replaced
         yield path
         return
+    if _is_standard_output(path):  # a file that other output goes to
+        with tempfile.TemporaryDirectory() as folder:
+            temporary = Path(folder) / path.name
+            yield temporary
+            sys.stdout.flush()
+            with temporary.open("rb") as content:
+                shutil.copyfileobj(content, sys.stdout.buffer)
+        return
     path = path.resolve()
+    if path.is_dir():
+        raise DataError(f"cannot write {path}: it is a folder; choose another path")
     temporary = path.parent / f".{secrets.token_hex(8)}{path.suffix}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -62,6 +76,14 @@ def atomic_write(path: str | Path) -> Generator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def _is_standard_output(path: Path) -> bool:
+    """Return whether the path names the file that standard output is redirected to."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno()))
+    except (OSError, ValueError, AttributeError):  # no such file, or no descriptor
+        return False
 
 
 def remove_temporary_files(folder: Path) -> None:
@@ -117,7 +139,8 @@ def read_lines(path: str | Path) -> list[str]:
     """Return the lines of a UTF-8 text file, plain or gzip, without their line endings.
 
     Lines end at LF only; other Unicode separators are text. A CR before the LF and a byte order mark
-    at the start are removed. A line holds at most a megabyte, and a gzip file above 64 MB at most 100
+    at the start are removed. A single line with a CR inside is refused, because such files have lines that end
+    at CR, and so are NUL bytes, which UTF-16 has. A line holds at most a megabyte, and a gzip file above 64 MB at most 100
     times its own size, so that no small file fills the memory.
 
     Raises:
@@ -125,12 +148,15 @@ def read_lines(path: str | Path) -> list[str]:
             or does not fit in memory.
     """
     try:
-        return [line for lines in _decoded(_parts(Path(path)), str(path)) for line in lines]
+        lines = [line for part in _decoded(_parts(Path(path)), str(path)) for line in part]
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise DataError(f"cannot read {path}: {reason}") from None
     except MemoryError:
         raise DataError(f"cannot read {path}: there is not enough memory for its lines") from None
+    if len(lines) == 1 and "\r" in lines[0]:
+        raise DataError(f"{path}: its lines end at CR; convert them to end at LF first")
+    return lines
 
 
 def arriving_lines(stream: io.BufferedIOBase, name: str, most: int) -> Iterator[list[str]]:
@@ -164,7 +190,7 @@ def arriving_lines(stream: io.BufferedIOBase, name: str, most: int) -> Iterator[
 def _parts(path: Path) -> Iterator[bytes]:
     """Yield the content of a file, plain or gzip, in parts."""
     with path.open("rb") as file:
-        if path.suffix != ".gz":
+        if path.suffix.lower() != ".gz":
             yield from iter(lambda: file.read(_READ_BYTES), b"")
             return
         total, most = 0, max(_EXPANDED_BYTES, _EXPANSION * os.fstat(file.fileno()).st_size)
@@ -188,6 +214,11 @@ def _decoded(parts: Iterator[bytes], name: str) -> Iterator[list[str]]:
         if len(content) > _READ_BYTES and content.find(b"\n", 0, _READ_BYTES + 1) < 0:
             raise DataError(
                 f"{name}, line {number}: longer than {_READ_BYTES:,} bytes; split it into shorter lines"
+            )
+        if (position := content.find(b"\0")) >= 0:
+            line = number + content.count(b"\n", 0, position)
+            raise DataError(
+                f"{name}, line {line}: holds a NUL byte, as UTF-16 does; convert the file to UTF-8 first"
             )
         complete, newline, rest = content.rpartition(b"\n")
         lines = decode_lines(complete + newline, name, number)

@@ -8,6 +8,7 @@ README.md            model card, with the training command
 checkpoints/         states for --resume (checkpoints.py)
 """
 
+import errno
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
@@ -164,7 +165,7 @@ def load(folder: str | Path) -> TrainedModel:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        values = json.loads(_read_text(folder / "config.json"))
     except (FileNotFoundError, NotADirectoryError):
         raise FolderError(
             f"{folder} is not a model folder: it has no config.json; give a folder "
@@ -206,8 +207,15 @@ def _check_metadata(metadata: Any, config: Config, model: Seq2Seq) -> None:
 
 def _read_tokenizer(path: Path) -> Tokenizer:
     try:
-        return Tokenizer.from_json(path.read_text(encoding="utf-8"))
+        return Tokenizer.from_json(_read_text(path))
     except (OSError, UnicodeDecodeError):
         raise FolderError(f"{path} is missing or damaged; train again") from None
     except FolderError as error:
         raise FolderError(f"{path}: {error}") from None
+
+
+def _read_text(path: Path) -> str:
+    """Return the text of a file; a device or a pipe, which may never end, is not read."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.EINVAL, "it is not a file")
+    return path.read_text(encoding="utf-8")

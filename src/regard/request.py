@@ -13,10 +13,11 @@ from regard.attention import Memory
 from regard.batching import bucket, pad
 from regard.copy_mechanism import Copies, copies_of, extended_ids
 from regard.decoders import Decoder
-from regard.errors import ConfigError, quantity
+from regard.errors import ConfigError, DataError, quantity
 from regard.model_folder import TrainedModel
 from regard.models import Seq2Seq
 from regard.search import SearchConstraints
+from regard.setting_checks import MAX_LENGTH
 from regard.text import (
     EOS,
     Encoding,
@@ -136,6 +137,7 @@ def prepare(
 
     Raises:
         ConfigError: an intervention cannot be applied to the model or the text.
+        DataError: a text has more than `MAX_LENGTH` tokens.
     """
     pins: list[Pins] = _one_each(pin or {}, texts, "pin")
     _check_interventions(trained, any(pins), ablate_heads)
@@ -149,8 +151,14 @@ def prepare(
                 f"{', '.join(unknown)}; leave them out"
             )
     longest = trained.metadata.get("max_target_length", 100)
-    sources: list[Source] = []
     encodings = trained.source.encode_batch(texts)
+    for encoding in (*encodings, *prefixes):
+        if len(encoding.ids) > MAX_LENGTH:
+            raise DataError(
+                f"a text has {len(encoding.ids):,} tokens, at most {MAX_LENGTH:,} can be translated: "
+                f"{''.join(encoding.tokens[:_LONGEST_QUOTE])[:_LONGEST_QUOTE]}…; split it"
+            )
+    sources: list[Source] = []
     for text, encoding, start, by_step in zip(texts, encodings, prefixes, pins, strict=True):
         copies = None
         if trained.config.model.copy:

@@ -17,11 +17,14 @@ _RANGES: dict[str, Callable[[float], bool]] = {
     "lie in [0, 2^63)": lambda value: 0 <= value < 2**63,
 }
 DIMENSIONS = ("embedding_dim", "encoder_dim", "decoder_dim", "attention_dim", "feed_forward_dim")
-_LARGEST = {name: 1_000_000 for name in ("max_length", "vocabulary_size", "heads", *DIMENSIONS)} | {
+MAX_LENGTH = 10_000
+"""Largest `data.max_length`, and number of tokens of a text to translate: a search takes as many steps."""
+_LARGEST = {name: 1_000_000 for name in ("vocabulary_size", "heads", *DIMENSIONS)} | {
+    "max_length": MAX_LENGTH,
     "encoder_layers": 1000,
     "decoder_layers": 1000,
 }
-"""Largest values of settings that memory depends on."""
+"""Largest values of settings that time and memory depend on."""
 
 
 def check_values(config: Any, group: str, ranges: Mapping[str, Sequence[str]]) -> None:

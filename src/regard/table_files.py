@@ -57,7 +57,7 @@ def load(path: str, data: DataConfig) -> "Dataset":
         from datasets import Dataset, config
     except ImportError:
         raise ExtraError(f"{path} needs the package datasets: pip install 'regard[data]'") from None
-    if path.endswith(".gz"):
+    if path.lower().endswith(".gz"):
         raise DataError(f"{path}: decompress it first, because a table is memory-mapped")
     names = column_names(path, data)
     files = [path] if Path(path).exists() else sorted(glob.glob(path))
@@ -68,6 +68,9 @@ def load(path: str, data: DataConfig) -> "Dataset":
         if kind == ".parquet":
             for file in files:
                 _check_parquet(file, names)
+        for file in files:
+            if not Path(file).stat().st_size and kind != ".csv":
+                raise DataError(f"{file} holds no pair; expected rows of source and target")
         # the cache distinguishes files by name and time only
         folder = Path(config.HF_DATASETS_CACHE) / "regard" / _contents(files)[:32]
     escaped: list[Any] = [glob.escape(file) for file in files]  # `datasets` takes patterns too
@@ -174,6 +177,8 @@ def reading(path: str, cache: Path | None = None) -> Generator[None]:
             cause = cause.__cause__
         if isinstance(cause, DataError):
             raise cause from None
+        if isinstance(cause, UnicodeDecodeError):
+            raise DataError(f"{path}: not UTF-8; convert the file to UTF-8 first") from None
         reason = getattr(cause, "strerror", None) or str(cause).strip() or type(cause).__name__
         unreadable = isinstance(cause, ValueError) or (
             isinstance(cause, OSError) and cause.errno in (None, errno.ENOENT)
@@ -192,7 +197,7 @@ def reading(path: str, cache: Path | None = None) -> Generator[None]:
 
 
 def _format(path: str) -> str:
-    return Path(path.removesuffix(".gz")).suffix
+    return Path(path.lower().removesuffix(".gz")).suffix
 
 
 def _contents(files: Sequence[str]) -> str:
@@ -256,11 +261,16 @@ def _csv_rows(file: str, columns: Sequence[str | int | None]) -> Iterator[Row]:
             raise DataError(f"{file} is empty; expected a line with the names of the columns")
         _require_columns(file, header, [str(name) for name in columns if name is not None])
         indices = [None if name is None else header.index(str(name)) for name in columns]
+        empty = True
         while True:
             line = reader.line_num + 1
             try:
                 fields = next(reader)
             except StopIteration:
+                if empty:
+                    raise DataError(
+                        f"{file} holds no pair; expected rows of source and target"
+                    ) from None
                 return
             except csv.Error as error:
                 if reader.line_num > line:
@@ -268,8 +278,10 @@ def _csv_rows(file: str, columns: Sequence[str | int | None]) -> Iterator[Row]:
                         f"{file}: the row on lines {line:,} to {reader.line_num:,} is not CSV "
                         f"({error}); correct its quotation marks"
                     ) from None
+                empty = False
                 yield Row(fault=f"is not CSV ({error})")
                 continue
+            empty = empty and not fields
             if fields and len(fields) != len(header):
                 found = quantity(len(fields), "field")
                 yield Row(fault=f"has {found}, expected {len(header)}")

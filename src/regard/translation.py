@@ -190,8 +190,9 @@ class Translation:
             assert heads is not None
             layer, (_, layers, count, _) = layer or 0, heads.shape
             if not (0 <= layer < layers and (head is None or 0 <= head < count)):
+                where = f"layer {layer}" if head is None else f"layer {layer}, head {head}"
                 raise ConfigError(
-                    f"there is no layer {layer}, head {head}: this attention has "
+                    f"there is no {where}: this attention has "
                     f"{quantity(layers, 'layer')} of {quantity(count, 'head')}, both counted from 0"
                 )
             weights = heads[:, layer].mean(1) if head is None else heads[:, layer, head]

@@ -4,7 +4,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from regard.cli.options import add_model, add_pairs, load_translator, require_different_files
+from regard.cli.options import add_model, add_pairs, check_output_files, load_translator
 from regard.cli.parser import Parser
 from regard.errors import ConfigError, DataError, quantity
 from regard.files import write_json, write_text
@@ -42,7 +42,7 @@ def make_parser() -> Parser:
 def run(arguments: list[str]) -> None:
     """Print a Pharaoh line per pair; with gold links, report the metrics on standard error."""
     args = make_parser().parse_args(arguments)
-    require_different_files(args, "json", "attention")
+    check_output_files(args, "json", "attention")
     if args.json and not args.gold:
         raise ConfigError("--json writes metrics against gold links; give --gold too")
     translator = load_translator(args.folder, args.device)

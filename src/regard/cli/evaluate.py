@@ -1,6 +1,12 @@
 """regard evaluate DIR PAIRS: BLEU, chrF, exact match and error rates, with 95 % intervals."""
 
-from regard.cli.options import add_model, add_pairs, add_search, load_translator
+from regard.cli.options import (
+    add_model,
+    add_pairs,
+    add_search,
+    check_output_files,
+    load_translator,
+)
 from regard.cli.parser import Parser
 from regard.files import write_json
 from regard.metrics import BleuTokenizer
@@ -10,6 +16,7 @@ from regard.progress import Progress
 def run(arguments: list[str]) -> None:
     """Evaluate a model, print a table, and optionally write JSON."""
     args = make_parser().parse_args(arguments)
+    check_output_files(args, "json")
     translator = load_translator(args.folder, args.device)
     from regard.cli.pairs import read_valid_pairs
     from regard.evaluation import evaluate

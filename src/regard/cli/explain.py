@@ -15,16 +15,24 @@ from regard.cli.parser import Parser
 from regard.errors import ConfigError, DataError, not_one_of
 
 _FORMATS = ("text", "markdown", "json")
+_OF_MODELS = ("text", "step", "target", "layer", "head")
+_OF_VECTORS = ("query", "keys", "values", "weights", "labels", "score", "parameters")
 
 
 def run(arguments: list[str]) -> None:
     """Print the explanation."""
-    options = make_parser().parse_args(arguments)
+    parser = make_parser()
+    options = parser.parse_args(arguments)
     if options.format not in _FORMATS:
         raise not_one_of("--format", options.format, _FORMATS)
-    if options.dim:
+    if options.dim is not None:
         print(_variances(options.dim, options.format), end="")
         return
+    for name in _OF_VECTORS if options.model else _OF_MODELS:
+        if options[name] != parser.get_default(name):
+            what = "TEXT" if name == "text" else f"--{name}"
+            effect = "has no effect with" if options.model else "needs"
+            raise ConfigError(f"{what} {effect} --model; omit {what}")
     explanation = _from_model(options) if options.model else _from_vectors(options)
     if options.format == "json":
         print(explanation.to_json(), end="")

@@ -80,6 +80,7 @@ def _report(sentence: str, arguments: list[str]) -> None:
     with contextlib.suppress(OSError):
         if "--debug" in arguments:
             traceback.print_exc()
+        sentence = " ".join(sentence.splitlines())  # a name may have several lines
         shown = sentence if len(sentence) <= _LONGEST else f"{sentence[:_LONGEST]} …"
         print(f"{' '.join(command)}: {shown}", file=sys.stderr)
 

@@ -74,11 +74,13 @@ def add_chart_file(parser: Parser) -> None:
     )
 
 
-def require_different_files(args: Namespace, *names: str) -> None:
-    """Raise a ConfigError if two of these options name one file to write."""
+def check_output_files(args: Namespace, *names: str) -> None:
+    """Raise a ConfigError if one of these options names a folder, or two of them one file to write."""
     options: dict[Path, str] = {}
     for name in names:
         if args[name] is not None and not Path(args[name]).is_char_device():
+            if Path(args[name]).is_dir():
+                raise ConfigError(f"--{name} takes a file to write, got the folder {args[name]}")
             first = options.setdefault(Path(args[name]).resolve(), name)
             if first != name:
                 raise ConfigError(f"--{first} and --{name} name one file; choose another for one")

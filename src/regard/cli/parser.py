@@ -18,6 +18,12 @@ from regard.files import decode_lines
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
+_PATHS = ("FILE", "DIR", "PAIRS")
+"""Names of values that are paths."""
+
+_LONGEST_VALUE = 100
+"""Characters of a value that a message shows."""
+
 _MOST_VALUES = 1000
 _DEEPEST = 10
 
@@ -28,11 +34,12 @@ _UNKNOWN_OPTION = re.compile(
 _MISSING = re.compile(r"arguments are required: (.*)")
 _INVALID_VALUE = re.compile(
     r"""key "([^"]+)": (?:Expected a |Does not validate .*?Subtypes: \[)"""
-    r"""(?:<class '(\w+)'>|(.*)).*(?:Got|Given) value: (.*)"""
+    r"""(?:<class '(\w+)'>|(.*)).*(?:Got|Given) value: ?(.*)"""
 )
+_TOO_MANY_DIGITS = re.compile(r'key "([^"]+)": Exceeds the limit \((\d+) .* has (\d+) digits')
 _load_yaml = get_loader("yaml")
 _NEGATIVE_NUMBER = re.compile(r"-[\d.]")
-_TYPE_NAMES = {"int": "an integer", "float": "a number", "bool": "true or false"}
+_TYPE_NAMES = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}
 
 
 def _load_settings(text: str) -> Any:
@@ -61,10 +68,29 @@ def _load_settings(text: str) -> Any:
             raise yaml.YAMLError(
                 f"settings have at most {_MOST_VALUES:,} values, nested at most {_DEEPEST} deep"
             )
-    values = _load_yaml(text)
+    _require_distinct_keys(yaml.compose(text, Loader=yaml.SafeLoader))
+    try:
+        values = _load_yaml(text)
+    except ValueError as error:  # an integer of thousands of digits, a date such as 2024-13-01
+        raise yaml.YAMLError(str(error).partition(";")[0]) from None
     if isinstance(values, dict) and "config" in values:
         raise yaml.YAMLError("config is not a setting: a file cannot include another")
     return values
+
+
+def _require_distinct_keys(node: yaml.Node | None) -> None:
+    """Raise a YAMLError if a mapping has a key twice, of which YAML would take the last."""
+    if not isinstance(node, yaml.CollectionNode):
+        return
+    keys: set[str] = set()
+    for item in node.value:
+        if isinstance(item, tuple) and isinstance(item[0], yaml.ScalarNode):
+            if item[0].value in keys:
+                line = item[0].start_mark.line + 1
+                raise yaml.YAMLError(f"{item[0].value} is set twice, again on line {line}")
+            keys.add(item[0].value)
+        for child in item if isinstance(item, tuple) else [item]:
+            _require_distinct_keys(child)
 
 
 set_loader("yaml", _load_settings, (yaml.YAMLError,))
@@ -98,7 +124,11 @@ class Parser(ArgumentParser):
 
     def parse_args(self, args: Sequence[str], **kwargs: Any) -> Namespace:  # type: ignore[override]
         """Parse the arguments of a command."""
-        return super().parse_args(self._positional_last(args), **kwargs)
+        values = super().parse_args(self._positional_last(args), **kwargs)
+        for action in self._actions:
+            if action.metavar in _PATHS and values.get(action.dest) == "":
+                self.error(f"{self._as_typed(action.dest)} takes a path, got an empty text")
+        return values
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Return the help with the common options, or with all if no option is called common."""
@@ -133,7 +163,12 @@ class Parser(ArgumentParser):
             choices = [item for item in dict.fromkeys(literals) if item not in ("NoneType", "str")]
             expected = _TYPE_NAMES.get(type_name, type_name)
             expected = f"one of {', '.join(choices)}" if choices else expected
-            text = f"{key} takes {expected}, got {value}{nearest(value, choices)}"
+            value = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}…"
+            text = (
+                f"{key} takes {expected}, got {value or 'an empty text'}{nearest(value, choices)}"
+            )
+        elif match := _TOO_MANY_DIGITS.search(text):
+            text = f"{match[1]} takes a number of at most {match[2]} digits, got {match[3]}"
         elif match := _MISSING.search(text):
             text = f"missing: {', '.join(map(self._as_typed, match[1].split(', ')))}"
         elif text.startswith("Unexpected config:"):

@@ -3,7 +3,13 @@
 import sys
 from typing import TYPE_CHECKING
 
-from regard.cli.options import add_beam_size, add_chart_file, add_model, load_translator
+from regard.cli.options import (
+    add_beam_size,
+    add_chart_file,
+    add_model,
+    check_output_files,
+    load_translator,
+)
 from regard.cli.parser import Parser
 from regard.errors import DataError
 
@@ -14,6 +20,7 @@ if TYPE_CHECKING:
 def run(arguments: list[str]) -> None:
     """Translate one text (or force a target) and save its heatmap."""
     args = make_parser().parse_args(arguments)
+    check_output_files(args, "out")
     if not args.text.strip():
         raise DataError("there is nothing to draw: the text is empty")
     translator = load_translator(args.folder, args.device)

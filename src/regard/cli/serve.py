@@ -16,6 +16,8 @@ from regard.cli.options import add_model, load_translator, loading
 from regard.cli.parser import Parser
 from regard.errors import ConfigError
 
+_MOST_WORKERS = 256
+
 
 def run(arguments: list[str]) -> None:
     """Serve until stopped."""
@@ -97,6 +99,8 @@ def _check(args: Namespace) -> None:
     for name in ("workers", "max_tokens", "max_beam", "queue"):
         if args[name] < 1:
             raise ConfigError(f"--{name.replace('_', '-')} must be at least 1, got {args[name]}")
+    if args.workers > _MOST_WORKERS:
+        raise ConfigError(f"--workers must be at most {_MOST_WORKERS}, got {args.workers:,}")
     from regard.setting_checks import MAX_BEAM_SIZE
 
     if args.max_beam > MAX_BEAM_SIZE:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from jsonargparse import Namespace
 
-from regard.cli.options import add_model, add_search, load_translator, require_different_files
+from regard.cli.options import add_model, add_search, check_output_files, load_translator
 from regard.cli.parser import Parser
 from regard.errors import ConfigError, DataError, quantity
 from regard.files import arriving_lines, atomic_write, read_lines
@@ -36,7 +36,7 @@ _HEAD = re.compile(r"(\d{1,9}):(\d{1,9})")
 def run(arguments: list[str]) -> None:
     """Translate a file or standard input to standard output."""
     args = make_parser().parse_args(arguments)
-    require_different_files(args, "out", "attention", "alignments")
+    check_output_files(args, "out", "attention", "alignments")
     pins, heads = _pins(args.pin or ()), _heads(args.ablate_heads or ())
     translator = load_translator(args.folder, args.device)
     _require_attention(translator, args)
@@ -247,7 +247,7 @@ def _open(path: str | None) -> Generator[TextIO | None]:
     if path is None:
         yield None
         return
-    open_text: Any = gzip.open if path.endswith(".gz") else open
+    open_text: Any = gzip.open if path.lower().endswith(".gz") else open
     with (
         atomic_write(path) as temporary,
         open_text(temporary, "wt", encoding="utf-8", newline="\n") as file,

@@ -51,7 +51,9 @@ def explain_step(
             f"model.window {settings.window}, model.coverage {settings.coverage} and "
             f"model.normalizer {settings.normalizer}"
         )
-    output = translator.align([text], [target])[0] if target else translator.translate([text])[0]
+    output = (
+        translator.translate([text])[0] if target is None else translator.align([text], [target])[0]
+    )
     if not output.tokens:
         raise ConfigError("the output for this text is empty, so there is no step to explain")
     if not 0 <= step < len(output.tokens):

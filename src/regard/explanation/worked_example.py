@@ -124,7 +124,7 @@ def explain(
         labels: names of the T states; h1, h2, … by default.
 
     Raises:
-        ConfigError: no score has this name, or the score has no such parameter.
+        ConfigError: no score has this name, the score has no such parameter, or a number overflows.
         ShapeError: the shapes are incompatible; the message names them.
     """
     keys = _array(keys, "keys", 2)
@@ -137,19 +137,31 @@ def explain(
             raise ShapeError(f"expected a {name} for each of {len(keys)} keys, got {len(rows)}")
     if weights is not None:
         total = float(weights.sum())
-        return Explanation(query, keys, values, "given", {}, None, None, total, weights, names)
+        return _finite(
+            Explanation(query, keys, values, "given", {}, None, None, total, weights, names)
+        )
     if query is None:
         raise ConfigError("scoring needs a query: give query, or weights")
     entry, parameters = find_score(score), parameters or {}
     used = _parameters(entry, parameters, len(query), keys.shape[1])
-    scores = _scores(entry, query, keys, used)
-    shift = float(scores.max()) if scores.max() > _MAX_SCORE else 0.0
-    powers = np.exp(scores - shift)
-    total = float(powers.sum())
-    return Explanation(
-        query, keys, values, entry.name, used, scores, powers, total, powers / total, names, shift,
-        frozenset(used.keys() - parameters.keys()),
-    )  # fmt: skip
+    with np.errstate(over="ignore", invalid="ignore"):  # _finite reports it
+        scores = _scores(entry, query, keys, used)
+        shift = float(scores.max()) if scores.max() > _MAX_SCORE else 0.0
+        powers = np.exp(scores - shift)
+        total = float(powers.sum())
+        return _finite(Explanation(
+            query, keys, values, entry.name, used, scores, powers, total, powers / total, names,
+            shift, frozenset(used.keys() - parameters.keys()),
+        ))  # fmt: skip
+
+
+def _finite(explanation: Explanation) -> Explanation:
+    """Return the explanation, unless its numbers overflow."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        results = (explanation.scores, explanation.unnormalised_sum, explanation.context)
+    if not all(np.isfinite(result).all() for result in results if result is not None):
+        raise ConfigError("the numbers are too large: a score or a sum overflows; scale them down")
+    return explanation
 
 
 def variances(
@@ -225,7 +237,10 @@ def _array(values: Any, name: str, axes: int) -> Vector:
 
 def _floats(values: Any, name: str) -> Vector:
     try:
-        array = np.asarray(values, dtype=float)
+        array = np.asarray(values)
+        if array.dtype.kind in "cmM":  # complex numbers and times lose a part as real ones
+            raise TypeError
+        array = array.astype(float)
     except (TypeError, ValueError, OverflowError):
         raise ShapeError(f"expected {name} as numbers in rows of one length") from None
     if not np.isfinite(array).all():
