@@ -711,6 +711,24 @@ def test_a_folder_as_output_file_is_reported_before_the_work(
     assert line.endswith(f"{arguments[-1]} takes a file to write, got the folder {tmp_path}")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["translate", "m", "f", "--out", "./f"], ["evaluate", "m", "f", "--json", "f"],
+        ["align", "m", "f", "--attention", "f"], ["align", "m", "f", "--gold", "g", "--json", "g"],
+        ["evaluate", "m", "f,g", "--json", "g"], ["translate", "m", "f", "--out", "m/config.json"],
+    ],
+)  # fmt: skip
+def test_inputs_are_not_overwritten(
+    sentence: Call, copied: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(copied.rename(copied.with_name("m")).parent)
+    for name in "fg":
+        Path(name).write_text("a\tx\n")
+    line = sentence(*arguments)
+    assert line.endswith(f"{arguments[-2]} names an input, {arguments[-1]}; choose another file")
+
+
 def test_a_message_about_a_name_of_several_lines_is_one_line(sentence: Call, folder: Path) -> None:
     assert sentence("translate", folder, "a\nb").endswith(
         "cannot read a b: No such file or directory"

@@ -286,3 +286,12 @@ def test_a_folder_is_not_replaced_by_a_file(tmp_path: Path) -> None:
         atomic_write(tmp_path),
     ):
         pytest.fail("the work begins before the path is checked")
+
+
+def test_a_loop_of_links_is_replaced_or_reported(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    with pytest.raises(DataError, match=r"cannot write .*loop/x: "):
+        write_text(loop / "x", "text")
+    write_text(loop, "text")
+    assert loop.read_text() == "text"

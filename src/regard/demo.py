@@ -1,5 +1,6 @@
 """The demo: train on a small built-in dataset in about a minute and draw the attention."""
 
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -94,7 +95,7 @@ def new_folder(folder: Path) -> Path:
     Raises:
         ConfigError: the folder has other contents.
     """
-    target = folder.resolve()  # a symbolic link stays
+    target = Path(os.path.realpath(folder))  # a symbolic link stays
     if (target / _MARKER).exists():
         shutil.rmtree(target)
     require_empty_folder(target, "it was not created by the demo, choose another folder (out)")

@@ -56,7 +56,7 @@ def atomic_write(path: str | Path) -> Generator[Path]:
             with temporary.open("rb") as content:
                 shutil.copyfileobj(content, sys.stdout.buffer)
         return
-    path = path.resolve()
+    path = Path(os.path.realpath(path))  # not resolve, which fails at a loop before Python 3.13
     if path.is_dir():
         raise DataError(f"cannot write {path}: it is a folder; choose another path")
     temporary = path.parent / f".{secrets.token_hex(8)}{path.suffix}"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from regard.translator import Translator
 
 _SECONDS_UNTIL_LOADING_IS_REPORTED = 1.0
+_INPUTS = ("file", "pairs", "gold")
+"""Arguments that name files to read."""
 
 
 def add_model(parser: Parser) -> None:
@@ -75,15 +77,24 @@ def add_chart_file(parser: Parser) -> None:
 
 
 def check_output_files(args: Namespace, *names: str) -> None:
-    """Raise a ConfigError if one of these options names a folder, or two of them one file to write."""
-    options: dict[Path, str] = {}
+    """Raise a ConfigError if one of these options names a folder or an input, or two of them one file."""
+    texts = [part for name in _INPUTS for part in (args.get(name) or "").split(",") if part]
+    inputs = {os.path.realpath(text) for text in texts}
+    if "folder" in args:
+        inputs |= {os.path.realpath(path) for path in Path(args.folder).glob("*")}
+    options: dict[str, str] = {}
     for name in names:
-        if args[name] is not None and not Path(args[name]).is_char_device():
-            if Path(args[name]).is_dir():
-                raise ConfigError(f"--{name} takes a file to write, got the folder {args[name]}")
-            first = options.setdefault(Path(args[name]).resolve(), name)
-            if first != name:
-                raise ConfigError(f"--{first} and --{name} name one file; choose another for one")
+        if args[name] is None or Path(args[name]).is_char_device():
+            continue
+        path = os.path.realpath(args[name])
+        if os.path.isdir(path):
+            raise ConfigError(f"--{name} takes a file to write, got the folder {args[name]}")
+        if path in inputs and os.path.exists(path):
+            raise ConfigError(f"--{name} names an input, {args[name]}; choose another file")
+        if options.setdefault(path, name) != name:
+            raise ConfigError(
+                f"--{options[path]} and --{name} name one file; choose another for one"
+            )
 
 
 def load_translator(folder: str, device: str) -> "Translator":
