@@ -240,6 +240,7 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(
         ("model: {encoder_dim: 8}\nmodel: {heads: 2}", 2, "model is set twice, again on line 2"),
         ("model: {heads: 1, heads: 2}", 2, "heads is set twice, again on line 1"),
         ("model: {encoder_dim: 1" + "0" * 5000 + "}", 2, "value has 5001 digits"),
+        ("target: {vocabulary_size: 0}", 1, "train: target.vocabulary_size must be at least 1"),
         ("data: {train: 5}", 2, "data.train takes a text, got 5"),
         ("data: {max_length: 10001}", 1, "max_length must be at most 10,000"),
     ],
@@ -740,6 +741,13 @@ def test_devices_in_a_model_folder_are_not_read(sentence: Call, copied: Path, na
     (copied / name).unlink()
     (copied / name).symlink_to("/dev/zero")
     assert f"{copied / name}" in sentence("translate", copied)
+
+
+@pytest.mark.parametrize("number", [True, 0, -1, 1.0])
+def test_a_format_is_a_whole_number_from_1(sentence: Call, copied: Path, number: Any) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps({**config, "format": number}))
+    assert "config.json is damaged: it states no format" in sentence("translate", copied)
 
 
 def test_texts_that_would_take_minutes_are_refused(sentence: Call, copied: Path) -> None:

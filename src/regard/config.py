@@ -7,6 +7,7 @@ import PyTorch, so that `regard --help` is fast.
 import dataclasses
 import difflib
 import functools
+import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, dataclass_transform
 
@@ -365,4 +366,8 @@ def from_dict(values: Mapping[str, Any]) -> Config:
 def _build(cls: type, values: Any, group: str) -> Any:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{group or 'config'} takes settings by name, got {values!r}")
-    return cls(**values)
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        # one dataclass serves the source and the target
+        raise ConfigError(re.sub(r"^text\.", f"{group}.", str(error))) from None

@@ -173,9 +173,10 @@ def _read_config(folder: Path) -> dict[str, Any]:
         ) from None
     except OSError as error:
         raise FolderError(f"cannot read {folder / 'config.json'}: {error.strerror}") from None
-    if not isinstance(values, dict) or not isinstance(values.get("format"), int):
+    number = values.get("format") if isinstance(values, dict) else None
+    if type(number) is not int or number < 1:
         raise FolderError(f"{folder / 'config.json'} is damaged: it states no format; train again")
-    if values["format"] > migrations.FORMAT:
+    if number > migrations.FORMAT:
         raise FolderError(
             f"{folder} was written by a newer regard ({values.get('regard', '?')}); upgrade to read it"
         )
