@@ -300,9 +300,7 @@ def test_a_chart_of_one_layer_or_head() -> None:
     )
     np.testing.assert_allclose(output.chart(layer=2).weights, output.attention_heads[:, 2].mean(1))
     np.testing.assert_array_equal(output.chart().weights, output.attention)
-    with pytest.raises(
-        ConfigError, match="no layer 3, head None: this attention has 3 layers of 2"
-    ):
+    with pytest.raises(ConfigError, match="no layer 3: this attention has 3 layers of 2"):
         output.chart(layer=3)
 
 
