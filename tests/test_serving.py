@@ -23,6 +23,7 @@ from fastapi.testclient import TestClient
 
 import regard
 from regard.cli.main import main
+from regard.explanation.self_attention import count_layer_weights, layer_weights
 from regard.request import PreparedRequest, prepare
 from regard.serving.app import Settings, create_app
 from regard.serving.batching import Batcher, QueueFull
@@ -162,9 +163,14 @@ def test_the_search_tree_holds_every_output(client: TestClient) -> None:
         ({"texts": ["a"] * 100_000}, "at most 1000"),
         ({"text": " " * 200_000}, "characters"),
         ({"text": "a", "prefix": "a " * 200_000}, "characters"),
-        ({"text": "a", "prefix": "a " * 5000, "beam_size": 20}, "smaller beam"),
+        ({"texts": ["a"] * 9, "prefix": "a " * 499, "beam_size": 20}, "smaller beam"),
         (
-            {"model": 1, "text": "a " * 499, "beam_size": 20, "prefix_tokens": ["a"] * 900},
+            {
+                "model": 1,
+                "texts": ["a " * 499, "a " * 150],
+                "beam_size": 20,
+                "prefix_tokens": ["a"] * 499,
+            },
             "attention weights",
         ),
         ({"text": "a" + "\u0301\u0323" * 5000}, "accents"),
@@ -324,6 +330,94 @@ def test_explain_limits_the_tokens_of_a_text(client: TestClient) -> None:
         response = client.post("/api/explain", json={**body, "step": 1})
         assert response.status_code == 422
         assert "at most 500 tokens" in response.json()["error"]
+
+
+def test_a_prefix_has_at_most_as_many_tokens_as_a_text(client: TestClient) -> None:
+    for prefix in ({"prefix": "a " * 500}, {"prefix_tokens": ["a"] * 500}):
+        response = client.post("/api/translate", json={"text": "a", "beam_size": 1, **prefix})
+        assert response.status_code == 422
+        assert "prefix or target has at most 500 tokens, got 501" in response.json()["error"]
+
+
+def test_weights_of_layers_are_counted_before_they_are_computed(
+    folder: Path, transformer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for path in (folder, transformer):
+        translator = regard.Translator.load(path, "cpu")
+        weights = layer_weights(translator, "a b c", "b a")
+        arrays = [getattr(weights, name) for name in ("encoder", "decoder", "cross")]
+        size = sum(array.size for array in arrays if array is not None)
+        assert count_layer_weights(translator, 4, 3) == size
+    monkeypatch.setattr("regard.serving.app.layer_weights", lambda *_: pytest.fail("computed"))
+    app = create_app(Settings(folder=str(transformer), limits=Limits(weights=size - 1)))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        response = client.post("/api/self-attention", json={"text": "a b c", "target": "b a"})
+    assert response.status_code == 422
+    assert f"would hold {size} weights (at most {size - 1})" in response.json()["error"]
+
+
+@pytest.mark.parametrize("value", ["bytes=5-1", "lines=1-2", "bytes=999999-", "bytes=0-1"])
+def test_a_range_is_ignored(client: TestClient, value: str) -> None:
+    expected = client.get("/page/main.js")
+    response = client.get("/page/main.js", headers={"Range": value})
+    assert (response.status_code, response.content) == (200, expected.content)
+
+
+def test_another_method_is_answered_with_those_allowed(client: TestClient) -> None:
+    response = client.put("/api/translate", json={})
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+
+
+def test_long_values_are_cut_in_refusals(client: TestClient) -> None:
+    for fields in (
+        {"prefix": "zz " * 400},
+        {"features": "x" * 5000},
+        {"beam_size": 10**4000},
+        {"pin": {"0": {str(number): 0 for number in range(1000)}}},
+        {"x" * 5000: 1},
+    ):
+        response = client.post("/api/translate", json={"text": "a", **fields})
+        assert response.status_code == 422
+        assert "…" in response.json()["error"]
+        assert len(response.json()["error"]) < 200
+
+
+def test_the_output_to_explain_may_not_be_empty(client: TestClient) -> None:
+    for target in ("", " ", []):
+        body = {"text": "a b", "target": target, "step": 0}
+        response = client.post("/api/explain", json=body)
+        assert response.status_code == 422
+        assert "is empty" in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({"pin": {"0": {"1": 2}}}, "pin.0.1: Input should be less than or equal to 1"),
+        ({"pin": [{"0": {"1": 2}}]}, "pin.0.0.1: Input should be less than or equal to 1"),
+        ({"pin": {"a": {}}}, "pin.a: Input should be a valid integer, unable to parse string"),
+        ({"features": 5}, "features: Input should be a valid string"),
+    ],
+    ids=str,
+)
+def test_the_field_of_an_error_is_named_as_in_the_request(
+    client: TestClient, body: dict[str, Any], error: str
+) -> None:
+    response = client.post("/api/translate", json={"text": "a b", **body})
+    assert response.json()["error"].startswith(error)
+
+
+def test_a_body_that_is_no_json_object_is_named(client: TestClient) -> None:
+    for content, kind in (
+        (b"", "application/json"),
+        (b'{"text": "a"}', "text/plain"),
+        (b"[]", "application/json"),
+    ):
+        response = client.post("/api/translate", content=content, headers={"Content-Type": kind})
+        assert response.status_code == 422
+        assert response.json() == {
+            "error": "the body must be a JSON object, sent with Content-Type: application/json"
+        }
 
 
 def test_texts_are_tokenised_outside_the_event_loop(
@@ -711,6 +805,23 @@ def test_several_workers_respond_equally(folder: Path) -> None:
     finally:
         process.terminate()
         process.communicate()
+
+
+def test_a_worker_that_ends_before_it_serves_ends_the_server(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal\nif 'REGARD_SERVE' in os.environ: os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    result = subprocess.run(
+        [sys.executable, "-m", "regard", "serve", str(folder), "--port", "0", "--workers", "2"],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "a worker process ended with status -9 before it could serve" in result.stderr
 
 
 def test_the_server_survives_disconnecting_clients(folder: Path) -> None:

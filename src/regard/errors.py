@@ -71,6 +71,11 @@ class Interrupted(KeyboardInterrupt):
         self.signal_number = signal_number
 
 
+def shortened(text: str, length: int = 60) -> str:
+    """Return a text as messages quote it: cut if it is longer."""
+    return text if len(text) <= length else f"{text[:length]}…"
+
+
 def quantity(number: int, unit: str) -> str:
     """Return a number with its unit, which is given in the singular."""
     return f"{number:,} {unit}{'' if number == 1 else 's'}"

@@ -13,7 +13,7 @@ from regard.attention import Memory
 from regard.batching import bucket, pad
 from regard.copy_mechanism import Copies, copies_of, extended_ids
 from regard.decoders import Decoder
-from regard.errors import ConfigError, DataError, quantity
+from regard.errors import ConfigError, DataError, quantity, shortened
 from regard.model_folder import TrainedModel
 from regard.models import Seq2Seq
 from regard.search import SearchConstraints
@@ -29,9 +29,6 @@ from regard.text import (
 
 Pins = Mapping[int, Mapping[int, float]]
 """Attention weights to impose: {step: {source token: weight}}, both counted from 0."""
-
-_LONGEST_QUOTE = 60
-"""Characters of a text that a message shows."""
 
 TextOrTokens = str | Sequence[str]
 """A text, or its tokens."""
@@ -148,7 +145,7 @@ def prepare(
         if isinstance(text, str) and unknown and not forced:
             raise ConfigError(
                 "the prefix has tokens that the vocabulary of the model lacks: "
-                f"{', '.join(unknown)}; leave them out"
+                f"{shortened(', '.join(unknown))}; leave them out"
             )
     longest = trained.metadata.get("max_target_length", 100)
     encodings = trained.source.encode_batch(texts)
@@ -156,7 +153,7 @@ def prepare(
         if len(encoding.ids) > MAX_LENGTH:
             raise DataError(
                 f"a text has {len(encoding.ids):,} tokens, at most {MAX_LENGTH:,} can be translated: "
-                f"{''.join(encoding.tokens[:_LONGEST_QUOTE])[:_LONGEST_QUOTE]}…; split it"
+                f"{shortened(''.join(encoding.tokens))}; split it"
             )
     sources: list[Source] = []
     for text, encoding, start, by_step in zip(texts, encodings, prefixes, pins, strict=True):
@@ -208,12 +205,11 @@ def _one_each(values: Any, texts: Sequence[SourceLike], name: str) -> list[Any]:
 
 
 def _check_pins(weights: Mapping[int, float], step: int, source: Source) -> None:
-    text = source.text if len(source.text) <= _LONGEST_QUOTE else f"{source.text[:_LONGEST_QUOTE]}…"
     last_step, last_token = source.limit - 1, source.length - 1
     if not (0 <= step <= last_step and all(0 <= position <= last_token for position in weights)):
         raise ConfigError(
-            f"pins for {text!r} take steps from 0 to {last_step} and source tokens from 0 to "
-            f"{last_token}, got step {step} and tokens {', '.join(map(str, weights))}"
+            f"pins for {shortened(source.text)!r} take steps from 0 to {last_step} and source tokens from 0 to "
+            f"{last_token}, got step {step} and tokens {shortened(', '.join(map(str, weights)) or 'none')}"
         )
     total = sum(weights.values())
     if not (all(weight >= 0 for weight in weights.values()) and total <= 1 + 1e-6):

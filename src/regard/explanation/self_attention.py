@@ -29,6 +29,17 @@ class LayerWeights(NamedTuple):
     """(layers, heads, L, T): attention of a Transformer decoder to the source."""
 
 
+def count_layer_weights(translator: Translator, source: int, target: int) -> int:
+    """Return how many weights `LayerWeights` has for T = `source` and L = `target` tokens."""
+    model, count = translator.trained.model, 0
+    heads = translator.trained.config.model.heads
+    if isinstance(model.encoder, TransformerEncoder):
+        count += len(model.encoder.layers) * heads * source**2
+    if isinstance(model.decoder, TransformerDecoder):
+        count += model.decoder.attention_layers * heads * target * (target + source)
+    return count
+
+
 @torch.inference_mode()
 def layer_weights(
     translator: Translator,

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import os
+import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,9 @@ from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 
 from regard.charts.base import script_json
-from regard.errors import ConfigError, RegardError, nearest, quantity
+from regard.errors import ConfigError, RegardError, nearest, quantity, shortened
 from regard.explanation.from_model import explain_step
-from regard.explanation.self_attention import layer_weights
+from regard.explanation.self_attention import count_layer_weights, layer_weights
 from regard.request import PreparedRequest, prepare
 from regard.score_registry import SCORES
 from regard.serving.batching import Batcher, QueueFull
@@ -47,6 +48,7 @@ _CONTEXT_VALUES = 8  # components of a context that the page displays
 _CONTENT_POLICY = (
     "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
 )
+_TYPE = re.compile(r"str|\w*\[.*\]")
 router = APIRouter()
 
 
@@ -119,10 +121,16 @@ def from_environment() -> FastAPI:
 
 
 def _validation_error(_: Request, invalid: RequestValidationError) -> Response:
-    error = invalid.errors()[0]
+    # of the types that a field may have, the one whose check came furthest
+    error = max(invalid.errors(), key=lambda error: len(error["loc"]))
     if error["type"] == "json_invalid":
         return error_response(400, f"the body is not JSON: {error['ctx']['error']}")
-    field = ".".join(str(part) for part in error["loc"][1:])
+    if error["type"] in ("missing", "model_attributes_type") and len(error["loc"]) == 1:
+        reason = "the body must be a JSON object, sent with Content-Type: application/json"
+        return error_response(422, reason)
+    parts = [str(part) for part in error["loc"][1:]]  # with names of types, such as list[str]
+    field = ".".join(parts[:1] + [part for part in parts[1:] if not _TYPE.fullmatch(part)])
+    field = shortened(field)
     if error["type"] == "extra_forbidden":
         fields = {*TranslateRequest.model_fields, *ExplainRequest.model_fields}
         return error_response(422, f"there is no field {field}{nearest(field, fields)}")
@@ -133,8 +141,8 @@ def _validation_error(_: Request, invalid: RequestValidationError) -> Response:
 def _http_error(_: Request, error: HTTPException) -> Response:
     reason = str(error.detail)
     if error.status_code == 400 and "parsing the body" in reason:
-        reason = "the body is not JSON in UTF-8, or is nested too deeply"
-    return error_response(error.status_code, reason)
+        reason = "the body is not JSON in UTF-8, is nested too deeply, or has a number of too many digits"
+    return error_response(error.status_code, reason, dict(error.headers or {}))
 
 
 def _error_handler(
@@ -178,7 +186,7 @@ async def translate(request: TranslateRequest, http: Request) -> Response:
 async def explain(request: ExplainRequest, http: Request) -> Response:
     """Compute one attention step: scores, exponentials, partition, weights, context."""
     batcher: Batcher = http.app.state.batcher
-    translator = await asyncio.to_thread(_check_target, request, batcher)
+    translator, _ = await asyncio.to_thread(_check_target, request, batcher)
     options = request.model_dump(include={"step", "target", "layer", "head"})
     explanation, _ = await batcher.call(lambda: explain_step(translator, request.source, **options))
     values = explanation.to_dict()
@@ -193,11 +201,10 @@ async def explain(request: ExplainRequest, http: Request) -> Response:
 async def self_attention(request: SelfAttentionRequest, http: Request) -> Response:
     """Compute the attention weights of all layers and heads of a Transformer for one output."""
     batcher: Batcher = http.app.state.batcher
-    translator = await asyncio.to_thread(_check_target, request, batcher)
+    translator, lengths = await asyncio.to_thread(_check_target, request, batcher)
+    _check_weights(count_layer_weights(translator, *lengths), batcher.limits)
     arguments = translator, request.source, request.target, request.ablate_heads
     weights = await batcher.call(lambda: layer_weights(*arguments))
-    arrays = weights.encoder, weights.decoder, weights.cross
-    _check_weights(sum(array.size for array in arrays if array is not None), batcher.limits)
     return await asyncio.to_thread(lambda: JSONResponse(layer_weights_response(weights)))
 
 
@@ -242,16 +249,18 @@ def _check_pinned(weights: int, limits: Limits) -> None:
         )
 
 
-def _check_target(request: ExplainRequest | SelfAttentionRequest, batcher: Batcher) -> Translator:
-    """Reject a request that breaks a limit; return the model that it names."""
+def _check_target(
+    request: ExplainRequest | SelfAttentionRequest, batcher: Batcher
+) -> tuple[Translator, list[int]]:
+    """Reject a request that breaks a limit; return its model and the lengths of source and target."""
     translator, limits = _translator(batcher, request.model), batcher.limits
     limits.check_text(request.strings)
     (prepared,) = prepare(
         translator.trained, [request.source], [request.target], forced=True
     ).sources
-    for tokens in (prepared.encoding.tokens, prepared.prefix.tokens):
-        limits.check_length(len(tokens) + 1)
-    return translator
+    lengths = [prepared.length, len(prepared.prefix.ids) + 1]
+    limits.check_length(max(lengths))
+    return translator, lengths
 
 
 def _check_weights(weights: int, limits: Limits) -> None:
@@ -271,14 +280,16 @@ def _prepare(
         raise ConfigError(f"at most {quantity(limits.texts, 'text')} per request, got {len(texts)}")
     for name in ("beam_size", "n_best"):
         if (value := getattr(request, name)) > limits.beam_size:
-            raise ConfigError(f"{name} is at most {limits.beam_size}, got {value}")
+            got = shortened(str(value))
+            raise ConfigError(f"{name} is at most {limits.beam_size}, got {got}")
     limits.check_text(request.strings)
     _check_pinned(count_pins(request), limits)
     prepared = prepare(
         translator.trained, texts, request.prefixes, request.pin, request.ablate_heads
     )
     _check_pinned(math.prod(prepared.pins_shape), limits)
-    limits.check_length(max(source.length for source in prepared.sources))
+    for source in prepared.sources:
+        limits.check_length(max(source.length, len(source.prefix.ids) + 1))
     return prepared, _check_work(request, prepared, translator, limits)
 
 

@@ -9,6 +9,7 @@ import contextlib
 import http
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -221,7 +222,8 @@ class LimitedProtocol(H11Protocol):
         """Answer an invalid request; uvicorn calls this while it handles the error."""
         error = sys.exc_info()[1]
         status = getattr(error, "error_status_hint", 400)
-        reason = f"this is no valid HTTP request: {error or msg}"
+        cause = re.sub(r": bytearray\(.*", "", str(error or msg), flags=re.DOTALL)
+        reason = f"this is no valid HTTP request: {cause}"
         if status == http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
             reason = "the request line and the headers are too long"
         self._refuse(status, reason)

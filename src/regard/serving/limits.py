@@ -47,7 +47,7 @@ class Limits:
     characters: int = 20_000
     """Characters of all texts and prefixes of one request."""
     tokens: int = 500
-    """Tokens of one text, `</s>` included."""
+    """Tokens of one text, prefix or target, `</s>` included."""
     beam_size: int = 20
     """`beam_size` and `n_best` of one request."""
     work: int = 60_000
@@ -94,7 +94,9 @@ class Limits:
             ConfigError: there are more than `tokens`.
         """
         if tokens > self.tokens:
-            raise ConfigError(f"a text has at most {quantity(self.tokens, 'token')}, got {tokens}")
+            raise ConfigError(
+                f"a text, prefix or target has at most {quantity(self.tokens, 'token')}, got {tokens}"
+            )
 
 
 class BodyLimit:
@@ -118,6 +120,8 @@ class BodyLimit:
             message = "send Content-Length or Transfer-Encoding, not both"
             await error_response(400, message, _CLOSE)(scope, receive, send)
             return
+        # files are small: a Range header is ignored, as RFC 9110, section 14.2, allows
+        scope["headers"] = [header for header in scope["headers"] if header[0] != b"range"]
         limits, body = self.limits, bytearray()
         try:
             async with asyncio.timeout(limits.body_seconds):

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from regard import migrations
 from regard.config import NormalForm, TextConfig, Unit
-from regard.errors import ConfigError, DataError, FolderError
+from regard.errors import ConfigError, DataError, FolderError, shortened
 from regard.text import subwords
 from regard.text.features import SourceLike, split_features, split_source
 from regard.text.matching import match_tokens, segmented_word_ids
@@ -201,7 +201,7 @@ class Tokenizer:
     def _add_features(self, encoding: Encoding, features: str) -> Encoding:
         if self.features is None:
             raise ConfigError(
-                f"this model reads no features of the source, got {features!r}: leave them out, or "
+                f"this model reads no features of the source, got {shortened(features)!r}: leave them out, or "
                 "train with data.features_column"
             )
         tags = split_features(features, self.normal_form)
