@@ -413,6 +413,43 @@ def test_a_checkpoint_of_another_run_is_refused(complete: Path, tmp_path: Path) 
     regard.train(Config(out=str(out)), PAIRS, DEV, resume=True)
 
 
+def test_files_of_another_run_with_equal_shapes_are_refused(complete: Path, tmp_path: Path) -> None:
+    out, other = tmp_path / "model", tmp_path / "other"
+    regard.train(_config(other, max_updates=10, learning_rate=0.01), PAIRS, DEV)
+    shutil.copytree(complete, out)
+    shutil.copy(other / "model.safetensors", out)
+    message = r"model\.safetensors is damaged .* \(it was written by another training run\)"
+    with pytest.raises(regard.FolderError, match=message):
+        regard.Translator.load(out)
+    with pytest.raises(regard.FolderError, match=message):
+        regard.train(Config(out=str(out)), PAIRS, DEV, resume=True)
+    shutil.copy(complete / "model.safetensors", out)
+    shutil.copy(latest(other), out / "checkpoints" / "30.safetensors")
+    with pytest.raises(
+        regard.FolderError, match=r"30\.safetensors belongs to another run than conf"
+    ):
+        regard.train(Config(out=str(out)), PAIRS, DEV, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "cause"),
+    [
+        ({}, "its budget is used up: to train further, raise training.max_updates"),
+        ({"patience": 1, "validate_every": 1, "max_updates": 200, "learning_rate": 1e-9},
+         "its validations stopped improving: to train further, train from its weights"),
+    ],
+    ids=["budget", "early stopping"],
+)  # fmt: skip
+def test_a_run_that_has_ended_says_how_to_train_further(
+    settings: dict[str, Any], cause: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "model"
+    regard.train(_config(out, **settings), PAIRS, DEV)
+    assert "the run has ended there" not in capsys.readouterr().err
+    regard.train(Config(out=str(out)), PAIRS, DEV, resume=True)
+    assert f"the run has ended there, because {cause}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [

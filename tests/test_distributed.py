@@ -300,6 +300,64 @@ def test_other_launchers_are_refused(name: str, monkeypatch: pytest.MonkeyPatch)
         distributed.join(torch.device("cpu"))
 
 
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"LOCAL_RANK": "0"}, r"LOCAL_RANK=0 says .* or unset LOCAL_RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "x"}, "WORLD_SIZE=x is not what a launcher sets"),
+        ({"RANK": "", "WORLD_SIZE": "2"}, "RANK= of WORLD_SIZE=2 is not what a launcher sets"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 of WORLD_SIZE=2 is not what a launcher sets"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "ACCELERATE_USE_DEEPSPEED=true asks for a way"),
+    ],
+    ids=str,
+)
+def test_environments_that_no_launcher_makes_are_refused(
+    environment: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=message):
+        regard.train(_config(tmp_path / "model"), PAIRS, DEV)
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("address", [{}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "x"}], ids=str)
+def test_an_address_that_cannot_be_reached_is_reported(
+    address: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("a\tb\n")
+    for name, value in ({"RANK": "1", "WORLD_SIZE": "2"} | address).items():
+        monkeypatch.setenv(name, value)
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["train", f"--data.train={pairs}", "--device=cpu", f"--out={tmp_path}/m"]) == 1
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert "regard train: the processes of the job cannot meet at" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("ended", [0, 1])
+def test_a_process_that_ends_before_the_job_begins_does_not_leave_the_others_waiting(
+    ended: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(distributed, "_SECONDS_UNTIL_STARTED", 1.0)
+
+    def train(rank: int) -> None:
+        if rank == ended:
+            os.kill(os.getpid(), signal.SIGKILL)
+        regard.train(_config(tmp_path / "model"), PAIRS, DEV)
+
+    assert in_job(2, train, tmp_path / "log")[1 - ended] == 256
+    written = (tmp_path / "log" / str(1 - ended)).read_text()
+    assert (
+        "JobError: not all of the 2 processes of the job have started within 1 seconds" in written
+    )
+
+
 @pytest.mark.parametrize("processes", [1, 2, 3, 8])
 @pytest.mark.parametrize("count", [0, 1, 3, 7])
 def test_shares_are_disjoint_and_merge_in_order(processes: int, count: int) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -398,6 +399,25 @@ def test_a_damaged_cache_is_named_or_made_again(damage: str, tmp_path: Path) -> 
         file.write_bytes(content)
     assert set(outcomes) != {expected}
     assert damage == "changed" or expected in outcomes
+
+
+@pytest.mark.parametrize("reported", ["by the system", "by datasets"])
+def test_a_full_disk_of_the_cache_is_not_called_damage(
+    reported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from datasets import arrow_dataset, builder
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if reported == "by datasets":
+        monkeypatch.setattr(builder, "has_sufficient_disk_space", lambda *_, **__: False)
+    else:
+        monkeypatch.setattr(arrow_dataset.ArrowWriter, "write_table", full)
+    with pytest.raises(
+        DataError, match=r"cannot write the cache of .*/cache: No space left .*; free"
+    ):
+        MappedPairs(write(tmp_path / "f.jsonl", PAIRS), Config().data)
 
 
 def test_columns_of_numbers_are_refused(tmp_path: Path) -> None:

@@ -391,3 +391,32 @@ def test_progress_in_a_notebook_redraws_one_output(
     assert 'max="4" value="3"' in drawn[-1]
     assert "training &lt;x&gt;: 3/4 updates" in drawn[-1]
     assert capsys.readouterr() == ("update 3\n", "")
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_training_computes_gradients_where_the_caller_has_disabled_them(
+    mode: Callable[[], contextlib.AbstractContextManager[None]], tmp_path: Path
+) -> None:
+    regard.train(_config(tmp_path / "a", max_updates=5), PAIRS, DEV)
+    with mode():
+        regard.train(_config(tmp_path / "b", max_updates=5), PAIRS, DEV)
+    weights = [load_file(tmp_path / name / "model.safetensors") for name in "ab"]
+    assert all(torch.equal(weights[1][name], value) for name, value in weights[0].items())
+
+
+def test_another_default_device_is_refused(tmp_path: Path) -> None:
+    with (
+        torch.device("meta"),
+        pytest.raises(
+            ConfigError, match=r"default is meta: call torch\.set_default_device\('cpu'\)"
+        ),
+    ):
+        regard.train(_config(tmp_path / "model"), PAIRS, DEV)
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_loss_far_above_chance_is_not_called_close_to_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    regard.train(_config(tmp_path / "model", learning_rate=1e15), PAIRS, DEV)
+    assert "is far above ln V = 2.08, that of guessing" in capsys.readouterr().err

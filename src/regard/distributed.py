@@ -6,11 +6,11 @@ gloo, which notices at once that a process has ended, where NCCL waits for it.
 
 import atexit
 import contextlib
-import functools
 import os
 import signal
 import threading
 from collections.abc import Generator, Iterable, Sequence
+from datetime import timedelta
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -24,6 +24,16 @@ _T = TypeVar("_T")
 
 _SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
 """Environment variables in which launchers, and Accelerate, have the number of processes."""
+
+
+_OTHER_WAYS = tuple(f"ACCELERATE_USE_{name}" for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM"))
+"""Variables of `accelerate launch` that shard the model."""
+
+_SECONDS_UNTIL_STARTED = 300.0
+"""Processes that have not started by then, or have ended, are given up."""
+
+_stores: list[Store] = []
+"""The store of the job, once it is open."""
 
 
 class Job(NamedTuple):
@@ -120,10 +130,10 @@ def join(device: torch.device) -> Job:
     Raises:
         ConfigError: the device cannot be used by several processes, they are more than the GPUs, or
             another launcher than these started them.
-        JobError: a process has ended.
+        JobError: a process has ended, or has not started.
     """
+    _refuse_other_launchers()
     if not launched():
-        _refuse_other_launchers()
         return Job()
     backend = "gloo"
     if device.type == "cuda":
@@ -139,6 +149,7 @@ def join(device: torch.device) -> Job:
         raise ConfigError(f"several processes cannot train on {device.type}; set device to cpu")
     if not distributed.is_initialized():
         rank, processes = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        _await_all(rank, processes)
         with _noticing_an_end():
             distributed.init_process_group(backend, store=store(), rank=rank, world_size=processes)
         atexit.register(_leave)
@@ -151,19 +162,70 @@ def launched() -> bool:
 
 
 def _refuse_other_launchers() -> None:
-    for name in _SIZES:
-        if os.environ.get(name, "1") != "1":
+    """Raise a ConfigError unless the environment is that of one process or of a known launcher."""
+    names = ("RANK", "LOCAL_RANK", *_SIZES)
+    given = {name: os.environ[name] for name in names if os.environ.get(name, "-1") != "-1"}
+    several = {name: value for name, value in given.items() if name in _SIZES and value != "1"}
+    if "RANK" not in given:
+        several |= {name: given[name] for name in given if name == "LOCAL_RANK"}
+        if several:
+            name, value = next(iter(several.items()))
             raise ConfigError(
-                f"{name}={os.environ[name]} says that this is one of several processes, but only "
-                "torchrun and accelerate launch start them so that they can train together; use one "
-                f"of these, or unset {name}"
+                f"{name}={value} says that this is one of several processes, but only torchrun and "
+                f"accelerate launch start them so that they can train together; use one of these, or "
+                f"unset {name}"
+            )
+    for name, value in given.items():
+        below = given.get("WORLD_SIZE", "") if name == "RANK" else ""
+        if not value.isdecimal() or (below.isdecimal() and int(value) >= int(below)):
+            size = f" of WORLD_SIZE={below}" if below else ""
+            raise ConfigError(
+                f"{name}={value}{size} is not what a launcher sets; start the processes with torchrun "
+                f"or accelerate launch, or unset {name} to train in one process"
+            )
+    for name in _OTHER_WAYS:
+        if os.environ.get(name, "false").lower() not in ("false", "0", "no"):
+            raise ConfigError(
+                f"{name}={os.environ[name]} asks for a way of training that is not supported; every "
+                "process holds the whole model, in float32 or bfloat16 (training.precision): start "
+                f"without this option, or unset {name}"
             )
 
 
-@functools.cache
-def store() -> Store:
-    """Return the key-value store of the job, at the address that the launcher gives."""
-    return next(rendezvous("env://"))[0]
+def store(seconds: float = _SECONDS_UNTIL_STARTED) -> Store:
+    """Return the key-value store of the job, at the address that the launcher gives.
+
+    Raises:
+        JobError: the process that keeps the store cannot be reached within this time.
+    """
+    if not _stores:
+        try:
+            _stores.append(next(rendezvous("env://", timeout=timedelta(seconds=seconds)))[0])
+        except (RuntimeError, ValueError, OSError) as error:
+            address = ":".join(os.environ.get(name, "") for name in ("MASTER_ADDR", "MASTER_PORT"))
+            raise JobError(
+                f"the processes of the job cannot meet at MASTER_ADDR:MASTER_PORT ({address}); start "
+                "all of them with torchrun or accelerate launch, or unset RANK and WORLD_SIZE to "
+                "train in one process"
+            ) from error
+    return _stores[0]
+
+
+def _await_all(rank: int, processes: int) -> None:
+    """Return when all processes have started; PyTorch would wait half an hour for one that has ended.
+
+    Raises:
+        JobError: one of them has not started in time.
+    """
+    keys = [f"started-{number}" for number in range(processes)]
+    try:
+        store().set(keys[rank], "")
+        store().wait(keys, timedelta(seconds=_SECONDS_UNTIL_STARTED))
+    except RuntimeError as error:
+        raise JobError(
+            f"not all of the {processes} processes of the job have started within "
+            f"{_SECONDS_UNTIL_STARTED:.0f} seconds, or one has ended; start all of them again"
+        ) from error
 
 
 def _leave() -> None:

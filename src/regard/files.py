@@ -1,6 +1,7 @@
 """Atomic writes, and text files read as lines, with or without BOM, CRLF and gzip."""
 
 import contextlib
+import errno
 import gzip
 import io
 import json
@@ -72,7 +73,9 @@ def atomic_write(path: str | Path) -> Generator[Path]:
             f"{path} is not written, because the reader of standard output has gone"
         ) from None
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}; choose another path") from None
+        full = error.errno == errno.ENOSPC
+        remedy = "free space on its disk, or choose another path" if full else "choose another path"
+        raise DataError(f"cannot write {path}: {error.strerror}; {remedy}") from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()

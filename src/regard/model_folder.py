@@ -53,11 +53,12 @@ def save_description(folder: str | Path, trained: TrainedModel) -> None:
     write_json(folder / "config.json", config)
 
 
-def save_weights(folder: str | Path, model: nn.Module) -> None:
-    """Write model.safetensors."""
+def save_weights(folder: str | Path, model: nn.Module, run: str | None = None) -> None:
+    """Write model.safetensors, with the identity of its run (`metadata.run` of config.json)."""
     with atomic_write(Path(folder) / "model.safetensors") as temporary:
         tensors = unshared_tensors(model)
-        write_tensors(temporary, tensors, {"sha256": checksum(tensors)})
+        recorded = {"sha256": checksum(tensors)} | ({"run": run} if run else {})
+        write_tensors(temporary, tensors, recorded)
 
 
 def unshared_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -150,10 +151,12 @@ def load(folder: str | Path) -> TrainedModel:
         )
     try:
         with safe_open(str(weights), framework="pt") as stored:
-            recorded = (stored.metadata() or {}).get("sha256")
+            recorded = stored.metadata() or {}
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-        if recorded not in (None, checksum(tensors)):
+        if recorded.get("sha256") not in (None, checksum(tensors)):
             raise ValueError("the checksum differs")
+        if recorded.get("run") not in (None, trained.metadata.get("run")):
+            raise ValueError("it was written by another training run")
         load_tensors(model, migrations.convert_tensors(tensors))
     except (SafetensorError, ValueError, OSError) as error:
         raise FolderError(

@@ -27,6 +27,8 @@ class StartingPoint(NamedTuple):
     weights: dict[str, Tensor] | None = None
     """None: they are initialised at random, or those of the checkpoint."""
     checkpoint: Checkpoint | None = None
+    run: str | None = None
+    """Identity of the run that is resumed; None for a new one, and for those of earlier versions."""
     notes: tuple[str, ...] = ()
     """Messages for the user."""
 
@@ -48,12 +50,13 @@ def starting_point(
         stored = model_folder.describe(out)
         settings = checkpoint.state.get("config")  # not in checkpoints of format 2 and before
         old = stored.config if settings is None else from_dict(settings)
-        _require_same_run(checkpoint, old, stored.config)
+        run = stored.metadata.get("run")
+        _require_same_run(checkpoint, old, stored.config, run)
         _require_best_weights(checkpoint, out)
         where = f"{out} and cannot change when it is resumed"
         config, changes = _merge(config, old, _FIXED_ON_RESUME, where)
         return StartingPoint(
-            config, (stored.source, stored.target), None, checkpoint, (*notes, *changes)
+            config, (stored.source, stored.target), None, checkpoint, run, (*notes, *changes)
         )
     if init_from is not None:
         stored = model_folder.load(init_from)
@@ -67,8 +70,10 @@ def starting_point(
     return StartingPoint(config)
 
 
-def _require_same_run(checkpoint: Checkpoint, settings: Config, stored: Config) -> None:
-    """Raise a FolderError if a checkpoint has settings that cannot have changed in this folder."""
+def _require_same_run(
+    checkpoint: Checkpoint, settings: Config, stored: Config, run: str | None
+) -> None:
+    """Raise a FolderError if a checkpoint is not of the run that this folder belongs to."""
     for group, names in _FIXED_ON_RESUME.items():
         here, there = dataclasses.asdict(getattr(stored, group)), getattr(settings, group)
         for name in names or here:
@@ -78,6 +83,10 @@ def _require_same_run(checkpoint: Checkpoint, settings: Config, stored: Config) 
                     f"{getattr(there, name)}, and {here[name]} in config.json; move it out of this "
                     "folder"
                 )
+    if checkpoint.state.get("run") != run:
+        raise FolderError(
+            f"{checkpoint.path} belongs to another run than config.json; move it out of this folder"
+        )
 
 
 def _require_best_weights(checkpoint: Checkpoint, out: Path) -> None:

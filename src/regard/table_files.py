@@ -183,6 +183,13 @@ def reading(path: str, cache: Path | None = None) -> Generator[None]:
         unreadable = isinstance(cause, ValueError) or (
             isinstance(cause, OSError) and cause.errno in (None, errno.ENOENT)
         )
+        if (isinstance(cause, OSError) and cause.errno == errno.ENOSPC) or "disk space" in reason:
+            from datasets import config
+
+            raise DataError(
+                f"cannot write the cache of {path} in {config.HF_DATASETS_CACHE}: No space left on "
+                "device; free space there, or set HF_DATASETS_CACHE to a folder on another disk"
+            ) from None
         if cache is not None and unreadable and not isinstance(error, DatasetGenerationError):
             raise DataError(
                 f"the cache of {path} is damaged ({reason.splitlines()[0]}); delete {cache}"

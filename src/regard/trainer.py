@@ -94,6 +94,7 @@ class Trainer:
         job.broadcast(self.model.state_dict().values())
         self.optimizer = self.accelerator.prepare(_optimizer(trained.model, self.settings))
         self.translator = Translator(trained, self.device)
+        self.run: str | None = trained.metadata.get("run")
         self.dev_fingerprint = corpus.dev_fingerprint()
         self.history: list[dict[str, Any]] = []
         self.epoch = 0
@@ -135,7 +136,7 @@ class Trainer:
         if stop:
             self._save_checkpoint()
             if self.job.is_main and not self.history:
-                model_folder.save_weights(self.out, self.trained.model)
+                model_folder.save_weights(self.out, self.trained.model, self.run)
             self.job.wait()
             progress.print(
                 f"stopped at update {self.schedule.update:,}: {self.out} is usable; continue its "
@@ -271,7 +272,7 @@ class Trainer:
         best = self.schedule.validated(-value if lower_is_better else value)
         if best and self.job.is_main:
             checkpoints.require_lock(self.out)
-            model_folder.save_weights(self.out, self.trained.model)
+            model_folder.save_weights(self.out, self.trained.model, self.run)
         entry = {
             "update": self.schedule.update,
             "epoch": self.epoch,
@@ -326,6 +327,7 @@ class Trainer:
             "history": self.history,
             "statistics": dataclasses.asdict(self.statistics),
             "processes": self.job.processes,
+            **({"run": self.run} if self.run else {}),
         }
         model, optimizer = self.trained.model, self.optimizer.optimizer
         checkpoints.save(self.out, model, optimizer, state, generators)
@@ -374,7 +376,7 @@ def _accelerator(config: Config) -> Accelerator:
     precision = "bf16" if config.training.precision == "bfloat16" else "no"
     # its state is shared by the process and would otherwise keep the first run's precision
     AcceleratorState._reset_state(reset_partial_state=True)  # pyright: ignore[reportPrivateUsage]
-    return Accelerator(mixed_precision=precision, cpu=device.type == "cpu")
+    return Accelerator(mixed_precision=precision, cpu=device.type == "cpu", dynamo_backend="no")
 
 
 def _optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.Optimizer:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import hashlib
 import math
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -106,8 +107,15 @@ def train(
             f"models have float32 weights, but PyTorch's default is {torch.get_default_dtype()}: call "
             "torch.set_default_dtype(torch.float32) first"
         )
-    job = distributed.join(find_device(config.device))
+    if torch.get_default_device().type != "cpu":
+        raise ConfigError(
+            f"models are built on the CPU and then moved to the device of the settings, but PyTorch's "
+            f"default is {torch.get_default_device()}: call torch.set_default_device('cpu') first"
+        )
     with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        job = distributed.join(find_device(config.device))
         out = None
         if job.is_main:
             out = _output_folder(config.out, resume)
@@ -134,14 +142,17 @@ def _train(
     model = build(config.model, len(corpus.source), len(corpus.target))
     if start.weights is not None:
         model.load_state_dict(start.weights)
+    fingerprint = corpus.fingerprint()
     metadata = {
         "max_source_length": corpus.max_source_length,
         "max_target_length": corpus.max_target_length,
         "parameters": count_parameters(model),
         "encoder_states": _describe_encoder_states(model),
-        "training_fingerprint": corpus.fingerprint(),
+        "training_fingerprint": fingerprint,
         "examples": corpus.examples,
     }
+    if run := _identity(start, config, (fingerprint, corpus.dev_fingerprint())):
+        metadata["run"] = run
     trained = TrainedModel(config, model, corpus.source, corpus.target, metadata)
     trainer = Trainer(trained, corpus, out, job)
     notes = [
@@ -174,6 +185,18 @@ def _train(
     return Translator.load(out, config.device)
 
 
+def _identity(start: StartingPoint, config: Config, pairs: tuple[str, str]) -> str | None:
+    """Return the identity of a run: a hash of all that its first weights and updates depend on.
+
+    None for a run that an earlier version has begun.
+    """
+    if start.checkpoint is not None:
+        return start.run
+    settings = [getattr(config, group) for group in ("model", "source", "target", "training")]
+    weights = model_folder.checksum(start.weights or {})
+    return hashlib.sha256(repr((settings, pairs, weights)).encode()).hexdigest()[:16]
+
+
 def _complete(trainer: Trainer, progress: Progress) -> None:
     """Add to the model folder what the best weights determine."""
     out, corpus = trainer.out, trainer.corpus
@@ -189,6 +212,15 @@ def _resumed(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     """Return messages about the checkpoint that training continues from."""
     processes, before = trainer.job.processes, checkpoint.state.get("processes", 1)
     notes = [f"resumed at update {trainer.schedule.update:,}"]
+    if trainer.schedule.over():
+        ended_early = trainer.schedule.cooldown and trainer.schedule.cooldown.end_update
+        cause = "its validations stopped improving" if ended_early else "its budget is used up"
+        remedy = (
+            "train from its weights in another folder (init_from)"
+            if ended_early
+            else "raise training.max_updates or training.max_minutes"
+        )
+        notes.append(f"the run has ended there, because {cause}: to train further, {remedy}")
     if processes != before:
         notes.append(
             f"{processes} processes continue a run of {before}: its dropout masks are others now"
@@ -279,8 +311,9 @@ def _warning(translator: Translator, corpus: Corpus, trainer: Trainer) -> str | 
     chance = math.log(len(corpus.target))
     if best["dev_loss"] > _NEAR_CHANCE * chance:
         return (
-            f"the model has learned nothing yet: its dev loss {best['dev_loss']:.2f} is close to "
-            f"ln V = {chance:.2f}, that of guessing; {remedy}"
+            f"the model has learned nothing yet: its dev loss {best['dev_loss']:.2f} is "
+            f"{'close to' if best['dev_loss'] < 2 * chance else 'far above'} ln V = {chance:.2f}, that of "
+            f"guessing; {remedy}"
         )
     metric = trainer.metric
     if metric == "loss" or METRICS[metric].lower_is_better or best[metric] > 0:

@@ -7,12 +7,15 @@ import sys
 from collections.abc import Generator
 from datetime import timedelta
 
+from regard.errors import JobError
+
 _SECONDS_UNTIL_REPORTED = 10.0
 
 
 def processes() -> int:
     """Return the number of processes that run this command together."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    size = os.environ.get("WORLD_SIZE", "1")
+    return int(size) if "RANK" in os.environ and size.isdecimal() else 1
 
 
 def is_main() -> bool:
@@ -39,7 +42,10 @@ def is_first_error() -> bool:
 
     # the launcher ends this process as soon as another one has failed
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return store().add("errors", 1) == 1
+    try:
+        return store(_SECONDS_UNTIL_REPORTED).add("errors", 1) == 1
+    except (RuntimeError, JobError):  # the process that keeps the store has ended, or not started
+        return True
 
 
 def end(reported: bool) -> None:
@@ -49,8 +55,10 @@ def end(reported: bool) -> None:
     from regard.distributed import store
 
     sys.stderr.flush()
-    with contextlib.suppress(RuntimeError):  # the process that kept the store has ended
+    # the process that keeps the store has ended, or not started
+    with contextlib.suppress(RuntimeError, JobError):
+        opened = store(_SECONDS_UNTIL_REPORTED)
         if reported:
-            store().set("reported", "")
+            opened.set("reported", "")
         else:
-            store().wait(["reported"], timedelta(seconds=_SECONDS_UNTIL_REPORTED))
+            opened.wait(["reported"], timedelta(seconds=_SECONDS_UNTIL_REPORTED))
