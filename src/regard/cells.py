@@ -77,11 +77,16 @@ class Cell(nn.Module):
         state: Sequence[Float[Tensor, "N D"]],
     ) -> tuple[Tensor, ...]:
         """Return the state after one step; `projected` comes from `project`."""
-        weight, recurrent_weight, _, recurrent_bias = self._weights()
+        _, recurrent_weight, _, recurrent_bias = self._weights()
         if extra is not None:
-            projected = projected + functional.linear(extra, weight[:, self.input_dim :])
+            projected = projected + functional.linear(extra, self.extra_weight)
         recurrent = functional.linear(state[0], recurrent_weight, recurrent_bias)
         return self.cell.step(projected, recurrent, state)
+
+    @property
+    def extra_weight(self) -> Float[Tensor, "G E"]:
+        """The matrix that multiplies the part of the input computed in each step."""
+        return self._weights()[0][:, self.input_dim :]
 
     def _weights(self) -> list[nn.Parameter]:
         """Return the weights of input and state, then their biases, in PyTorch's order."""

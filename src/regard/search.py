@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.attention import Intervention, Memory
 from regard.batching import pad
-from regard.decoders import Decoder, Step
+from regard.decoders import Decoder, Step, StepDecoder
 from regard.errors import ConfigError, DataError, ShapeError
 from regard.kernels.weighted_sum import to_compute_dtype
 from regard.setting_checks import check_beam_size, check_ids, check_length_penalty, check_limits
@@ -93,7 +93,7 @@ def length_normalization(length: Tensor | int, length_penalty: float) -> Tensor:
 
 @torch.inference_mode()
 def beam_search(
-    decoder: Decoder,
+    decoder: StepDecoder,
     memory: Memory,
     limits: Int[Tensor, " B"],
     beam_size: int = 5,
@@ -110,7 +110,7 @@ def beam_search(
     even if all remaining tokens had probability 1, so stopping early never changes the result.
 
     Args:
-        decoder: any object that implements `Decoder`.
+        decoder: any object with the methods `start` and `step` of `Decoder`.
         memory: the encoded sources.
         limits: (B,), the maximum number of tokens of each output; EOS is forced at that length.
         beam_size: number of hypotheses kept per source (at least `n_best`).
@@ -218,7 +218,7 @@ def _not_finite() -> ConfigError:
 
 
 def _step(
-    decoder: Decoder,
+    decoder: StepDecoder,
     tokens: Int[Tensor, "A K"],
     state: Any,
     constraints: SearchConstraints | None,

@@ -1,5 +1,6 @@
 """Translator: texts in, translations with their attention out."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 from regard import model_folder
 from regard.attention import Memory
 from regard.copy_mechanism import Copies
+from regard.decoders import StepDecoder, fold
 from regard.errors import ConfigError, DataError, quantity
 from regard.request import Pins, PreparedRequest, Source, TextOrTokens, prepare
 from regard.search import Hypothesis, beam_search, forced_decode
@@ -89,6 +91,11 @@ class Translator:
     def target(self) -> Tokenizer:
         """The tokenizer of targets."""
         return self.trained.target
+
+    @functools.cached_property
+    def _steps(self) -> StepDecoder:
+        """The decoder with its weights folded for search."""
+        return fold(self.trained.model.decoder)
 
     @property
     def attention_layer(self) -> int:
@@ -201,13 +208,13 @@ class Translator:
         check_length_penalty(length_penalty)
         if (beams := max(beam_size, n_best)) > _FULL_BATCH_BEAMS:  # bounds the memory of a batch
             batch_tokens = batch_tokens * _FULL_BATCH_BEAMS // beams
-        decoder = self.trained.model.decoder
+        decoder, steps = self.trained.model.decoder, self._steps
 
         def decode(batch: PreparedRequest, memory: Memory) -> list[list[Hypothesis]]:
             limits = torch.tensor([source.limit for source in batch.sources]).to(self.device)
             constraints = batch.constraints(decoder, self.device)
             return beam_search(
-                decoder, memory, limits, beam_size, n_best, length_penalty, constraints,
+                steps, memory, limits, beam_size, n_best, length_penalty, constraints,
                 return_tree, top_logprobs, on_step,
             )  # fmt: skip
 

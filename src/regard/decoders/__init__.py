@@ -10,8 +10,9 @@ N = B x beams; the queries of one source share its memory.
 
 from regard.decoders.bahdanau import BahdanauDecoder
 from regard.decoders.fixed_context import FixedContextDecoder
+from regard.decoders.folded import fold
 from regard.decoders.luong import LuongDecoder
-from regard.decoders.protocol import AttentionInputs, Decoder, State, Step, Unrolled
+from regard.decoders.protocol import AttentionInputs, Decoder, State, Step, StepDecoder, Unrolled
 from regard.decoders.recurrent import RecurrentDecoderConfig
 from regard.decoders.transformer import TransformerDecoder
 
@@ -24,6 +25,8 @@ __all__ = [
     "RecurrentDecoderConfig",
     "State",
     "Step",
+    "StepDecoder",
     "TransformerDecoder",
     "Unrolled",
+    "fold",
 ]

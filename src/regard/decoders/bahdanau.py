@@ -18,6 +18,8 @@ class BahdanauDecoder(AttendingDecoder):
     on top of its states. The arguments are those of `AttendingDecoder`.
     """
 
+    attends_first = True
+
     def unroll(
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
     ) -> Unrolled:
@@ -28,7 +30,7 @@ class BahdanauDecoder(AttendingDecoder):
         contexts: list[Tensor] = []
         by_step: list[Tensor | None] = []
         for inputs in self._project(tokens).unbind(1):
-            context, weights, state = self._attend_step(hidden[0], state, need_weights)
+            context, weights, state = self.attend_step(hidden[0], state, need_weights)
             hidden = self.cells[0].step(inputs, context, hidden)
             states.append(hidden[0])
             contexts.append(context)

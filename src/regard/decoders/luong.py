@@ -59,9 +59,9 @@ class LuongDecoder(AttendingDecoder):
         intervention: Intervention | None = None,
     ) -> tuple[Tensor, Tensor | None, RecurrentState]:
         """Return the readout, the weights and the state after one step."""
-        hidden = self._step_cells(inputs, state.feed, state.hidden)
+        hidden = self.step_cells(inputs, state.feed, state.hidden)
         top = hidden[-1][0]
-        context, weights, state = self._attend_step(top, state, need_weights, intervention)
+        context, weights, state = self.attend_step(top, state, need_weights, intervention)
         readout = self._read_out(context, top)
         feed = readout if self.input_feeding else None
         return readout, weights, dataclasses.replace(state, hidden=hidden, feed=feed)

@@ -30,7 +30,7 @@ class OutputDecoder(nn.Module):
             return self.output(states)
         return self.output(states, weights, copies)
 
-    def _log_probs(self, states: Tensor, weights: Tensor | None, copies: Tensor | None) -> Tensor:
+    def log_probs(self, states: Tensor, weights: Tensor | None, copies: Tensor | None) -> Tensor:
         """Return the log-probabilities of one step, for N = B x beams rows."""
         copies = None if copies is None else repeat_beams(copies, len(states))
         return torch.log_softmax(to_compute_dtype(self.predict(states, weights, copies)), dim=-1)

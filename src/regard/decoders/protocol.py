@@ -50,19 +50,8 @@ class AttentionInputs(NamedTuple):
 
 
 @runtime_checkable
-class Decoder(Protocol):
-    """What search, training, alignment and explanation require of a decoder."""
-
-    vocabulary: int
-    """Size V of the target vocabulary."""
-    attention_layers: int
-    """Number of layers that attend to the source; 0 without attention."""
-    attention_heads: int
-    """Attention heads of each of these layers; 0 without attention."""
-
-    def prepare_memory(self, encoded: Memory) -> Memory:
-        """Add to the encoder's output what every step needs from the source, computed once."""
-        ...
+class StepDecoder(Protocol):
+    """What a search requires of a decoder: its steps."""
 
     def start(self, memory: Memory) -> Any:
         """Return the `State` before the first token, one row per source."""
@@ -75,6 +64,22 @@ class Decoder(Protocol):
 
         An intervention changes the attention weights.
         """
+        ...
+
+
+@runtime_checkable
+class Decoder(StepDecoder, Protocol):
+    """What search, training, alignment and explanation require of a decoder."""
+
+    vocabulary: int
+    """Size V of the target vocabulary."""
+    attention_layers: int
+    """Number of layers that attend to the source; 0 without attention."""
+    attention_heads: int
+    """Attention heads of each of these layers; 0 without attention."""
+
+    def prepare_memory(self, encoded: Memory) -> Memory:
+        """Add to the encoder's output what every step needs from the source, computed once."""
         ...
 
     def unroll(

@@ -121,7 +121,7 @@ class RecurrentDecoder(OutputDecoder):
         """Read one token and return the log-probabilities of the next."""
         readout, weights, state = self.advance(self._project(token), state, True, intervention)
         weights = None if weights is None else weights[:, None, None]
-        return Step(self._log_probs(readout, weights, state.memory.copies), state, weights)
+        return Step(self.log_probs(readout, weights, state.memory.copies), state, weights)
 
     def advance(
         self,
@@ -136,8 +136,8 @@ class RecurrentDecoder(OutputDecoder):
         with the state before the step, and the first cell reads the context.
         """
         query = state.hidden[0][0]
-        context, weights, state = self._attend_step(query, state, need_weights, intervention)
-        hidden = self._step_cells(inputs, context, state.hidden)
+        context, weights, state = self.attend_step(query, state, need_weights, intervention)
+        hidden = self.step_cells(inputs, context, state.hidden)
         readout = self._read_out(context, hidden[-1][0])
         return readout, weights, dataclasses.replace(state, hidden=hidden)
 
@@ -154,7 +154,7 @@ class RecurrentDecoder(OutputDecoder):
             by_step.append(weights)
         return Unrolled(torch.stack(readouts, 1), stack_steps(by_step))
 
-    def _attend_step(
+    def attend_step(
         self,
         query: Float[Tensor, "N D"],
         state: RecurrentState,
@@ -181,7 +181,7 @@ class RecurrentDecoder(OutputDecoder):
         """Project the embeddings for the first cell, for any number of steps."""
         return self.cells[0].project(self._embed(tokens))
 
-    def _step_cells(
+    def step_cells(
         self, projected: Tensor, extra: Tensor | None, hidden: Sequence[Sequence[Tensor]]
     ) -> tuple[tuple[Tensor, ...], ...]:
         """Return the state tensors of all layers after one step."""
@@ -214,6 +214,8 @@ class AttendingDecoder(RecurrentDecoder):
 
     attention_layers = 1
     attention_heads = 1
+    attends_first = False
+    """Whether the query is the state before the step, and the first cell reads the context."""
 
     def __init__(
         self,
@@ -292,13 +294,14 @@ class AttendingDecoder(RecurrentDecoder):
         rows = (batch, length)
         return context.unflatten(0, rows)[:, :, 0], weights.unflatten(0, rows)[:, :, 0]
 
-    def _attend_step(
+    def attend_step(
         self,
         query: Tensor,
         state: RecurrentState,
         need_weights: bool,
         intervention: Intervention | None = None,
     ) -> tuple[Tensor, Tensor | None, RecurrentState]:
+        """Return the context (N, Dv), the weights (N, T) and the new state, for N = B x beams rows."""
         queries = query.view(state.memory.states.shape[0], -1, query.shape[-1])
         steps = torch.full((queries.shape[1],), state.steps, device=query.device)
         coverage = None if state.coverage is None else state.coverage.view(*queries.shape[:2], -1)

@@ -142,7 +142,7 @@ class TransformerDecoder(OutputDecoder):
             inputs, state.past, state.memory, True, intervention
         )
         weights = None if weights is None else weights.flatten(0, 1)
-        log_probs = self._log_probs(self.norm(states[:, 0]), weights, state.memory.copies)
+        log_probs = self.log_probs(self.norm(states[:, 0]), weights, state.memory.copies)
         return Step(log_probs, TransformerState(state.memory, past), weights)
 
     def unroll(
