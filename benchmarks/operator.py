@@ -266,7 +266,7 @@ def roofline_loops() -> list[Callable[[int], Any]]:
     import numba
     import numpy as np
 
-    from regard.kernels.additive.cpu import simd, threads
+    from regard.kernels.cpu import simd, threads
 
     real, count = np.float32, simd.BYTES // 4
     flags: Any = {"error_model": "numpy", "fastmath": threads.FLAGS}
@@ -310,7 +310,7 @@ def roofline_loops() -> list[Callable[[int], Any]]:
 
 def run_on_threads(loop: Any, numbers: Tensor, tasks: int = 64) -> Callable[[int], Any]:
     """Return a loop that runs on the threads of the kernels, as a function of B x L x T x D."""
-    from regard.kernels.additive.cpu import threads
+    from regard.kernels.cpu import threads
 
     count, sums = numbers.numel(), torch.empty(tasks)
 

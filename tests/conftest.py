@@ -15,6 +15,8 @@ import torch
 UNCHECKED = (
     # their functions are compiled by PyTorch, numba or Triton
     "regard.kernels.additive.",
+    "regard.kernels.cells.cpu",
+    "regard.kernels.cpu.",
     "regard.kernels.normalizers",
     "regard.kernels.weighted_sum",
 )

@@ -18,7 +18,7 @@ from oracle import gradients, to_float64
 from regard.kernels import additive, reference
 from regard.kernels.additive import pytorch
 from regard.kernels.additive.cpu import launch
-from regard.kernels.additive.cpu import threads as kernel_threads
+from regard.kernels.cpu import threads as kernel_threads
 
 SCALES = [1e-4, 1e-2, 1, 5, 15, 40, 50, 100, 1e3, 1e4]
 SHAPES = [

@@ -9,6 +9,7 @@ from torch import Tensor
 from regard.batching import Batch
 from regard.cells import CELLS
 from regard.config import ModelConfig
+from regard.decoders import fold
 from regard.models import Seq2Seq, build
 from regard.score_registry import SCORES
 
@@ -78,16 +79,40 @@ def test_step_equals_unroll(settings: dict[str, object], cell: str) -> None:
     memory = model.encode(*_sources())
     unrolled = model.decoder.unroll(memory, _targets(), need_weights=True)
     expected = torch.log_softmax(model.decoder.predict(unrolled.states), -1)
-    state = model.decoder.start(memory)
-    for t, tokens in enumerate(_targets().unbind(1)):
-        step = model.decoder.step(tokens, state)
-        state = step.state
-        torch.testing.assert_close(step.log_probs, expected[:, t], atol=2e-6, rtol=1e-5)
-        if settings["attention"] == "none":
-            assert step.weights is None
-            assert unrolled.weights is None
-        else:
-            torch.testing.assert_close(step.weights, unrolled.weights[:, t], atol=2e-6, rtol=1e-5)
+    for decoder in (model.decoder, fold(model.decoder)):
+        state = decoder.start(memory)
+        for t, tokens in enumerate(_targets().unbind(1)):
+            step = decoder.step(tokens, state)
+            state = step.state
+            torch.testing.assert_close(step.log_probs, expected[:, t], atol=2e-6, rtol=1e-5)
+            if settings["attention"] == "none":
+                assert step.weights is None
+                assert unrolled.weights is None
+            else:
+                expected_weights = unrolled.weights[:, t]
+                torch.testing.assert_close(step.weights, expected_weights, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("settings", ATTENDING, ids=_name)
+def test_folded_weights_give_the_same_steps(settings: dict[str, object], cell: str) -> None:
+    # widths for which there are kernels
+    model = _model({**settings, "encoder_dim": 16, "decoder_dim": 32}, cell)
+    decoder = fold(model.decoder)
+    with torch.no_grad():
+        for _ in range(2):
+            memory = model.encode(*_sources())
+            state, folded = model.decoder.start(memory), decoder.start(memory)
+            for tokens in _targets().unbind(1):
+                step = model.decoder.step(tokens, state)
+                faster = decoder.step(tokens, folded)
+                torch.testing.assert_close(faster.log_probs, step.log_probs, atol=2e-6, rtol=1e-5)
+                torch.testing.assert_close(faster.weights, step.weights, atol=2e-6, rtol=1e-5)
+                rows = torch.tensor([2, 0, 1])
+                items = torch.tensor([2, 0, 1])
+                state, folded = step.state.select(rows, items), faster.state.select(rows, items)
+            for weight in model.decoder.parameters():  # they are folded again
+                weight.mul_(0.9)
 
 
 @pytest.mark.parametrize("settings", DECODERS, ids=_name)

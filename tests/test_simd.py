@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from regard.kernels.additive.cpu import simd
-from regard.kernels.additive.cpu.simd import (
+from regard.kernels.cpu import simd
+from regard.kernels.cpu.simd import (
     exp,
     exp2_integer,
     floor,

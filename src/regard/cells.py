@@ -3,25 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-
-def gru_step(inputs: Tensor, recurrent: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Cho et al. 2014 (arXiv:1406.1078), as `torch.nn.GRU` computes it."""
-    width = 2 * state[0].shape[-1]
-    reset, update = torch.sigmoid(inputs[:, :width] + recurrent[:, :width]).chunk(2, dim=-1)
-    new = torch.tanh(inputs[:, width:] + reset * recurrent[:, width:])
-    return (new + update * (state[0] - new),)
-
-
-def lstm_step(inputs: Tensor, recurrent: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Hochreiter and Schmidhuber 1997, with forget gates, as `torch.nn.LSTM` computes it."""
-    enter, forget, new, out = (inputs + recurrent).chunk(4, dim=-1)
-    memory = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
-    return torch.sigmoid(out) * torch.tanh(memory), memory
+from regard.kernels.cells.op import STEPS
 
 
 class CellType(NamedTuple):
@@ -31,11 +17,9 @@ class CellType(NamedTuple):
     """PyTorch's layer, for whole sequences."""
     state_tensors: int
     """Number of tensors (N, D) in the state; the first is the output."""
-    step: Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
-    """Next state from the input part and the recurrent part of the gates, (N, G) each, and the state."""
 
 
-CELLS = {"gru": CellType(nn.GRU, 1, gru_step), "lstm": CellType(nn.LSTM, 2, lstm_step)}
+CELLS = {"gru": CellType(nn.GRU, 1), "lstm": CellType(nn.LSTM, 2)}
 """Cells by name."""
 
 
@@ -54,7 +38,7 @@ class Cell(nn.Module):
 
     def __init__(self, input_dim: int, extra_dim: int, hidden_dim: int, cell: str) -> None:
         super().__init__()
-        self.cell = CELLS[cell]
+        self.name, self.cell = cell, CELLS[cell]
         self.rnn = self.cell.layer(input_dim + extra_dim, hidden_dim, batch_first=True)
         self.input_dim = input_dim
 
@@ -77,16 +61,21 @@ class Cell(nn.Module):
         state: Sequence[Float[Tensor, "N D"]],
     ) -> tuple[Tensor, ...]:
         """Return the state after one step; `projected` comes from `project`."""
-        _, recurrent_weight, _, recurrent_bias = self._weights()
         if extra is not None:
             projected = projected + functional.linear(extra, self.extra_weight)
-        recurrent = functional.linear(state[0], recurrent_weight, recurrent_bias)
-        return self.cell.step(projected, recurrent, state)
+        recurrent = functional.linear(state[0], *self.recurrent)
+        return STEPS[self.name](projected, recurrent, state)
 
     @property
     def extra_weight(self) -> Float[Tensor, "G E"]:
         """The matrix that multiplies the part of the input computed in each step."""
         return self._weights()[0][:, self.input_dim :]
+
+    @property
+    def recurrent(self) -> tuple[Float[Tensor, "G D"], Float[Tensor, " G"]]:
+        """The matrix that multiplies the state, and its bias."""
+        _, weight, _, bias = self._weights()
+        return weight, bias
 
     def _weights(self) -> list[nn.Parameter]:
         """Return the weights of input and state, then their biases, in PyTorch's order."""

@@ -1,16 +1,18 @@
 """Recurrent decoders for inference: products that do not depend on the step are computed once."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
-from torch.nn import functional
 
 from regard.attention import Intervention, Memory
 from regard.decoders.output import known_tokens
 from regard.decoders.protocol import Decoder, Step, StepDecoder
 from regard.decoders.recurrent import AttendingDecoder, RecurrentState
+from regard.kernels.cells.op import frozen_step
+from regard.kernels.linear import FrozenLinear
 
 
 def fold(decoder: Decoder) -> StepDecoder:
@@ -37,15 +39,16 @@ class FoldedDecoder:
     @torch.no_grad()
     def _fold(self) -> None:
         decoder, readout = self.decoder, self.decoder.readout
-        cell, hidden_dim = decoder.cells[0], decoder.state_shape[2]
-        self.inputs = cell.project(decoder.embedding.weight)
+        first, hidden_dim = decoder.cells[0], decoder.state_shape[2]
+        self._inputs = first.project(decoder.embedding.weight)
+        self._extra = FrozenLinear(first.extra_weight)
+        self._recurrent = [FrozenLinear(*cell.recurrent) for cell in decoder.cells]
         by_context, by_state = readout.weight.split(
             [readout.in_features - hidden_dim, hidden_dim], dim=1
         )
-        self.readout_by_state = by_state.contiguous()
-        self.extra = cell.extra_weight.contiguous()
-        blocks = [self.extra, by_context] if decoder.attends_first else [by_context]
-        self.values = torch.cat(blocks)
+        self._readout = FrozenLinear(by_state, readout.bias)
+        blocks = [first.extra_weight, by_context] if decoder.attends_first else [by_context]
+        self._values = FrozenLinear(torch.cat(blocks))
 
     def start(self, memory: Memory) -> RecurrentState:
         """Return the first state; the values of its memory are projected."""
@@ -53,7 +56,7 @@ class FoldedDecoder:
         if versions != self._versions:
             self._versions = versions
             self._fold()
-        values = functional.linear(memory.states, self.values)
+        values = self._values(memory.states)
         state = self.decoder.start(memory)
         return dataclasses.replace(state, memory=dataclasses.replace(memory, states=values))
 
@@ -64,29 +67,35 @@ class FoldedDecoder:
         intervention: Intervention | None = None,
     ) -> Step:
         """Read one token and return the log-probabilities of the next."""
-        decoder = self.decoder
-        inputs = self.inputs[known_tokens(token, decoder.vocabulary)]
+        decoder, hidden = self.decoder, state.hidden
         if decoder.attends_first:
-            context, weights, state = decoder.attend_step(
-                state.hidden[0][0], state, True, intervention
-            )
-            inputs += context[:, : inputs.shape[1]]
-            context = context[:, inputs.shape[1] :]
-            hidden = decoder.step_cells(inputs, None, state.hidden)
+            query = hidden[0][0]
+            context, weights, state = decoder.attend_step(query, state, True, intervention)
+            hidden = self._step_cells(token, context, hidden)
         else:
-            if state.feed is not None:
-                inputs += functional.linear(state.feed, self.extra)
-            hidden = decoder.step_cells(inputs, None, state.hidden)
-            context, weights, state = decoder.attend_step(hidden[-1][0], state, True, intervention)
-        readout = self._read_out(context, hidden[-1][0])
+            feed = None if state.feed is None else self._extra(state.feed)
+            hidden = self._step_cells(token, feed, hidden)
+            query = hidden[-1][0]
+            context, weights, state = decoder.attend_step(query, state, True, intervention)
+        readout = self._readout(hidden[-1][0])
+        readout = torch.tanh(readout + context[:, -readout.shape[1] :])
         weights = None if weights is None else weights[:, None, None]
         feed = None if state.feed is None else readout
         state = dataclasses.replace(state, hidden=hidden, feed=feed)
         return Step(decoder.log_probs(readout, weights, state.memory.copies), state, weights)
 
-    def _read_out(self, context: Float[Tensor, "N R"], hidden: Float[Tensor, "N D"]) -> Tensor:
-        projected = functional.linear(hidden, self.readout_by_state, self.decoder.readout.bias)
-        return torch.tanh(projected + context)
+    def _step_cells(
+        self, token: Tensor, extra: Tensor | None, hidden: Sequence[Sequence[Tensor]]
+    ) -> tuple[tuple[Tensor, ...], ...]:
+        """Return the state tensors of all layers after one step; `extra` is added to the inputs."""
+        inputs, rows = self._inputs, known_tokens(token, self.decoder.vocabulary)
+        new: list[tuple[Tensor, ...]] = []
+        for cell, linear, layer in zip(self.decoder.cells, self._recurrent, hidden, strict=True):
+            if new:
+                inputs, extra = cell.project(new[-1][0]), None
+                rows = torch.arange(len(inputs), device=inputs.device)
+            new.append(frozen_step(cell.name, inputs, rows, extra, linear(layer[0]), layer))
+        return tuple(new)
 
 
 def _versions(decoder: AttendingDecoder) -> list[tuple[int, int]]:

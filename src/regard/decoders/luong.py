@@ -59,7 +59,7 @@ class LuongDecoder(AttendingDecoder):
         intervention: Intervention | None = None,
     ) -> tuple[Tensor, Tensor | None, RecurrentState]:
         """Return the readout, the weights and the state after one step."""
-        hidden = self.step_cells(inputs, state.feed, state.hidden)
+        hidden = self._step_cells(inputs, state.feed, state.hidden)
         top = hidden[-1][0]
         context, weights, state = self.attend_step(top, state, need_weights, intervention)
         readout = self._read_out(context, top)

@@ -137,7 +137,7 @@ class RecurrentDecoder(OutputDecoder):
         """
         query = state.hidden[0][0]
         context, weights, state = self.attend_step(query, state, need_weights, intervention)
-        hidden = self.step_cells(inputs, context, state.hidden)
+        hidden = self._step_cells(inputs, context, state.hidden)
         readout = self._read_out(context, hidden[-1][0])
         return readout, weights, dataclasses.replace(state, hidden=hidden)
 
@@ -181,7 +181,7 @@ class RecurrentDecoder(OutputDecoder):
         """Project the embeddings for the first cell, for any number of steps."""
         return self.cells[0].project(self._embed(tokens))
 
-    def step_cells(
+    def _step_cells(
         self, projected: Tensor, extra: Tensor | None, hidden: Sequence[Sequence[Tensor]]
     ) -> tuple[tuple[Tensor, ...], ...]:
         """Return the state tensors of all layers after one step."""

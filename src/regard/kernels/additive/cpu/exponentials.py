@@ -11,10 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
-from regard.kernels.additive.cpu import simd, threads
+from regard.kernels.cpu import simd, threads
 
 RANGES = {np.float32: (4, 43.0, 1e9), np.float64: (8, 353.0, 1e75)}
 """Bytes of a number; |x| up to which half of e^{2x} is a normal number and the product of two e^{2x}
@@ -24,39 +22,6 @@ LARGEST_VECTOR = 1e10
 """|v| up to which the sum of four products with three of the latter is finite."""
 
 ELEMENTS_PER_TASK = 1 << 14
-
-
-def exp_2x(x: Any) -> Any:
-    """Return e^{2x} of a vector."""
-    raise NotImplementedError("compiled by numba alone")
-
-
-@overload(exp_2x)
-def _overload_exp_2x(x: Any) -> Any:
-    return _exp_2x_float64 if x.real == types.float64 else _exp_2x_float32
-
-
-def _exp_2x_float64(x: Any) -> Any:
-    return simd.exp(x + x)
-
-
-def _exp_2x_float32(x: Any) -> Any:
-    """Return e^{2x} to one unit of rounding.
-
-    2x = n ln 2 + f with |f| <= ln 2 / 2: a polynomial in f times 2^n. The coefficients are those of
-    expf in the Cephes library.
-    """
-    real = np.float32
-    z = x + x
-    n = simd.floor(z * simd.splat(real(1.44269504088896341)) + simd.splat(real(0.5)))
-    f = z - n * simd.splat(real(0.693359375))
-    f = f - n * simd.splat(real(-2.12194440e-4))
-    p = simd.splat(real(1.9875691500e-4)) * f + simd.splat(real(1.3981999507e-3))
-    p = p * f + simd.splat(real(8.3334519073e-3))
-    p = p * f + simd.splat(real(4.1665795894e-2))
-    p = p * f + simd.splat(real(1.6666665459e-1))
-    p = p * f + simd.splat(real(5.0000001201e-1))
-    return (p * f * f + f + simd.splat(real(1))) * simd.exp2_integer(n)
 
 
 @simd.inlined
@@ -69,13 +34,13 @@ def exp_2x_row(x: Any, y: Any, buffer: Any) -> Any:
     for i in range(0, end, size):
         part = simd.load(x, i)
         largest = simd.max_abs(largest, part)
-        simd.store(y, i, exp_2x(part))
+        simd.store(y, i, simd.exp_2x(part))
     if end < len(x):
         for i in range(end, len(x)):
             buffer[i - end] = x[i]
         part = simd.load(buffer, 0)
         largest = simd.max_abs(largest, part)
-        simd.store(buffer, 0, exp_2x(part))
+        simd.store(buffer, 0, simd.exp_2x(part))
         for i in range(end, len(x)):
             y[i] = buffer[i - end]
     return simd.reduce_max_abs(largest)

@@ -8,14 +8,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from regard.kernels.additive.cpu import simd, threads
 from regard.kernels.additive.cpu.exponentials import (
     LARGEST_VECTOR,
     RANGES,
-    exp_2x,
     exp_2x_row,
     larger_or_nan,
 )
+from regard.kernels.cpu import simd, threads
 
 KEY_TILE = 256
 """Keys of which a vector of features stays in the L1 cache while all queries pass."""
@@ -68,7 +67,7 @@ def by_keys(real: Any) -> Callable[[Any], None]:
                 for d in range(0, padded, size):
                     x = simd.load(a[row], d)
                     max_a = simd.max_abs(max_a, x)
-                    simd.store(a[row], d, exp_2x(x))
+                    simd.store(a[row], d, simd.exp_2x(x))
             for key in range(n_keys):
                 b_of_key, db_of_key = keys[item, key], grad_b[item, key]
                 if width < padded:
@@ -77,7 +76,7 @@ def by_keys(real: Any) -> Callable[[Any], None]:
                 for d in range(0, padded, size):
                     x, q_of_key, gt_of_key = simd.load(b_of_key, d), zeros, zeros
                     max_b = simd.max_abs(max_b, x)
-                    e = exp_2x(x)
+                    e = simd.exp_2x(x)
                     for row in range(n_queries):
                         p = simd.splat(g[item, row, key])
                         y = simd.minimum(ones + simd.load(a[row], d) * e, ceiling)

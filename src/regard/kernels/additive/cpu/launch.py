@@ -8,10 +8,11 @@ import math
 import torch
 from torch import Tensor
 
-from regard.kernels.additive.cpu import exponentials, simd
+from regard.kernels.additive.cpu import exponentials
 from regard.kernels.additive.cpu import gradients as gradient_kernels
 from regard.kernels.additive.cpu import scores as score_kernels
-from regard.kernels.additive.cpu.threads import Sizes, run_kernel
+from regard.kernels.cpu import simd
+from regard.kernels.cpu.threads import Sizes, run_kernel
 
 TASKS_PER_THREAD = 16
 """Tasks of a thread from which on larger tasks are better than more."""

@@ -9,13 +9,13 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from regard.kernels.additive.cpu import simd, threads
 from regard.kernels.additive.cpu.exponentials import (
     LARGEST_VECTOR,
     RANGES,
     exp_2x_row,
     larger_or_nan,
 )
+from regard.kernels.cpu import simd, threads
 
 TILE_ELEMENTS = 1 << 13
 """Elements of a tile of queries, which stay in the L1 cache while all keys pass."""

@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 from torch import Tensor
 
-from regard.kernels.additive.cpu.simd import inlined, memory_access, pointer_at
+from regard.kernels.cpu.simd import inlined, memory_access, pointer_at
 
 NEXT_TASK, NEXT_WORKSPACE, OUT_OF_RANGE = 0, 1, 2
 """Indices of the counters: the next task, the next workspace of a thread, and tasks whose input is
@@ -189,7 +189,8 @@ def compiled(factory: KernelFactory, dtype: torch.dtype) -> Callable[[int], None
     """Return the kernel as a C function, from numba's cache on disk where one is writable."""
     kernel = factory(np.float64 if dtype == torch.float64 else np.float32)
     # numba detects changes in the kernel's own file only, and this name is part of its cache key
-    sources = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
+    folder = Path(__file__).parents[1]
+    sources = b"".join(file.read_bytes() for file in sorted(folder.rglob("*.py")))
     kernel.__qualname__ += f".{hashlib.sha256(sources).hexdigest()[:12]}"
     signature = types.void(types.CPointer(types.int64))
     options: dict[str, Any] = {"error_model": "numpy", "fastmath": FLAGS}

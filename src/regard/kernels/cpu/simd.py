@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import get_or_insert_function
@@ -261,6 +262,39 @@ for _sign, _instruction in (
     (operator.sub, "fsub"), (operator.isub, "fsub"), (operator.mul, "fmul"),
 ):  # fmt: skip
     _arithmetic(_sign, _instruction)
+
+
+def exp_2x(x: Any) -> Any:
+    """Return e^{2x} of a vector."""
+    raise NotImplementedError("compiled by numba alone")
+
+
+@overload(exp_2x)
+def _overload_exp_2x(x: Any) -> Any:
+    return _exp_2x_float64 if x.real == types.float64 else _exp_2x_float32
+
+
+def _exp_2x_float64(x: Any) -> Any:
+    return exp(x + x)
+
+
+def _exp_2x_float32(x: Any) -> Any:
+    """Return e^{2x} to one unit of rounding.
+
+    2x = n ln 2 + f with |f| <= ln 2 / 2: a polynomial in f times 2^n. The coefficients are those of
+    expf in the Cephes library.
+    """
+    real = np.float32
+    z = x + x
+    n = floor(z * splat(real(1.44269504088896341)) + splat(real(0.5)))
+    f = z - n * splat(real(0.693359375))
+    f = f - n * splat(real(-2.12194440e-4))
+    p = splat(real(1.9875691500e-4)) * f + splat(real(1.3981999507e-3))
+    p = p * f + splat(real(8.3334519073e-3))
+    p = p * f + splat(real(4.1665795894e-2))
+    p = p * f + splat(real(1.6666665459e-1))
+    p = p * f + splat(real(5.0000001201e-1))
+    return (p * f * f + f + splat(real(1))) * exp2_integer(n)
 
 
 @inlined

@@ -1,0 +1,1 @@
+"""Recurrent cells: one step as one kernel, without gradients."""

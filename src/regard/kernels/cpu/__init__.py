@@ -1,0 +1,1 @@
+"""CPU kernels: SIMD vectors and threads, for functions that numba compiles."""
