@@ -22,7 +22,7 @@ RANKS = {
     "attention": 5, "copy_mechanism": 5, "mapped_pairs": 6, "corpus": 7, "cells": 5, "schedule": 5,
     "encoders": 6,
     "decoders": 7,
-    "models": 8,
+    "models": 8, "hypotheses": 8,
     "model_folder": 9, "search": 9, "distributed": 3,
     "request": 10, "translation": 10, "version": 0,
     "translator": 11,

@@ -12,8 +12,9 @@ from regard.attention import Memory
 from regard.config import ModelConfig
 from regard.decoders import Decoder, Step
 from regard.errors import ConfigError, DataError, ShapeError
+from regard.hypotheses import length_normalization
 from regard.models import Seq2Seq, build
-from regard.search import SearchConstraints, beam_search, forced_decode, length_normalization
+from regard.search import SearchConstraints, beam_search, forced_decode
 from regard.text import BOS, EOS, PAD
 
 V = 7

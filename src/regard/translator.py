@@ -13,8 +13,9 @@ from regard.attention import Memory
 from regard.copy_mechanism import Copies
 from regard.decoders import StepDecoder, fold
 from regard.errors import ConfigError, DataError, quantity
+from regard.hypotheses import Hypothesis
 from regard.request import Pins, PreparedRequest, Source, TextOrTokens, prepare
-from regard.search import Hypothesis, beam_search, forced_decode
+from regard.search import beam_search, forced_decode
 from regard.setting_checks import check_beam_size, check_length_penalty
 from regard.text import EOS, EOS_TOKEN, SourceLike, Tokenizer
 from regard.translation import (

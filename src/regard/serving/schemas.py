@@ -6,8 +6,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from regard.explanation.self_attention import LayerWeights
+from regard.hypotheses import length_normalization
 from regard.request import TextOrTokens
-from regard.search import length_normalization
 from regard.text import SourceLike
 from regard.translation import Translation, rounded
 

@@ -1,0 +1,222 @@
+"""Hypotheses of a beam search: the best continuations, those that finished, and their way back.
+
+The arrays have one row for each of A active sources, in ascending order of their indices; K beams.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from regard.text import EOS
+
+
+class Hypothesis(NamedTuple):
+    """One output of a search."""
+
+    ids: list[int]
+    """Its tokens, without EOS."""
+    score: float
+    """Sum of the log-probabilities, EOS included, over the length penalty."""
+    weights: np.ndarray | None
+    """(len(ids), layers, heads, T): the attention weights; None without attention."""
+    complete: bool
+    """False if EOS was forced at the length limit."""
+    tree: "list[SearchNode] | None" = None
+    """All hypotheses that the search kept, open or finished; None unless asked for."""
+    top: "list[list[TokenLogProb]] | None" = None
+    """The most probable tokens of each of the len(ids) + 1 steps, best first; None unless asked for."""
+
+
+class TokenLogProb(NamedTuple):
+    """A token that could come next."""
+
+    id: int
+    log_prob: float
+    """Its log-probability in nats, given the tokens before it."""
+
+
+class SearchNode(NamedTuple):
+    """A node of a search tree: a hypothesis that the search kept, open or finished."""
+
+    parent: int
+    """Index of the node that it continues; -1 at the start."""
+    id: int
+    """Its last token."""
+    log_prob: float
+    """Sum of the log-probabilities so far."""
+
+
+def length_normalization(length: Tensor | int, length_penalty: float) -> Tensor:
+    """Return the divisor ((5 + length) / 6) ** length_penalty; the length includes EOS.
+
+    Wu et al. 2016, arXiv:1609.08144, eq. 14.
+    """
+    return ((5 + torch.as_tensor(length, dtype=torch.float32)) / 6) ** length_penalty
+
+
+class Continuations(NamedTuple):
+    """Continuations of the hypotheses of A sources."""
+
+    log_probs: np.ndarray
+    """(A, C): the sum of the log-probabilities; -inf where there is none."""
+    parents: np.ndarray
+    """(A, C): the beam that each one continues."""
+    tokens: np.ndarray
+    """(A, C): the token that it adds."""
+
+
+def best_continuations(totals: Tensor, beams: int) -> tuple[Continuations, Continuations]:
+    """Return the best continuations that stay open, and those that end, of totals (A, K, V)."""
+    # twice as many candidates as beams: even if every beam ends, as many stay open
+    count = min(2 * beams if beams > 1 else 1, totals[0].numel())
+    best, flat = (tensor.cpu().numpy() for tensor in totals.flatten(1).topk(count))
+    parents, tokens = np.divmod(flat, totals.shape[2])
+    is_end = tokens == EOS
+    ended = Continuations(np.where(is_end, best, -np.inf), parents, tokens)
+    order = is_end.argsort(axis=1, kind="stable")[:, :beams]
+    rows = np.arange(len(order))[:, None]
+    opened = Continuations(np.where(is_end, -np.inf, best), parents, tokens)
+    return Continuations(*(column[rows, order] for column in opened)), ended
+
+
+class BeamStep(NamedTuple):
+    """One step of beam search, for tracing hypotheses back."""
+
+    items: np.ndarray
+    """(A,): the indices of the active sources."""
+    previous: int
+    """K', the number of previous beams."""
+    parents: np.ndarray
+    """(A, K): the previous beam that each new beam continues."""
+    tokens: np.ndarray
+    """(A, K): the token that it adds."""
+    weights: np.ndarray | None
+    """(A x K', layers, heads, T): the attention weights of the previous beams."""
+    top_log_probs: np.ndarray
+    """(A x K', N): log-probabilities of the most probable next tokens of the previous beams."""
+    top_ids: np.ndarray
+    """(A x K', N)."""
+
+
+class SearchTrees:
+    """The search trees of B sources."""
+
+    def __init__(self, sources: int) -> None:
+        self.nodes: list[list[SearchNode]] = [[] for _ in range(sources)]
+        self._beams = [[-1] for _ in range(sources)]
+
+    def add(self, items: np.ndarray, beam: Continuations, ended: Continuations) -> None:
+        """Add one step of the active sources."""
+        columns = [np.concatenate(pair, axis=1).tolist() for pair in zip(beam, ended, strict=True)]
+        for item, *candidates in zip(items.tolist(), *columns, strict=True):
+            nodes, previous, indices = self.nodes[item], self._beams[item], list[int]()
+            for log_prob, parent, token in zip(*candidates, strict=True):
+                indices.append(len(nodes))
+                if log_prob > -np.inf:
+                    nodes.append(SearchNode(previous[parent], token, log_prob))
+            self._beams[item] = indices
+
+
+class FinishedHypotheses:
+    """The `n_best` finished hypotheses of every source so far."""
+
+    def __init__(self, limits: Tensor, n_best: int, length_penalty: float) -> None:
+        limits = limits.cpu()
+        self.limits, self.length_penalty = limits.numpy(), length_penalty
+        self.scores = np.full((len(limits), n_best), -np.inf, np.float32)
+        self.beams = np.zeros(self.scores.shape, np.int64)
+        self.lengths = np.zeros(self.scores.shape, np.int64)
+        self.max_divisors = length_normalization(limits + 1, length_penalty).numpy()
+
+    def add(self, items: np.ndarray, ended: Continuations, length: int) -> None:
+        """Add the hypotheses that ended after `length` tokens."""
+        divisor = length_normalization(length + 1, self.length_penalty).item()
+        scores = (ended.log_probs / divisor).astype(np.float32)
+        scores = np.concatenate([self.scores[items], scores], axis=1)
+        order = np.argsort(-scores, axis=1, kind="stable")[:, : self.scores.shape[1]]
+        rows = np.arange(len(items))[:, None]
+        self.scores[items] = scores[rows, order]
+        lengths = np.full_like(ended.parents, length)
+        for column, new in ((self.lengths, lengths), (self.beams, ended.parents)):
+            column[items] = np.concatenate([column[items], new], axis=1)[rows, order]
+
+    def active(self, items: np.ndarray, best_open: np.ndarray, length: int) -> np.ndarray:
+        """Return whether the search goes on after `length` tokens, for each of these sources.
+
+        It does within the limit while an open hypothesis may become one of the `n_best`.
+        """
+        bounds = best_open / self.max_divisors[items]
+        return (self.scores[items, -1] < bounds) & (self.limits[items] > length)
+
+    def trace(
+        self, steps: list[BeamStep], trees: list[list[SearchNode]] | None
+    ) -> list[list[Hypothesis]]:
+        """Trace the finished hypotheses back through the steps; [] for a source without any."""
+        items, ranks = np.nonzero(np.isfinite(self.scores))
+        lengths = self.lengths[items, ranks]
+        ids, rows = _trace(steps, items, lengths, self.beams[items, ranks])
+        weights = _gather([step.weights for step in steps], rows)
+        outputs: list[list[Hypothesis]] = [[] for _ in self.scores]
+        found = zip(
+            items.tolist(), self.scores[items, ranks].tolist(), lengths.tolist(), strict=True
+        )
+        for index, (item, score, length) in enumerate(found):
+            outputs[item].append(
+                Hypothesis(
+                    ids[index, :length].tolist(),
+                    score,
+                    None if weights is None else weights[index, :length].copy(),
+                    length < int(self.limits[item]),
+                    None if trees is None else trees[item],
+                    _most_probable(steps, rows[index, : length + 1]),
+                )
+            )
+        return outputs
+
+
+def _trace(
+    steps: list[BeamStep], items: np.ndarray, lengths: np.ndarray, beams: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ids (n, L) of n hypotheses, and the row of each in every step, (n, L + 1).
+
+    Row i of step t is that of the first t tokens of hypothesis i; the rest of both is undefined.
+    """
+    ids = np.zeros((len(items), len(steps)), np.int64)
+    rows = np.zeros_like(ids)
+    for t in reversed(range(len(steps))):
+        step = steps[t]
+        through = np.flatnonzero(lengths >= t)
+        source = np.searchsorted(step.items, items[through])
+        longer = lengths[through] > t
+        child = source[longer], beams[through[longer]]
+        ids[through[longer], t] = step.tokens[child]
+        beams[through[longer]] = step.parents[child]
+        rows[through, t] = source * step.previous + beams[through]
+    return ids, rows
+
+
+def _gather(by_step: list[np.ndarray | None], rows: np.ndarray) -> np.ndarray | None:
+    """Return the attention weights of n hypotheses, (n, L, layers, heads, T); None without attention."""
+    present = [weights for weights in by_step if weights is not None]
+    if not present:
+        return None
+    out = np.zeros((*rows.shape, *present[0].shape[1:]), present[0].dtype)
+    for t, weights in enumerate(present):
+        out[:, t] = weights[rows[:, t]]
+    return out
+
+
+def _most_probable(steps: list[BeamStep], rows: np.ndarray) -> list[list[TokenLogProb]] | None:
+    """Return the most probable next tokens of each step, without impossible ones; None unless asked for."""
+    if not steps[0].top_ids.shape[1]:
+        return None
+    return [
+        [
+            TokenLogProb(int(id), float(value))
+            for id, value in zip(step.top_ids[row], step.top_log_probs[row], strict=True)
+            if np.isfinite(value)
+        ]
+        for step, row in zip(steps, rows, strict=False)
+    ]
