@@ -208,11 +208,19 @@ def test_a_request_that_is_being_answered_keeps_its_connection(address: Address)
             assert b"200 OK" in connection.recv(1000)
 
 
-def test_complete_requests_above_the_cap_are_answered_or_refused(address: Address) -> None:
+def test_complete_requests_above_the_cap_are_answered_or_refused(
+    running: tuple[uvicorn.Server, Address],
+) -> None:
+    server, address = running
+    arrived = threading.Event()
     with contextlib.ExitStack() as stack:
+        # the server accepts nothing before all requests have arrived
+        server.servers[0].get_loop().call_soon_threadsafe(arrived.wait)
+        stack.callback(arrived.set)
         clients = [stack.enter_context(socket.create_connection(address)) for _ in range(5 * CAP)]
         for client in clients:
             client.sendall(_request("GET /slow", "Host: localhost"))
+        arrived.set()
         answers = [b"".join(iter(lambda c=client: c.recv(65536), b"")) for client in clients]
     statuses = [answer.split()[1] for answer in answers]
     assert statuses.count(b"200") >= CAP

@@ -182,9 +182,9 @@ def test_no_sources_give_no_outputs() -> None:
 
 
 def test_length_penalty_is_that_of_wu_et_al() -> None:
-    assert float(length_normalization(1, 1.0)) == pytest.approx(1.0)
-    assert float(length_normalization(7, 0.5)) == pytest.approx(2**0.5)
-    assert float(length_normalization(50, 0.0)) == 1.0
+    assert length_normalization(1, 1.0) == pytest.approx(1.0)
+    assert length_normalization(7, 0.5) == pytest.approx(2**0.5)
+    assert length_normalization(50, 0.0) == 1.0
 
 
 @dataclass

@@ -3,10 +3,9 @@
 The arrays have one row for each of A active sources, in ascending order of their indices; K beams.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from regard.text import EOS
@@ -48,12 +47,20 @@ class SearchNode(NamedTuple):
     """Sum of the log-probabilities so far."""
 
 
-def length_normalization(length: Tensor | int, length_penalty: float) -> Tensor:
+@overload
+def length_normalization(length: int, length_penalty: float) -> float: ...
+
+
+@overload
+def length_normalization(length: np.ndarray, length_penalty: float) -> np.ndarray: ...
+
+
+def length_normalization(length: Any, length_penalty: float) -> Any:
     """Return the divisor ((5 + length) / 6) ** length_penalty; the length includes EOS.
 
     Wu et al. 2016, arXiv:1609.08144, eq. 14.
     """
-    return ((5 + torch.as_tensor(length, dtype=torch.float32)) / 6) ** length_penalty
+    return ((5 + length) / 6) ** length_penalty
 
 
 class Continuations(NamedTuple):
@@ -123,17 +130,19 @@ class FinishedHypotheses:
     """The `n_best` finished hypotheses of every source so far."""
 
     def __init__(self, limits: Tensor, n_best: int, length_penalty: float) -> None:
-        limits = limits.cpu()
-        self.limits, self.length_penalty = limits.numpy(), length_penalty
+        self.limits, self.length_penalty = limits.cpu().numpy(), length_penalty
         self.scores = np.full((len(limits), n_best), -np.inf, np.float32)
         self.beams = np.zeros(self.scores.shape, np.int64)
         self.lengths = np.zeros(self.scores.shape, np.int64)
-        self.max_divisors = length_normalization(limits + 1, length_penalty).numpy()
+        self.max_divisors = length_normalization(self.limits + 1, length_penalty)
 
     def add(self, items: np.ndarray, ended: Continuations, length: int) -> None:
         """Add the hypotheses that ended after `length` tokens."""
-        divisor = length_normalization(length + 1, self.length_penalty).item()
-        scores = (ended.log_probs / divisor).astype(np.float32)
+        some = ended.log_probs.max(1) > -np.inf
+        if not some.any():
+            return
+        items, ended = items[some], Continuations(*(column[some] for column in ended))
+        scores = ended.log_probs / length_normalization(length + 1, self.length_penalty)
         scores = np.concatenate([self.scores[items], scores], axis=1)
         order = np.argsort(-scores, axis=1, kind="stable")[:, : self.scores.shape[1]]
         rows = np.arange(len(items))[:, None]

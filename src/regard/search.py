@@ -168,9 +168,9 @@ def forced_decode(
     logits = decoder.predict(unrolled.states, unrolled.weights, memory.copies)
     log_probs = to_compute_dtype(logits).log_softmax(-1).gather(2, outputs[..., None])[..., 0]
     log_probs = log_probs.masked_fill(outputs == PAD, 0).sum(1).cpu()
-    scores = log_probs / length_normalization(torch.tensor(lengths), length_penalty)
+    scores = log_probs.numpy() / length_normalization(np.array(lengths), length_penalty)
     weights = None if unrolled.weights is None else unrolled.weights.float().cpu().numpy()
-    if bool(scores.isnan().any()):
+    if np.isnan(scores).any():
         raise _not_finite()
     return [
         Hypothesis(target, score, None if weights is None else weights[row, : len(target)], True)

@@ -78,7 +78,7 @@ def _to_dict(output: "Translation") -> dict[str, Any]:
     """Return the object of `regard translate --attention`, with the log-probability in nats."""
     from regard.hypotheses import length_normalization
 
-    divisor = float(length_normalization(len(output.tokens) + 1, 1.0))
+    divisor = length_normalization(len(output.tokens) + 1, 1.0)
     return {**output.to_dict(), "log_prob": output.score * divisor}
 
 

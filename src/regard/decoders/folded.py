@@ -1,18 +1,23 @@
 """Recurrent decoders for inference: products that do not depend on the step are computed once."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
 from regard.attention import Intervention, Memory
-from regard.decoders.output import known_tokens
+from regard.decoders.output import CopyingOutput, known_tokens
 from regard.decoders.protocol import Decoder, Step, StepDecoder
 from regard.decoders.recurrent import AttendingDecoder, RecurrentState
+from regard.kernels import additive
 from regard.kernels.cells.op import frozen_step
 from regard.kernels.linear import FrozenLinear
+from regard.kernels.normalizers import normalize
+from regard.kernels.weighted_sum import to_compute_dtype
+from regard.scores import PairwiseScore, Score
 
 
 def fold(decoder: Decoder) -> StepDecoder:
@@ -47,6 +52,10 @@ class FoldedDecoder:
             [readout.in_features - hidden_dim, hidden_dim], dim=1
         )
         self._readout = FrozenLinear(by_state, readout.bias)
+        self._project_query = self._fold_query()
+        output = decoder.output
+        copies = isinstance(output, CopyingOutput)
+        self._output = None if copies else FrozenLinear(output.weight, output.bias)
         blocks = [first.extra_weight, by_context] if decoder.attends_first else [by_context]
         self._values = FrozenLinear(torch.cat(blocks))
 
@@ -70,19 +79,51 @@ class FoldedDecoder:
         decoder, hidden = self.decoder, state.hidden
         if decoder.attends_first:
             query = hidden[0][0]
-            context, weights, state = decoder.attend_step(query, state, True, intervention)
+            context, weights, state = self._attend(query, state, intervention)
             hidden = self._step_cells(token, context, hidden)
         else:
             feed = None if state.feed is None else self._extra(state.feed)
             hidden = self._step_cells(token, feed, hidden)
             query = hidden[-1][0]
-            context, weights, state = decoder.attend_step(query, state, True, intervention)
+            context, weights, state = self._attend(query, state, intervention)
         readout = self._readout(hidden[-1][0])
         readout = torch.tanh(readout + context[:, -readout.shape[1] :])
         weights = None if weights is None else weights[:, None, None]
         feed = None if state.feed is None else readout
         state = dataclasses.replace(state, hidden=hidden, feed=feed)
-        return Step(decoder.log_probs(readout, weights, state.memory.copies), state, weights)
+        if self._output is None:
+            log_probs = decoder.log_probs(readout, weights, state.memory.copies)
+        else:
+            log_probs = torch.log_softmax(to_compute_dtype(self._output(readout)), dim=-1)
+        return Step(log_probs, state, weights)
+
+    def _fold_query(self) -> Callable[[Tensor], Tensor] | None:
+        """Return the projection of queries; None where attention is more than scores of them."""
+        decoder, score = self.decoder, self.decoder.attention.score
+        if not isinstance(score, Score) or decoder.window or decoder.coverage:
+            return None
+        if not isinstance(score, PairwiseScore):
+            return score.project_query
+        rows = torch.eye(decoder.state_shape[2]).to(score.vector)
+        return FrozenLinear(score.project_query(rows).T)
+
+    def _attend(
+        self, query: Tensor, state: RecurrentState, intervention: Intervention | None
+    ) -> tuple[Tensor, Tensor | None, RecurrentState]:
+        """Return the context, the weights and the new state, as `AttendingDecoder.attend_step` does."""
+        if self._project_query is None or intervention is not None:
+            return self.decoder.attend_step(query, state, True, intervention)
+        memory, attention = state.memory, self.decoder.attention
+        queries = self._project_query(query).unflatten(0, (len(memory.states), -1))
+        score, keys = cast("Score", attention.score), memory.keys[0]
+        if isinstance(keys, Tensor):
+            scores = score.compare(queries, keys)
+        else:
+            scores = additive.frozen_scores(queries, keys, cast("PairwiseScore", score).vector)
+        weights = normalize(scores, memory.padding[:, None], attention.normalizer)
+        context = torch.matmul(weights, memory.states)
+        state = dataclasses.replace(state, steps=state.steps + 1)
+        return context.flatten(0, 1), weights.flatten(0, 1), state
 
     def _step_cells(
         self, token: Tensor, extra: Tensor | None, hidden: Sequence[Sequence[Tensor]]

@@ -17,7 +17,9 @@ from regard.kernels.normalizers import normalize
 
 def is_autocast_enabled(device: torch.device) -> bool:
     """Return whether autocast is enabled on a device; some, as `meta`, have none."""
-    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+    kind = device.type
+    known = kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)
+    return known and torch.is_autocast_enabled(kind)
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:

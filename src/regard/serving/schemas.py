@@ -249,7 +249,7 @@ def _best_output(request: TranslateRequest, outputs: Sequence[Translation]) -> d
 
 
 def _output(request: TranslateRequest, output: Translation) -> dict[str, Any]:
-    penalty = float(length_normalization(len(output.tokens) + 1, request.length_penalty))
+    penalty = length_normalization(len(output.tokens) + 1, request.length_penalty)
     result: dict[str, Any] = {
         "text": output.text,
         "tokens": output.tokens,

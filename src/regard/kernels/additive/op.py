@@ -83,6 +83,11 @@ def scores(
         return pairs.view(*a.shape[:-1], b.shape[-2]).to(dtype)
 
 
+def frozen_scores(a: Tensor, b: AdditiveKeys, v: Tensor) -> Tensor:
+    """Return `scores` for v of one head, without checks and without gradients."""
+    return dispatch.scores(a, b.projected, v[None], b.prepared, WORKSPACE)
+
+
 def _check(a: Tensor, b: Tensor, v: Tensor) -> None:
     """Raise a ShapeError unless the kernels, which read memory unchecked, can take these tensors."""
     if (
@@ -95,12 +100,14 @@ def _check(a: Tensor, b: Tensor, v: Tensor) -> None:
             "(B, H, L, D), (B, H, T, D) and (H, D), got "
             f"{tuple(a.shape)}, {tuple(b.shape)} and {tuple(v.shape)}"
         )
-    for name in ("device", "dtype"):
-        kinds = [str(getattr(tensor, name)) for tensor in (a, b, v)]
-        if len(set(kinds)) > 1:
+    for name, kinds in (
+        ("device", (a.device, b.device, v.device)),
+        ("dtype", (a.dtype, b.dtype, v.dtype)),
+    ):
+        if not kinds[0] == kinds[1] == kinds[2]:
             raise ShapeError(
                 f"expected queries, keys and the vector of the score of one {name}, got "
-                f"{', '.join(kinds)}"
+                f"{', '.join(map(str, kinds))}"
             )
 
 
