@@ -23,7 +23,7 @@ RANKS = {
     "encoders": 6,
     "decoders": 7,
     "models": 8, "hypotheses": 8,
-    "model_folder": 9, "search": 9, "distributed": 3,
+    "model_folder": 9, "inference": 9, "search": 9, "distributed": 3,
     "request": 10, "translation": 10, "version": 0,
     "translator": 11,
     "evaluation": 12, "model_card": 12,

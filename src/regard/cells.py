@@ -51,8 +51,7 @@ class Cell(nn.Module):
 
     def project(self, inputs: Float[Tensor, "*n I"]) -> Float[Tensor, "*n G"]:
         """Return the part of the gates that depends on the known input; I = input_dim."""
-        weight, _, bias, _ = self._weights()
-        return functional.linear(inputs, weight[:, : self.input_dim], bias)
+        return functional.linear(inputs, *self.known)
 
     def step(
         self,
@@ -65,6 +64,12 @@ class Cell(nn.Module):
             projected = projected + functional.linear(extra, self.extra_weight)
         recurrent = functional.linear(state[0], *self.recurrent)
         return STEPS[self.name](projected, recurrent, state)
+
+    @property
+    def known(self) -> tuple[Float[Tensor, "G I"], Float[Tensor, " G"]]:
+        """The matrix that multiplies the part of the input known beforehand, and its bias."""
+        weight, _, bias, _ = self._weights()
+        return weight[:, : self.input_dim], bias
 
     @property
     def extra_weight(self) -> Float[Tensor, "G E"]:

@@ -14,6 +14,8 @@ from regard.copy_mechanism import Copies
 from regard.decoders import StepDecoder, fold
 from regard.errors import ConfigError, DataError, quantity
 from regard.hypotheses import Hypothesis
+from regard.inference import for_inference
+from regard.models import Seq2Seq
 from regard.request import Pins, PreparedRequest, Source, TextOrTokens, prepare
 from regard.search import beam_search, forced_decode
 from regard.setting_checks import check_beam_size, check_length_penalty
@@ -94,9 +96,14 @@ class Translator:
         return self.trained.target
 
     @functools.cached_property
+    def _model(self) -> Seq2Seq:
+        """The model with faster products."""
+        return for_inference(self.trained.model)
+
+    @functools.cached_property
     def _steps(self) -> StepDecoder:
         """The decoder with its weights folded for search."""
-        return fold(self.trained.model.decoder)
+        return fold(self._model.decoder)
 
     @property
     def attention_layer(self) -> int:
@@ -209,7 +216,7 @@ class Translator:
         check_length_penalty(length_penalty)
         if (beams := max(beam_size, n_best)) > _FULL_BATCH_BEAMS:  # bounds the memory of a batch
             batch_tokens = batch_tokens * _FULL_BATCH_BEAMS // beams
-        decoder, steps = self.trained.model.decoder, self._steps
+        decoder, steps = self._model.decoder, self._steps
 
         def decode(batch: PreparedRequest, memory: Memory) -> list[list[Hypothesis]]:
             limits = torch.tensor([source.limit for source in batch.sources]).to(self.device)
@@ -259,7 +266,7 @@ class Translator:
         request = prepare(self.trained, sources, references, forced=True)
 
         def decode(batch: PreparedRequest, memory: Memory) -> list[list[Hypothesis]]:
-            ids, decoder = [row.prefix.ids for row in batch.sources], self.trained.model.decoder
+            ids, decoder = [row.prefix.ids for row in batch.sources], self._model.decoder
             return [[output] for output in forced_decode(decoder, memory, ids, length_penalty)]
 
         outputs = self._decode(request, batch_tokens, decode, on_progress, forced=True)
@@ -279,7 +286,7 @@ class Translator:
         attends = self.trained.model.decoder.attention_layers > 0
         outputs = [[empty_translation(source.line, attends)] * n_best for source in request.sources]
         for indices, batch in request.batches(batch_tokens):
-            decoded = decode(batch, batch.encode(self.trained.model, self.device))
+            decoded = decode(batch, batch.encode(self._model, self.device))
             for index, source, hypotheses in zip(indices, batch.sources, decoded, strict=True):
                 tree = self._tree(hypotheses[0], source.copies)
                 translations = [

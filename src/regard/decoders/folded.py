@@ -14,7 +14,7 @@ from regard.decoders.protocol import Decoder, Step, StepDecoder
 from regard.decoders.recurrent import AttendingDecoder, RecurrentState
 from regard.kernels import additive
 from regard.kernels.cells.op import frozen_step
-from regard.kernels.linear import FrozenLinear
+from regard.kernels.linear import FrozenLinear, weights_version
 from regard.kernels.normalizers import normalize
 from regard.kernels.weighted_sum import to_compute_dtype
 from regard.scores import PairwiseScore, Score
@@ -38,7 +38,7 @@ class FoldedDecoder:
 
     def __init__(self, decoder: AttendingDecoder) -> None:
         self.decoder = decoder
-        self._versions = _versions(decoder)
+        self._version = weights_version(decoder)
         self._fold()
 
     @torch.no_grad()
@@ -48,6 +48,7 @@ class FoldedDecoder:
         self._inputs = first.project(decoder.embedding.weight)
         self._extra = FrozenLinear(first.extra_weight)
         self._recurrent = [FrozenLinear(*cell.recurrent) for cell in decoder.cells]
+        self._upper = [FrozenLinear(*cell.known) for cell in decoder.cells[1:]]
         by_context, by_state = readout.weight.split(
             [readout.in_features - hidden_dim, hidden_dim], dim=1
         )
@@ -61,9 +62,9 @@ class FoldedDecoder:
 
     def start(self, memory: Memory) -> RecurrentState:
         """Return the first state; the values of its memory are projected."""
-        versions = _versions(self.decoder)
-        if versions != self._versions:
-            self._versions = versions
+        version = weights_version(self.decoder)
+        if version != self._version:
+            self._version = version
             self._fold()
         values = self._values(memory.states)
         state = self.decoder.start(memory)
@@ -131,17 +132,10 @@ class FoldedDecoder:
         """Return the state tensors of all layers after one step; `extra` is added to the inputs."""
         inputs, rows = self._inputs, known_tokens(token, self.decoder.vocabulary)
         new: list[tuple[Tensor, ...]] = []
-        for cell, linear, layer in zip(self.decoder.cells, self._recurrent, hidden, strict=True):
-            if new:
-                inputs, extra = cell.project(new[-1][0]), None
+        name = self.decoder.cells[0].name
+        for index, (recurrent, layer) in enumerate(zip(self._recurrent, hidden, strict=True)):
+            if index:
+                inputs, extra = self._upper[index - 1](new[-1][0]), None
                 rows = torch.arange(len(inputs), device=inputs.device)
-            new.append(frozen_step(cell.name, inputs, rows, extra, linear(layer[0]), layer))
+            new.append(frozen_step(name, inputs, rows, extra, recurrent(layer[0]), layer))
         return tuple(new)
-
-
-def _versions(decoder: AttendingDecoder) -> list[tuple[int, int]]:
-    """Return what changes with the weights: their addresses, and counts of changes in place."""
-    return [
-        (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
-        for weight in decoder.parameters()
-    ]

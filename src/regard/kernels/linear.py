@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
+
+_MIN_ROWS = 4
+"""Rows below which the overhead of oneDNN is larger than its gain."""
 
 
 class FrozenLinear:
@@ -22,9 +25,35 @@ class FrozenLinear:
 
     def __call__(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n E"]:
         """Return the product."""
-        if self._packed is None or not x.numel():
+        packed = self._packed
+        if packed is None or x.dtype != self.weight.dtype or x.shape[:-1].numel() < _MIN_ROWS:
             return functional.linear(x, self.weight, self.bias)
-        return _onednn()._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return _onednn()._linear_pointwise(x, packed, self.bias, "none", [], "")
+
+
+class InferenceLinear(nn.Linear):
+    """A linear layer that shares the weights of another one, without gradients."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self._frozen_version: list[tuple[int, int]] = []
+        self._frozen: FrozenLinear | None = None
+
+    def forward(self, input: Float[Tensor, "*n D"]) -> Float[Tensor, "*n E"]:
+        """Return the product."""
+        if (version := weights_version(self)) != self._frozen_version or self._frozen is None:
+            self._frozen_version, self._frozen = version, FrozenLinear(self.weight, self.bias)
+        return self._frozen(input)
+
+
+def weights_version(module: nn.Module) -> list[tuple[int, int]]:
+    """Return what changes with the weights: their addresses, and counts of changes in place."""
+    return [
+        (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
+        for weight in module.parameters()
+    ]
 
 
 def _onednn() -> Any:
