@@ -3,11 +3,27 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.kernels.cells.op import STEPS
+from regard.kernels.cells.op import StepFunction, frozen_step
+
+
+def gru_step(inputs: Tensor, recurrent: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Cho et al. 2014 (arXiv:1406.1078), as `torch.nn.GRU` computes it."""
+    width = 2 * state[0].shape[-1]
+    reset, update = torch.sigmoid(inputs[:, :width] + recurrent[:, :width]).chunk(2, dim=-1)
+    new = torch.tanh(inputs[:, width:] + reset * recurrent[:, width:])
+    return (new + update * (state[0] - new),)
+
+
+def lstm_step(inputs: Tensor, recurrent: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Hochreiter and Schmidhuber 1997, with forget gates, as `torch.nn.LSTM` computes it."""
+    enter, forget, new, out = (inputs + recurrent).chunk(4, dim=-1)
+    memory = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
+    return torch.sigmoid(out) * torch.tanh(memory), memory
 
 
 class CellType(NamedTuple):
@@ -17,9 +33,11 @@ class CellType(NamedTuple):
     """PyTorch's layer, for whole sequences."""
     state_tensors: int
     """Number of tensors (N, D) in the state; the first is the output."""
+    step: StepFunction
+    """Next state from the input part and the recurrent part of the gates, (N, G) each, and the state."""
 
 
-CELLS = {"gru": CellType(nn.GRU, 1), "lstm": CellType(nn.LSTM, 2)}
+CELLS = {"gru": CellType(nn.GRU, 1, gru_step), "lstm": CellType(nn.LSTM, 2, lstm_step)}
 """Cells by name."""
 
 
@@ -63,7 +81,7 @@ class Cell(nn.Module):
         if extra is not None:
             projected = projected + functional.linear(extra, self.extra_weight)
         recurrent = functional.linear(state[0], *self.recurrent)
-        return STEPS[self.name](projected, recurrent, state)
+        return self.cell.step(projected, recurrent, state)
 
     @property
     def known(self) -> tuple[Float[Tensor, "G I"], Float[Tensor, " G"]]:
@@ -75,6 +93,17 @@ class Cell(nn.Module):
     def extra_weight(self) -> Float[Tensor, "G E"]:
         """The matrix that multiplies the part of the input computed in each step."""
         return self._weights()[0][:, self.input_dim :]
+
+    def frozen_step(
+        self,
+        inputs: Float[Tensor, "M G"],
+        rows: Int[Tensor, " N"],
+        extra: Float[Tensor, "N S"] | None,
+        recurrent: Float[Tensor, "N G"],
+        state: Sequence[Float[Tensor, "N D"]],
+    ) -> tuple[Tensor, ...]:
+        """Return the state after one step without gradients; see `regard.kernels.cells.op.frozen_step`."""
+        return frozen_step(self.name, self.cell.step, inputs, rows, extra, recurrent, state)
 
     @property
     def recurrent(self) -> tuple[Float[Tensor, "G D"], Float[Tensor, " G"]]:

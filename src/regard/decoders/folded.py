@@ -13,7 +13,6 @@ from regard.decoders.output import CopyingOutput, known_tokens
 from regard.decoders.protocol import Decoder, Step, StepDecoder
 from regard.decoders.recurrent import AttendingDecoder, RecurrentState
 from regard.kernels import additive
-from regard.kernels.cells.op import frozen_step
 from regard.kernels.linear import FrozenLinear, weights_version
 from regard.kernels.normalizers import normalize
 from regard.kernels.weighted_sum import to_compute_dtype
@@ -132,10 +131,10 @@ class FoldedDecoder:
         """Return the state tensors of all layers after one step; `extra` is added to the inputs."""
         inputs, rows = self._inputs, known_tokens(token, self.decoder.vocabulary)
         new: list[tuple[Tensor, ...]] = []
-        name = self.decoder.cells[0].name
+        cell = self.decoder.cells[0]
         for index, (recurrent, layer) in enumerate(zip(self._recurrent, hidden, strict=True)):
             if index:
                 inputs, extra = self._upper[index - 1](new[-1][0]), None
                 rows = torch.arange(len(inputs), device=inputs.device)
-            new.append(frozen_step(name, inputs, rows, extra, recurrent(layer[0]), layer))
+            new.append(cell.frozen_step(inputs, rows, extra, recurrent(layer[0]), layer))
         return tuple(new)

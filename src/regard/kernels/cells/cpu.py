@@ -26,7 +26,7 @@ def step(
     """Return the new state tensors (N, D), the output first; None for what the kernels do not support.
 
     Args:
-        name: `lstm` or `gru`.
+        name: name of the cell; there are kernels for `lstm` and `gru`.
         inputs: (M, G), the input part of the gates.
         rows: (N,), int64: the row of `inputs` of each item.
         extra: (N, S) with S >= G: added to the inputs; columns from G on are ignored.
@@ -35,7 +35,7 @@ def step(
     """
     count, width = state.shape
     lanes = simd.BYTES // state.element_size()
-    if width % lanes:
+    if name not in _KERNELS or width % lanes:
         return None
     tensors = [inputs, recurrent, state, recurrent if extra is None else extra, rows]
     tensors = [tensor.contiguous() for tensor in tensors]
