@@ -104,7 +104,8 @@ def test_attention_reverses_sequences(tmp_path: Path, decoder: str, cell: str, t
 
 
 def test_a_transformer_reverses_sequences(tmp_path: Path) -> None:
-    assert _accuracy(tmp_path / "model", SHORT, kind="transformer") >= 99
+    model = {"kind": "transformer", "encoder_layers": 1, "decoder_layers": 1}
+    assert _accuracy(tmp_path / "model", SHORT, **model) >= 99
 
 
 @pytest.mark.soak
