@@ -13,6 +13,8 @@ from torch.nn import functional
 
 _MIN_ROWS = 4
 """Rows below which the overhead of oneDNN is larger than its gain."""
+_MAX_EXACT_ROWS = 16
+"""Rows up to which none are added."""
 
 
 class FrozenLinear:
@@ -25,10 +27,14 @@ class FrozenLinear:
 
     def __call__(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n E"]:
         """Return the product."""
-        packed = self._packed
-        if packed is None or x.dtype != self.weight.dtype or x.shape[:-1].numel() < _MIN_ROWS:
+        packed, count = self._packed, x.shape[:-1].numel()
+        if packed is None or x.dtype != self.weight.dtype or count < _MIN_ROWS:
             return functional.linear(x, self.weight, self.bias)
-        return _onednn()._linear_pointwise(x, packed, self.bias, "none", [], "")
+        rows = x.reshape(count, x.shape[-1])
+        if (padded := _padded_count(count)) > count:
+            rows = functional.pad(rows, (0, 0, 0, padded - count))
+        product = _onednn()._linear_pointwise(rows, packed, self.bias, "none", [], "")
+        return product[:count].view(*x.shape[:-1], -1)
 
 
 class InferenceLinear(nn.Linear):
@@ -54,6 +60,17 @@ def weights_version(module: nn.Module) -> list[tuple[int, int]]:
         (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
         for weight in module.parameters()
     ]
+
+
+def _padded_count(count: int) -> int:
+    """Return the number of rows with which oneDNN is called: one of four in every doubling.
+
+    oneDNN compiles and keeps a program for every number of rows, of about a megabyte.
+    """
+    if count <= _MAX_EXACT_ROWS:
+        return count
+    unit = 1 << (count.bit_length() - 3)
+    return -(-count // unit) * unit
 
 
 def _onednn() -> Any:
