@@ -196,6 +196,21 @@ def test_cosine_computes_the_norms_of_half_precisions_in_float32(dtype: torch.dt
     assert not Cosine()(torch.zeros_like(query), key).any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_cosine_has_no_gradient_at_rows_of_zeros(dtype: torch.dtype) -> None:
+    query, key = (row.detach().to(dtype) for row in _rows("cosine"))
+    query[0, 0] = 0
+    key[0, 1] = 0
+    rows = query.requires_grad_(), key.requires_grad_()
+    scores = Cosine()(*rows)
+    scores.sum().backward()
+    assert not scores[0, 0].any()
+    for row, zero in ((query.grad[0], 0), (key.grad[0], 1)):
+        assert not row[zero].any()
+        assert row.isfinite().all()
+        assert row[2].any()
+
+
 def test_cosine_learns_its_temperature_as_an_option() -> None:
     assert not _parameters(Cosine())
     score = make_score("cosine", query_dim=5, key_dim=5, hidden_dim=7, learned_temperature=True)

@@ -142,13 +142,17 @@ class Cosine(EqualWidthScore):
 
 
 def _unit_rows(rows: Tensor) -> Tensor:
-    """Return rows scaled to norm 1, in the dtype of the computation; rows of zeros stay zero."""
+    """Return rows scaled to norm 1, in the dtype of the computation.
+
+    Rows of zeros stay zero, and their gradient, which does not exist, is zero too.
+    """
     rows = to_compute_dtype(rows)
     if not rows.shape[-1]:
         return rows
     # squares of elements of any magnitude stay in range; the direction does not depend on the scale
     largest = rows.detach().abs().amax(-1, keepdim=True)
-    return functional.normalize(rows / largest.masked_fill(largest == 0, 1), dim=-1)
+    zero = largest == 0
+    return functional.normalize(rows / largest.masked_fill(zero, 1), dim=-1).masked_fill(zero, 0)
 
 
 class Bilinear(InnerProductScore):
