@@ -94,7 +94,7 @@ class TextConfig:
     lowercase: bool = False
     """Lower-case the text before tokenisation."""
     match_vocabulary: bool = False
-    """Source of the unit word only: map tokens that are not in the vocabulary to entries of it where possible. Punctuation matches with or without a space before it, words of a script without spaces (Chinese) are split into words of the vocabulary, and other punctuation around words is left out."""
+    """For the source only, with unit word: map tokens that are not in the vocabulary to vocabulary entries where possible. Punctuation matches with or without a space before it, words of a script without spaces (Chinese) are split into words of the vocabulary, and other punctuation around words is left out."""
 
     def __post_init__(self) -> None:
         check_values(self, "text", {"be at least 1": ["vocabulary_size", "min_frequency"]})

@@ -56,7 +56,7 @@ class Score(nn.Module, ABC):
             )
 
     def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
-        """Return the parameters by their letters in the formula, for scores per head of one head."""
+        """Return the parameters by their letters in the formula; those of `head` if heads have their own."""
         return {}
 
     def forward(self, query: Float[Tensor, "B L Dq"], key: Float[Tensor, "B T Dk"]) -> Tensor:
@@ -77,7 +77,7 @@ class InnerProductScore(Score):
     def compare(
         self, queries: Float[Tensor, "*n L E"], keys: Float[Tensor, "*n T E"]
     ) -> Float[Tensor, "*n L T"]:
-        """Return e_ti = q_t . k_i; of half precisions in float32, as a sum may exceed their range."""
+        """Return e_ti = q_t . k_i; half-precision inputs are computed in float32, to avoid overflow."""
         with without_autocast(queries.device):
             return to_compute_dtype(queries) @ to_compute_dtype(keys).mT
 
@@ -113,7 +113,7 @@ class ScaledDot(EqualWidthScore):
 class Cosine(EqualWidthScore):
     """e = s . h / (|s| |h| temperature): bounded by 1 / temperature at any norm.
 
-    Norms of half precisions are computed in float32; the score of a zero vector is 0.
+    Norms of half-precision vectors are computed in float32; the score of a zero vector is 0.
 
     Args:
         temperature: divisor of the cosine, above 0 (default 1).

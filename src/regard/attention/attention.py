@@ -160,8 +160,8 @@ class Attention(nn.Module):
     ) -> AttentionOutput:
         """Attend with the result of `project(query, key, value)`; masked content has no effect.
 
-        Queries in `zeroed_queries`, padding where `query is key`, are replaced by zeros too: times
-        the zero gradient of their results, NaN would give NaN gradients of the projection.
+        Queries in `zeroed_queries` (the padding, where `query is key`) are replaced by zeros too:
+        NaN multiplied by the zero gradient of their results would make those of the projection NaN.
         With an `attn_mask`, rows of keys and values that are not finite are replaced by zeros, and
         the result of every query that may attend to one of them is NaN. The values of the masks
         decide no branch, so that the call can be transformed, compiled and exported.

@@ -1,6 +1,6 @@
 """Context and weights from scores, on any device and in any dtype.
 
-The kernels compute half precisions in float32, without autocast.
+The kernels compute half-precision inputs in float32, without autocast.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -45,7 +45,7 @@ def in_vmap() -> bool:
 
 
 def to_compute_dtype(tensor: Tensor) -> Tensor:
-    """Return the tensor in the dtype of the computation: float32 for half precisions."""
+    """Return the tensor in the dtype of the computation: float32 for half-precision inputs."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
