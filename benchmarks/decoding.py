@@ -5,10 +5,11 @@
 SOURCES is a TSV file whose first column is translated (.gz is read). Models are measured in turn, and
 the medians of all rounds are printed. "Limit" divides the multiplications of the weights that one word
 needs by the largest throughput of a float32 matrix product, measured in the same run; it is printed for
-recurrent models with one layer on either side.
+recurrent models with additive attention and one layer on either side.
 """
 
 import argparse
+import os
 import random
 import statistics
 import subprocess
@@ -53,10 +54,10 @@ def main() -> None:
     print("| model | beam | words/s | limit, words/s | share of it | the command, words/s |")
     print("|---|---|---|---|---|---|")
     for name, beam, rate, outputs in throughputs(translators, sources, args.rounds):
-        work = multiplications(translators[name], sources, outputs, beam)
+        work = multiplications(translators[name], outputs, beam)
         limit = peak / 2 / work if work else None
         bounds = f"{limit:,.0f} | {rate / limit:.0%}" if limit else "| "
-        whole = len(sources) / command_seconds(models[name], sources, beam)
+        whole = len(sources) / command_seconds(models[name], sources, beam, args.threads)
         print(f"| {name} | {beam} | {rate:,.0f} | {bounds} | {whole:,.0f} |", flush=True)
     torch.set_num_threads(1)
     print(
@@ -105,16 +106,15 @@ def throughputs(
 
 
 def multiplications(
-    translator: regard.Translator,
-    sources: list[str],
-    outputs: list[regard.Translation],
-    beam: int,
+    translator: regard.Translator, outputs: list[regard.Translation], beam: int
 ) -> float:
     """Return the multiplications of weights that a word needs; 0 for models that are not counted."""
     model = translator.trained.config.model.resolved()
-    if model.kind != "rnn" or model.encoder != "rnn" or model.attention == "none":
+    plain = (model.kind, model.encoder, model.encoder_layers, model.decoder_layers)
+    options = model.input_feeding, model.tie_embeddings, model.coverage, model.copy
+    if plain != ("rnn", "rnn", 1, 1) or any(options) or model.window != "none":
         return 0
-    if model.encoder_layers != 1 or model.decoder_layers != 1:
+    if model.attention not in ("additive", "concat"):
         return 0
     gates = {"lstm": 4, "gru": 3}[model.cell]
     directions = 2 if model.bidirectional else 1
@@ -124,12 +124,12 @@ def multiplications(
     by_source = directions * gates * model.encoder_dim**2
     by_source += states * (model.attention_dim + extra + dim)
     by_step = dim * (gates * dim + model.attention_dim + dim + len(translator.target))
-    source = statistics.mean(len(text) + 1 for text in sources)
+    source = statistics.mean(len(output.source_tokens) for output in outputs)
     steps = statistics.mean(len(output.tokens) + 1 for output in outputs)
     return source * by_source + steps * beam * by_step
 
 
-def command_seconds(folder: str, sources: list[str], beam: int) -> float:
+def command_seconds(folder: str, sources: list[str], beam: int, threads: int) -> float:
     """Return the seconds of `regard translate` from its start to its end."""
     with tempfile.TemporaryDirectory() as temporary:
         lines = Path(temporary, "lines")
@@ -138,7 +138,8 @@ def command_seconds(folder: str, sources: list[str], beam: int) -> float:
             sys.executable, "-m", "regard", "translate", folder, str(lines),
             "--beam-size", str(beam), "--out", f"{temporary}/out",
         ]  # fmt: skip
-        return seconds(lambda: subprocess.run(command, check=True, capture_output=True))
+        env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        return seconds(lambda: subprocess.run(command, check=True, capture_output=True, env=env))
 
 
 def one_by_one(translator: regard.Translator, sources: list[str], beam: int) -> list[float]:

@@ -1,5 +1,7 @@
 """Kernels of recurrent cells against their equations in float64."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -68,6 +70,23 @@ def test_widths_that_do_not_fill_vectors_are_left_to_pytorch() -> None:
     assert cpu.step("gru", inputs, torch.arange(2), None, inputs, state[0]) is None
     cell = frozen(inputs, state)
     torch.testing.assert_close(cell, step(inputs, inputs, state))
+
+
+def test_a_kernel_stays_within_its_inputs() -> None:
+    gates, state = torch.randn(2, 3 * LANES), torch.randn(2, LANES)
+    step = functools.partial(cpu.step, "gru", gates)
+    rows = torch.tensor([0, 1])
+    expected = step(rows, None, gates, state)
+    assert expected is not None
+    outside = step(torch.tensor([-5, 10**9]), None, gates, state)
+    torch.testing.assert_close(outside, expected)  # the nearest rows
+    transposed = step(rows, None, gates, state.T.contiguous().T)
+    torch.testing.assert_close(transposed, expected)
+    assert step(rows.int(), None, gates, state) is None
+    assert step(rows[:1], None, gates, state) is None
+    assert step(rows, None, gates.double(), state) is None
+    assert step(rows, gates[:, :-1], gates, state) is None
+    assert step(rows, None, gates[:, :-1], state) is None
 
 
 def frozen(inputs: torch.Tensor, state: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:

@@ -132,6 +132,25 @@ def test_beams_of_one_source_share_its_memory(settings: dict[str, object]) -> No
         )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precisions_are_not_folded(dtype: torch.dtype) -> None:
+    decoder = _model({"attention": "additive"}).to(dtype).decoder
+    assert fold(decoder) is decoder
+
+
+@pytest.mark.parametrize("attention", ["additive", "dot"])
+def test_autocast_has_no_effect_on_folded_decoders(attention: str) -> None:
+    model = _model({"attention": attention, "encoder_dim": 16, "decoder_dim": 32}, "lstm")
+    memory, tokens = model.encode(*_sources()), torch.tensor([4, 5, 6], dtype=torch.int32)
+    expected = fold(model.decoder)
+    with torch.no_grad():
+        first = expected.step(tokens, expected.start(memory))
+        with torch.autocast("cpu", torch.bfloat16):
+            decoder = fold(model.decoder)
+            step = decoder.step(tokens, decoder.start(memory))
+    torch.testing.assert_close(step.log_probs, first.log_probs, rtol=0, atol=0)
+
+
 def test_the_settings_accept_every_cell() -> None:
     assert get_args(ModelConfig.__annotations__["cell"]) == tuple(CELLS)
 

@@ -50,7 +50,9 @@ def in_job(processes: int, function: Callable[[int], object], log: Path) -> list
         children.append(os.fork())
         if children[-1] == 0:
             signal.alarm(_SECONDS_UNTIL_KILLED)
-            torch.set_num_threads(1)  # OpenMP's threads, which another test may have used, are not forked
+            torch.set_num_threads(
+                1
+            )  # OpenMP's threads, which another test may have used, are not forked
             os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
             code = 1
             with (log / str(rank)).open("w", encoding="utf-8") as sys.stderr:

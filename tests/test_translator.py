@@ -1,6 +1,8 @@
 """The translator: order, attention, alignments, forced targets, unknown tokens, devices."""
 
+import copy
 import dataclasses
+import pickle
 import subprocess
 import sys
 
@@ -323,3 +325,11 @@ def test_features_are_source_tokens_and_separate_words() -> None:
     assert past.source_words == [0, 1, 2, 3, None]
     assert past.attention.shape == (len(past.tokens), 5)
     assert not np.allclose(past.score, present.score)
+
+
+def test_a_translator_is_copied_and_pickled_after_it_has_translated() -> None:
+    translator = _translator()
+    expected = translator.translate("a b c")
+    for copied in (copy.deepcopy(translator), pickle.loads(pickle.dumps(translator))):
+        output = copied.translate("a b c")
+        assert (output.text, output.score) == (expected.text, expected.score)

@@ -9,11 +9,15 @@ from regard.models import Seq2Seq
 
 
 def for_inference(model: Seq2Seq) -> Seq2Seq:
-    """Return a model that shares the weights of `model` and computes the same, without gradients."""
+    """Return a model that shares the weights of `model` and computes the same, without gradients.
+
+    Layers with hooks stay as they are.
+    """
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     faster = copy.deepcopy(model, shared)
     for module in [*faster.modules()]:
         for name, child in module.named_children():
-            if type(child) is nn.Linear:
+            hooks = child._forward_hooks or child._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]
+            if type(child) is nn.Linear and not hooks:
                 setattr(module, name, InferenceLinear(child))
-    return faster
+    return faster.eval()

@@ -222,5 +222,5 @@ def _recorded(
 ) -> BeamStep:
     top = step.log_probs.topk(min(top_logprobs, step.log_probs.shape[1]))
     weights = None if step.weights is None else step.weights.float().cpu().numpy()
-    ranked = top.values.cpu().numpy(), top.indices.cpu().numpy()
+    ranked = top.values.float().cpu().numpy(), top.indices.cpu().numpy()
     return BeamStep(items, previous, beam.parents, beam.tokens, weights, *ranked)

@@ -93,7 +93,6 @@ class Trainer:
         self.model = self.accelerator.prepare_model(trained.model, evaluation_mode=True)
         job.broadcast(self.model.state_dict().values())
         self.optimizer = self.accelerator.prepare(_optimizer(trained.model, self.settings))
-        self.translator = Translator(trained, self.device)
         self.run: str | None = trained.metadata.get("run")
         self.dev_fingerprint = corpus.dev_fingerprint()
         self.history: list[dict[str, Any]] = []
@@ -260,7 +259,8 @@ class Trainer:
         self._require_finite(self.schedule.update, "dev loss", loss)
         metric = METRICS.get(self.metric)  # None for the loss
         sources = self.corpus.dev_sources if metric else self.corpus.dev_sources[:3]
-        outputs = self.translator.translate(self.job.share(sources), beam_size=1)
+        translator = Translator(self.trained, self.device)  # which prepares the present weights
+        outputs = translator.translate(self.job.share(sources), beam_size=1)
         texts = self.job.merge(self.job.gather([output.text for output in outputs]))
         value = loss
         if metric:

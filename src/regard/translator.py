@@ -95,6 +95,10 @@ class Translator:
         """The tokenizer of targets."""
         return self.trained.target
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is copied and pickled: not what is prepared for this process."""
+        return {"trained": self.trained, "device": self.device}
+
     @functools.cached_property
     def _model(self) -> Seq2Seq:
         """The model with faster products."""

@@ -15,13 +15,18 @@ from regard.decoders.recurrent import AttendingDecoder, RecurrentState
 from regard.kernels import additive
 from regard.kernels.linear import FrozenLinear, weights_version
 from regard.kernels.normalizers import normalize
-from regard.kernels.weighted_sum import to_compute_dtype
-from regard.scores import PairwiseScore, Score
+from regard.kernels.weighted_sum import to_compute_dtype, without_autocast
+from regard.scores import Additive, Concat, PairwiseScore, Score
+
+_DTYPES = (torch.float32, torch.float64)
 
 
 def fold(decoder: Decoder) -> StepDecoder:
     """Return a decoder with the same steps that is faster in inference; others are returned as they are."""
-    return FoldedDecoder(decoder) if isinstance(decoder, AttendingDecoder) else decoder
+    if not isinstance(decoder, AttendingDecoder):
+        return decoder
+    exact = all(weight.dtype in _DTYPES for weight in decoder.parameters())
+    return FoldedDecoder(decoder) if exact else decoder
 
 
 class FoldedDecoder:
@@ -32,7 +37,8 @@ class FoldedDecoder:
 
         W c_t = W sum_i alpha_ti h_i = sum_i alpha_ti (W h_i)
 
-    The weights are folded again when those of the decoder have changed.
+    The weights are folded again when those of the decoder have changed (`weights_version`). Autocast has
+    no effect.
     """
 
     def __init__(self, decoder: AttendingDecoder) -> None:
@@ -40,8 +46,11 @@ class FoldedDecoder:
         self._version = weights_version(decoder)
         self._fold()
 
-    @torch.no_grad()
     def _fold(self) -> None:
+        with torch.no_grad(), without_autocast(self.decoder.bridge.weight.device):
+            self._fold_weights()
+
+    def _fold_weights(self) -> None:
         decoder, readout = self.decoder, self.decoder.readout
         first, hidden_dim = decoder.cells[0], decoder.state_shape[2]
         self._inputs = first.project(decoder.embedding.weight)
@@ -63,10 +72,11 @@ class FoldedDecoder:
         """Return the first state; the values of its memory are projected."""
         version = weights_version(self.decoder)
         if version != self._version:
-            self._version = version
             self._fold()
-        values = self._values(memory.states)
-        state = self.decoder.start(memory)
+            self._version = version
+        with without_autocast(memory.states.device):
+            values = self._values(memory.states)
+            state = self.decoder.start(memory)
         return dataclasses.replace(state, memory=dataclasses.replace(memory, states=values))
 
     def step(
@@ -76,6 +86,12 @@ class FoldedDecoder:
         intervention: Intervention | None = None,
     ) -> Step:
         """Read one token and return the log-probabilities of the next."""
+        with without_autocast(token.device):
+            return self._step(token, state, intervention)
+
+    def _step(
+        self, token: Tensor, state: RecurrentState, intervention: Intervention | None
+    ) -> Step:
         decoder, hidden = self.decoder, state.hidden
         if decoder.attends_first:
             query = hidden[0][0]
@@ -104,6 +120,8 @@ class FoldedDecoder:
             return None
         if not isinstance(score, PairwiseScore):
             return score.project_query
+        if type(score) not in (Additive, Concat):  # others may not be linear in the query
+            return None
         rows = torch.eye(decoder.state_shape[2]).to(score.vector)
         return FrozenLinear(score.project_query(rows).T)
 
@@ -129,7 +147,7 @@ class FoldedDecoder:
         self, token: Tensor, extra: Tensor | None, hidden: Sequence[Sequence[Tensor]]
     ) -> tuple[tuple[Tensor, ...], ...]:
         """Return the state tensors of all layers after one step; `extra` is added to the inputs."""
-        inputs, rows = self._inputs, known_tokens(token, self.decoder.vocabulary)
+        inputs, rows = self._inputs, known_tokens(token.long(), self.decoder.vocabulary)
         new: list[tuple[Tensor, ...]] = []
         cell = self.decoder.cells[0]
         for index, (recurrent, layer) in enumerate(zip(self._recurrent, hidden, strict=True)):

@@ -50,12 +50,16 @@ class InferenceLinear(nn.Linear):
     def forward(self, input: Float[Tensor, "*n D"]) -> Float[Tensor, "*n E"]:
         """Return the product."""
         if (version := weights_version(self)) != self._frozen_version or self._frozen is None:
-            self._frozen_version, self._frozen = version, FrozenLinear(self.weight, self.bias)
+            self._frozen = FrozenLinear(self.weight, self.bias)
+            self._frozen_version = version
         return self._frozen(input)
 
 
 def weights_version(module: nn.Module) -> list[tuple[int, int]]:
-    """Return what changes with the weights: their addresses, and counts of changes in place."""
+    """Return what changes with the weights: their addresses, and counts of changes in place.
+
+    Changes through `tensor.data` are not counted, as autograd does not count them either.
+    """
     return [
         (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
         for weight in module.parameters()

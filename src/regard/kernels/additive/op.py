@@ -85,7 +85,8 @@ def scores(
 
 def frozen_scores(a: Tensor, b: AdditiveKeys, v: Tensor) -> Tensor:
     """Return `scores` for v of one head, without checks and without gradients."""
-    return dispatch.scores(a, b.projected, v[None], b.prepared, WORKSPACE)
+    a, keys, v = to_compute_dtype(a), to_compute_dtype(b.projected), to_compute_dtype(v)
+    return dispatch.scores(a, keys, v[None], b.prepared, WORKSPACE)
 
 
 def _check(a: Tensor, b: Tensor, v: Tensor) -> None:

@@ -1,8 +1,8 @@
 """CPU kernels of one step of a recurrent cell, from the products with its matrices.
 
 A row adds its inputs, which are a row of a table (of the projected embeddings, or of the projected
-outputs of another layer), to a part of the context and to the product of its state. The range of the
-exponentials is cut where sigmoid and tanh are 0, 1 or -1 in any case.
+outputs of another layer), to a part of the context and to the product of its state. Exponents are
+bounded where sigmoid is 1 or below 2e-35, and tanh is 1 or -1.
 """
 
 from collections.abc import Callable
@@ -28,16 +28,28 @@ def step(
     Args:
         name: name of the cell; there are kernels for `lstm` and `gru`.
         inputs: (M, G), the input part of the gates.
-        rows: (N,), int64: the row of `inputs` of each item.
+        rows: (N,), int64: the row of `inputs` of each item, in [0, M).
         extra: (N, S) with S >= G: added to the inputs; columns from G on are ignored.
         recurrent: (N, G), the recurrent part of the gates.
         state: (N, D), the last state tensor: the memory of an LSTM, the state of a GRU.
     """
     count, width = state.shape
-    lanes = simd.BYTES // state.element_size()
-    if name not in _KERNELS or width % lanes:
+    added = recurrent if extra is None else extra
+    if name not in _KERNELS or width % (simd.BYTES // 4) or not len(inputs):
         return None
-    tensors = [inputs, recurrent, state, recurrent if extra is None else extra, rows]
+    gates = _GATES[name] * width
+    # the kernels read memory unchecked
+    if not (
+        all(tensor.dtype == torch.float32 for tensor in (inputs, recurrent, state, added))
+        and rows.dtype == torch.int64
+        and rows.shape == (count,)
+        and inputs.shape[1] == gates
+        and recurrent.shape == (count, gates)
+        and (len(added) == count and added.shape[1] >= gates)
+    ):
+        return None
+    state = state.contiguous()
+    tensors = [inputs, recurrent, state, added, rows]
     tensors = [tensor.contiguous() for tensor in tensors]
     new = [torch.empty_like(state) for _ in range(_STATE_TENSORS[name])]
     stride = 0 if extra is None else extra.shape[1]
@@ -88,6 +100,12 @@ def _read(arguments: Any, gates: Any, one: Any) -> Any:
 
 
 @simd.inlined
+def _entry(rows: Any, row: Any, arguments: Any) -> Any:
+    """Return the row of the inputs of an item, within their bounds."""
+    return min(max(rows[row], 0), arguments[threads.HEADS] - 1)
+
+
+@simd.inlined
 def _next_rows(arguments: Any) -> Any:
     """Return the range of rows of the next task; empty where no task is left."""
     tile = arguments[threads.TILE]
@@ -111,7 +129,7 @@ def lstm(real: Any) -> Callable[[Any], None]:
             if start >= stop:
                 return
             for row in range(start, stop):
-                x = simd.pointer_at(inputs, rows[row] * 4 * width)
+                x = simd.pointer_at(inputs, _entry(rows, row, arguments) * 4 * width)
                 e = simd.pointer_at(extra, row * stride)
                 r = simd.pointer_at(recurrent, row * 4 * width)
                 for d in range(0, width, size):
@@ -148,7 +166,7 @@ def gru(real: Any) -> Callable[[Any], None]:
             if start >= stop:
                 return
             for row in range(start, stop):
-                x = simd.pointer_at(inputs, rows[row] * 3 * width)
+                x = simd.pointer_at(inputs, _entry(rows, row, arguments) * 3 * width)
                 e = simd.pointer_at(extra, row * stride)
                 r = simd.pointer_at(recurrent, row * 3 * width)
                 for d in range(0, width, size):
@@ -168,3 +186,4 @@ def gru(real: Any) -> Callable[[Any], None]:
 
 _KERNELS = {"lstm": lstm, "gru": gru}
 _STATE_TENSORS = {"lstm": 2, "gru": 1}
+_GATES = {"lstm": 4, "gru": 3}

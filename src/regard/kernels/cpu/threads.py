@@ -131,7 +131,7 @@ def run_kernel(
         factory: returns the kernel.
         tasks: number of tasks.
         sizes: sizes that the kernel reads.
-        tensors: contiguous, of one dtype.
+        tensors: contiguous; the first one has the dtype for which the kernel is compiled.
         work: iterations of the innermost loop, over all tasks.
         workspace: shape of the workspace of a thread.
     """
