@@ -115,7 +115,7 @@ class ModelConfig:
     attention_scaled: bool = False
     """Divide the bilinear score by the square root of the width of its queries."""
     normalizer: Literal["softmax", "sparsemax", "entmax15", "none"] = "softmax"
-    """Function that normalises scores to weights; sparsemax and entmax15 are sparse, none uses the scores as weights."""
+    """Function that normalises scores to weights; sparsemax and entmax15 give sparse weights; the value none uses the scores themselves as weights."""
     decoder: Literal["bahdanau", "luong"] = "luong"
     """Recurrent decoder: compute attention before the recurrent step (bahdanau) or after it (luong)."""
     window: Literal["none", "local-m", "local-p"] = "none"

@@ -78,7 +78,7 @@ def beam_search(
         decoder: any object with the methods `start` and `step` of `Decoder`.
         memory: the encoded sources.
         limits: (B,), the maximum number of tokens of each output; EOS is forced at that length.
-        beam_size: number of hypotheses kept per source (at least `n_best`).
+        beam_size: number of hypotheses kept per source; `n_best`, if that is larger.
         n_best: outputs per source.
         length_penalty: exponent of the length penalty.
         constraints: prefixes and interventions.

@@ -59,8 +59,8 @@ class Attention(nn.Module):
         dropout: probability of dropping a weight in training; the others are scaled up (default 0).
         query_dim, key_dim, hidden_dim, **options: arguments of `make_score` if `score` is a name.
 
-    An inner-product score with softmax uses `scaled_dot_product_attention` unless weights are
-    requested; the additive and concat scores are computed in bounded memory, forward and backward.
+    With softmax, all scores but `additive` and `concat` use `scaled_dot_product_attention` unless
+    weights are requested; the additive and concat scores are computed in bounded memory, forward and backward.
 
     Raises:
         ConfigError: the name, the normaliser or an option is unknown, a width is missing, or the

@@ -64,7 +64,7 @@ class MultiHeadAttention(nn.Module):
         **options: further arguments of a score given by name, such as `scaled`.
 
     With `scaled_dot` and the same parameters the output equals that of
-    `torch.nn.MultiheadAttention`, whose arguments, masks and `load_state_dict` it accepts.
+    `torch.nn.MultiheadAttention`; it takes the same arguments and masks, and loads its state dict.
     Differences: `score` is the third positional argument, `batch_first` must be True, and
     `need_weights` and `average_attn_weights` are False by default. Weights are returned before
     dropout. For a query whose keys are all masked, the weights are 0 and the output is the bias of

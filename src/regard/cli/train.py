@@ -48,7 +48,7 @@ def run(arguments: list[str]) -> None:
             "--training.max_updates or --training.max_minutes"
         )
     else:
-        print(f"{args.out} is trained; regard translate {args.out} uses it")
+        print(f"the model is saved in {args.out}; to use it, run: regard translate {args.out}")
 
 
 def make_parser() -> Parser:

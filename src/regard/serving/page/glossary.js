@@ -9,7 +9,7 @@ export const GLOSSARY = {
   weights: "The attention weights of one step: the share of each source token in the context vector from which the next token is predicted.",
   sum: "The weights of a step are normalised to a sum of 1. A pinned weight keeps its value, and the others share the rest in proportion to their original values.",
   alignment: "A line connects an output token with each source token it attends to. The thicker the line, the higher the weight.",
-  "next-token": "The model's own distribution over its vocabulary at this step, given the source and the output so far.",
+  "next-token": "The distribution over the vocabulary at this step, given the source and the output so far: without interventions, and with them if there are any.",
   heads: "Every layer of a Transformer has several heads, each with attention weights of its own. Ablating a head replaces its output with zeros.",
   score: "The log-probability divided by the length penalty (5 + length) / 6. Outputs are ranked by this score.",
   probability: "The probability of the complete output: the product of the probabilities of its tokens, </s> included.",

@@ -268,7 +268,7 @@ export class View {
 
   // One button per intervention, which removes it.
   interventionChips() {
-    const chip = (text, change, label = `Remove ${text}`) => element("button", { type: "button", class: "chip", "aria-label": label, onclick: () => this.apply(change) }, text, element("span", { "aria-hidden": "true" }, " ×"));
+    const chip = (text, change, label = `Remove intervention: ${text}`) => element("button", { type: "button", class: "chip", "aria-label": label, onclick: () => this.apply(change) }, text, element("span", { "aria-hidden": "true" }, " ×"));
     const chips = [...listed(this.interventions, this.output.source_tokens)].map(([text, change]) => chip(text, change));
     return chips.length ? [...chips, chip("reset", noInterventions(), "Reset all interventions")] : [];
   }
