@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.kernels.cells.op import StepFunction, frozen_step
+from regard.kernels.cells.op import StepFunction
 
 
 def gru_step(inputs: Tensor, recurrent: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -93,17 +93,6 @@ class Cell(nn.Module):
     def extra_weight(self) -> Float[Tensor, "G E"]:
         """The matrix that multiplies the part of the input computed in each step."""
         return self._weights()[0][:, self.input_dim :]
-
-    def frozen_step(
-        self,
-        inputs: Float[Tensor, "M G"],
-        rows: Int[Tensor, " N"],
-        extra: Float[Tensor, "N S"] | None,
-        recurrent: Float[Tensor, "N G"],
-        state: Sequence[Float[Tensor, "N D"]],
-    ) -> tuple[Tensor, ...]:
-        """Return the state after one step without gradients; see `regard.kernels.cells.op.frozen_step`."""
-        return frozen_step(self.name, self.cell.step, inputs, rows, extra, recurrent, state)
 
     @property
     def recurrent(self) -> tuple[Float[Tensor, "G D"], Float[Tensor, " G"]]:

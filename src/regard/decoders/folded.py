@@ -13,6 +13,7 @@ from regard.decoders.output import CopyingOutput, known_tokens
 from regard.decoders.protocol import Decoder, Step, StepDecoder
 from regard.decoders.recurrent import AttendingDecoder, RecurrentState
 from regard.kernels import additive
+from regard.kernels.cells.op import frozen_step
 from regard.kernels.linear import FrozenLinear, weights_version
 from regard.kernels.normalizers import normalize
 from regard.kernels.weighted_sum import to_compute_dtype, without_autocast
@@ -154,5 +155,6 @@ class FoldedDecoder:
             if index:
                 inputs, extra = self._upper[index - 1](new[-1][0]), None
                 rows = torch.arange(len(inputs), device=inputs.device)
-            new.append(cell.frozen_step(inputs, rows, extra, recurrent(layer[0]), layer))
+            gates = recurrent(layer[0])
+            new.append(frozen_step(cell.name, cell.cell.step, inputs, rows, extra, gates, layer))
         return tuple(new)

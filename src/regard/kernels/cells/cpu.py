@@ -48,10 +48,8 @@ def step(
         and (len(added) == count and added.shape[1] >= gates)
     ):
         return None
-    state = state.contiguous()
-    tensors = [inputs, recurrent, state, added, rows]
-    tensors = [tensor.contiguous() for tensor in tensors]
-    new = [torch.empty_like(state) for _ in range(_STATE_TENSORS[name])]
+    tensors = [tensor.contiguous() for tensor in (inputs, recurrent, state, added, rows)]
+    new = [torch.empty_like(tensors[2]) for _ in range(_STATE_TENSORS[name])]
     stride = 0 if extra is None else extra.shape[1]
     sizes = Sizes(len(inputs), count, stride, width, _ROWS_PER_TASK)
     tasks = -(-count // _ROWS_PER_TASK)

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -33,7 +32,7 @@ def frozen_step(
         state: the state tensors, (N, D) each.
     """
     backend = _load_backend() if recurrent.device.type == "cpu" else None
-    if backend and recurrent.dtype == torch.float32:
+    if backend:
         new = backend.step(name, inputs, rows, extra, recurrent, state[-1])
         if new is not None:
             return new
