@@ -3,6 +3,7 @@
 Hypotheses carry the attention weights of their steps, so every output of a search has its attention.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -92,9 +93,8 @@ def beam_search(
             in [0, 10], `top_logprobs` or a limit is negative, or no output has a finite log-probability.
         ShapeError: the number of limits differs from the number of sources.
     """
-    check_beam_size(beam_size=beam_size, n_best=n_best)
-    _check_options(memory, limits, length_penalty, top_logprobs)
-    beams, device = max(beam_size, n_best), limits.device
+    _check_options(memory, limits, beam_size, n_best, length_penalty, top_logprobs)
+    beams, tensor = max(beam_size, n_best), functools.partial(torch.as_tensor, device=limits.device)
     finished = FinishedHypotheses(limits, n_best, length_penalty)
     trees = SearchTrees(len(limits)) if return_tree else None
     items, log_probs = np.arange(len(limits)), np.zeros((len(limits), 1), np.float32)
@@ -104,33 +104,31 @@ def beam_search(
         if on_step is not None:
             on_step()
         length = len(steps)
-        step = _step(
-            decoder, torch.from_numpy(tokens).to(device), state, constraints, length, items
-        )
+        step = _step(decoder, tensor(tokens), state, constraints, length, tensor(items))
         totals = _totals(step.log_probs, log_probs, finished.limits[items] == length)
         if constraints is not None:
-            constraints.force(totals, length, torch.from_numpy(items).to(device))
+            constraints.force(totals, length, tensor(items))
         beam, ended = best_continuations(totals, beams)
         if trees is not None:
             trees.add(items, beam, ended)
         finished.add(items, ended, length)
         steps.append(_recorded(step, items, beam, tokens.shape[1], top_logprobs))
-        rows = np.arange(len(items))[:, None] * tokens.shape[1] + beam.parents
         active = finished.active(items, beam.log_probs.max(1), length)
-        remaining = None
-        if not active.all():
-            remaining = torch.from_numpy(np.flatnonzero(active)).to(device)
-        items, rows, log_probs, tokens = (
-            column[active] for column in (items, rows, beam.log_probs, beam.tokens)
-        )
-        state = step.state.select(torch.from_numpy(rows).flatten().to(device), remaining)
-    outputs = finished.trace(steps, None if trees is None else trees.nodes)
-    if not all(outputs):
-        raise _not_finite()
-    return outputs
+        state = _select(step.state, active, beam.parents, tokens.shape, limits.device)
+        items, log_probs, tokens = items[active], beam.log_probs[active], beam.tokens[active]
+    _check_finite(np.isfinite(finished.scores[:, 0]).all())
+    return finished.trace(steps, None if trees is None else trees.nodes)
 
 
-def _check_options(memory: Any, limits: Tensor, length_penalty: float, top_logprobs: int) -> None:
+def _check_options(
+    memory: Any,
+    limits: Tensor,
+    beam_size: int,
+    n_best: int,
+    length_penalty: float,
+    top_logprobs: int,
+) -> None:
+    check_beam_size(beam_size=beam_size, n_best=n_best)
     check_length_penalty(length_penalty)
     if top_logprobs < 0:
         raise ConfigError(f"top_logprobs must be at least 0, got {top_logprobs}")
@@ -170,19 +168,19 @@ def forced_decode(
     log_probs = log_probs.masked_fill(outputs == PAD, 0).sum(1).cpu()
     scores = log_probs.numpy() / length_normalization(np.array(lengths), length_penalty)
     weights = None if unrolled.weights is None else unrolled.weights.float().cpu().numpy()
-    if np.isnan(scores).any():
-        raise _not_finite()
+    _check_finite(not np.isnan(scores).any())
     return [
         Hypothesis(target, score, None if weights is None else weights[row, : len(target)], True)
         for row, (target, score) in enumerate(zip(targets, scores.tolist(), strict=True))
     ]
 
 
-def _not_finite() -> ConfigError:
-    return ConfigError(
-        "the log-probabilities of the decoder are infinite or NaN; train again with a lower "
-        "training.learning_rate, or from weights that are finite"
-    )
+def _check_finite(finite: bool | np.bool_) -> None:
+    if not finite:
+        raise ConfigError(
+            "the log-probabilities of the decoder are infinite or NaN; train again with a lower "
+            "training.learning_rate, or from weights that are finite"
+        )
 
 
 def _step(
@@ -191,12 +189,10 @@ def _step(
     state: Any,
     constraints: SearchConstraints | None,
     number: int,
-    items: np.ndarray,
+    items: Int[Tensor, " A"],
 ) -> Step:
     """Compute one step of all hypotheses; a decoder without interventions need not accept them."""
-    intervention = None
-    if constraints is not None:
-        intervention = constraints.intervention(number, torch.from_numpy(items).to(tokens.device))
+    intervention = None if constraints is None else constraints.intervention(number, items)
     if intervention is None:
         return decoder.step(tokens.flatten(), state)
     return decoder.step(tokens.flatten(), state, intervention)
@@ -215,6 +211,19 @@ def _totals(
         totals[torch.from_numpy(at_limit).to(device)] = -torch.inf
         totals[..., EOS] = ends
     return totals
+
+
+def _select(
+    state: Any,
+    active: np.ndarray,
+    parents: np.ndarray,
+    shape: tuple[int, ...],
+    device: torch.device,
+) -> Any:
+    """Return the state of the parents, of the active sources; `shape` is (A, K') before the step."""
+    rows = torch.from_numpy((np.arange(shape[0])[:, None] * shape[1] + parents)[active]).flatten()
+    remaining = None if active.all() else torch.from_numpy(np.flatnonzero(active)).to(device)
+    return state.select(rows.to(device), remaining)
 
 
 def _recorded(

@@ -223,9 +223,7 @@ class MultiHeadAttention(nn.Module):
         masks = resolve_masks(
             key, query.shape[1], key_padding_mask, attn_mask, key_lengths, self.num_heads
         )
-        zeroed_queries = masks.padding if query is key else None
-        if zeroed_queries is not None and not self.zero_padded_queries:
-            zeroed_queries = zeroed_queries & nonfinite_rows(query)
+        zeroed_queries = self._zeroed_queries(query, key, masks.padding)
         context, weights = self.attention.attend_masked(
             query, key, value, self._project, masks, need_weights, zeroed_queries
         )
@@ -236,6 +234,12 @@ class MultiHeadAttention(nn.Module):
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         keys, values = self.project_key_value(key, value)
         return self.project_query(query), keys, values
+
+    def _zeroed_queries(self, query: Tensor, key: Tensor, padding: Tensor | None) -> Tensor | None:
+        """Return which queries (B, L) are replaced by zeros; None without any."""
+        if padding is None or query is not key:
+            return None
+        return padding if self.zero_padded_queries else padding & nonfinite_rows(query)
 
     def _check_rows(self, query: Tensor, key: Tensor, value: Tensor) -> None:
         check_rows(query, key, value)
