@@ -473,7 +473,7 @@ def test_a_source_of_unknown_tokens_gives_a_warning(page: Page) -> None:
     expect(warning).to_be_hidden()
     _submit(page, "a zebra أسد")
     expect(warning).to_have_text(
-        "The vocabulary of the model lacks most source tokens (2 of 3): the output is unreliable."
+        "The output is unreliable: 2 of 3 source tokens not in the model's vocabulary."
     )
     assert _view(page).locator(".note bdi").all_text_contents()[:2] == ["zebra", "أسد"]
 

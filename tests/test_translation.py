@@ -168,8 +168,8 @@ def test_a_chart_hides_joiners_and_marks_unknown_tokens():
     [
         ([], None),
         (["a"], None),
-        (["a", "a"], "lacks most source tokens (2 of 3): the output is unreliable."),
-        (["a", "a", "b"], "lacks every source token: the output is unreliable."),
+        (["a", "a"], "2 of 3 source tokens not in the model's vocabulary."),
+        (["a", "a", "b"], "3 of 3 source tokens not in the model's vocabulary."),
     ],
 )
 def test_mostly_unknown_tokens_give_a_warning(unknown: list[str], warning: str | None):
@@ -177,7 +177,7 @@ def test_mostly_unknown_tokens_give_a_warning(unknown: list[str], warning: str |
     translation = dataclasses.replace(
         make_translation(WEIGHTS, [0, 1, 2, None], [0, 1, 2], tokens), unknown=unknown
     )
-    expected = None if warning is None else f"The vocabulary of the model {warning}"
+    expected = None if warning is None else f"The output is unreliable: {warning}"
     assert translation.warning == expected
     assert ("unreliable" in repr(translation)) == (warning is not None)
     assert (html.escape(expected or "unreliable") in translation._repr_html_()) == bool(warning)

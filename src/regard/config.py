@@ -58,7 +58,7 @@ def _settings(group: str) -> Callable[[type[_T]], type[_T]]:
 
 @_settings("data")
 class DataConfig:
-    """Files of pairs, and the treatment of invalid lines."""
+    """Training and validation data, and the handling of invalid lines."""
 
     train: str | None = None
     """Training pairs: a TSV file, or two parallel files as F.src,F.tgt; may be compressed (.gz). Parquet, JSONL and CSV files are memory-mapped and may be larger than memory; for several files, give a pattern such as 'F-*.parquet'."""
@@ -109,7 +109,7 @@ class ModelConfig:
     encoder: Literal["rnn", "transformer"] | None = None
     """Architecture of the encoder; by default that of model.kind."""
     attention: AttentionName | None = None
-    """Score of every attention layer (default: additive; scaled_dot in a transformer); with none, a recurrent decoder receives only the final encoder state."""
+    """Score of every attention layer (default: additive; scaled_dot in a transformer); if it is 'none', a recurrent decoder receives only the final encoder state."""
     attention_bias: bool = False
     """Recurrent decoder: bias inside the tanh of the additive and concat scores."""
     attention_scaled: bool = False

@@ -47,7 +47,7 @@ def copies_of(source: Encoding, target: Tokenizer) -> Copies:
 
 
 def extended_ids(target: Encoding, copies: Copies, vocabulary: int) -> list[int]:
-    """Return the ids of a target, with those of copied tokens that the vocabulary lacks."""
+    """Return the ids of a target, with those of copied tokens that are not in the vocabulary."""
     extra = {token: id for id, token in enumerate(copies.extra_tokens, start=vocabulary)}
     return [
         extra.get(token, UNK) if id == UNK else id

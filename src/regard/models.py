@@ -46,7 +46,7 @@ class Seq2Seq(nn.Module):
         lengths: Int[Tensor, " B"],
         copies: Int[Tensor, "B T"] | None = None,
     ) -> Memory:
-        """Compute what a decoder needs of a batch of sources, once.
+        """Encode a batch of sources: compute, once, what the decoder needs at every step.
 
         `copies` are the target-side ids of the source's tokens, for a copying decoder.
         """

@@ -83,7 +83,7 @@ def beam_search(
         n_best: outputs per source.
         length_penalty: exponent of the length penalty.
         constraints: prefixes and interventions.
-        return_tree: return the search tree with every hypothesis.
+        return_tree: store the search tree of the source in the field `tree` of each output.
         top_logprobs: how many of the most probable tokens of every step to return, under the
             decoder's own distribution, which prefixes do not restrict.
         on_step: called before every step; an exception that it raises ends the search.

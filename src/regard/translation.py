@@ -52,16 +52,16 @@ class Translation:
     score: float
     """Sum of log-probabilities (nats), EOS included, divided by the length penalty."""
     attention: np.ndarray | None
-    """(len(tokens), len(source_tokens)), rows sum to 1 (not with normalizer none); None without attention.
+    """(len(tokens), len(source_tokens)), rows sum to 1 unless the normalizer is `none`; None without attention.
     The average over the heads of one layer, chosen after training."""
     attention_heads: np.ndarray | None = None
     """(len(tokens), layers, heads, len(source_tokens)): attention of every head of every layer."""
     complete: bool = True
     """False if the output was truncated at its length limit."""
     unknown: list[str] = field(default_factory=list)
-    """Source tokens that the vocabulary lacks, repeats included."""
+    """Source tokens that are not in the vocabulary, repeats included."""
     left_out: list[str] = field(default_factory=list)
-    """Punctuation of the source that the vocabulary lacks and that is not among the source tokens."""
+    """Punctuation that is not in the vocabulary and was left out of the source tokens."""
     source_words: list[int | None] = field(default_factory=list, repr=False)
     """Index of the word of every source token; None for EOS."""
     target_words: list[int | None] = field(default_factory=list, repr=False)
@@ -93,14 +93,14 @@ class Translation:
 
     @property
     def warning(self) -> str | None:
-        """A sentence for a source whose tokens are mostly unknown; None for others."""
+        """A warning if most of the source tokens are unknown, otherwise None."""
         total, unknown = len(self.source_tokens[:-1]), len(self.unknown)
         if 2 * unknown <= total:
             return None
-        tokens = "every source token"
-        if unknown < total:
-            tokens = f"most source tokens ({unknown} of {total})"
-        return f"The vocabulary of the model lacks {tokens}: the output is unreliable."
+        return (
+            f"The output is unreliable: {unknown} of {quantity(total, 'source token')} not in the "
+            "model's vocabulary."
+        )
 
     def __repr__(self) -> str:
         """Return source, output, score and the shape of the attention on one line."""

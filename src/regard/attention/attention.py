@@ -117,8 +117,9 @@ class Attention(nn.Module):
             key_padding_mask: bool (B, T), True = padding, ignored.
             attn_mask: bool (L, T) or (B, L, T), True = may not attend; or float, added to the
                 scores, -inf = may not attend.
-            key_lengths: int (B,), the number of real keys, from 0 to T, instead of a padding mask; not
-                checked but clamped on a GPU, in `torch.vmap` and when compiled.
+            key_lengths: int (B,), the number of real keys, from 0 to T, as an alternative to a padding
+                mask. On a GPU, under `torch.vmap` and when compiled, other numbers are clamped to
+                this range instead of raising an error.
             need_weights: return the weights too.
 
         Returns:
@@ -161,10 +162,11 @@ class Attention(nn.Module):
         """Attend with the result of `project(query, key, value)`; masked content has no effect.
 
         Queries in `zeroed_queries` (the padding, where `query is key`) are replaced by zeros too:
-        NaN multiplied by the zero gradient of their results would make those of the projection NaN.
+        otherwise NaN times the zero gradient of their results would make the gradients of the
+        projection NaN.
         With an `attn_mask`, rows of keys and values that are not finite are replaced by zeros, and
-        the result of every query that may attend to one of them is NaN. The values of the masks
-        decide no branch, so that the call can be transformed, compiled and exported.
+        the result of every query that may attend to one of them is NaN. No control
+        flow depends on the values of the masks, so the call can be transformed, compiled and exported.
         """
         zeroed, nonfinite = masks.masked_keys, None
         if zeroed is not None and masks.per_query and not self._uses_sdpa(need_weights):

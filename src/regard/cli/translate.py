@@ -78,8 +78,8 @@ def run(arguments: list[str]) -> None:
         (unknown, f"source {unknown_tokens_message(unknown)}"),
         (
             unreliable,
-            f"warning: {quantity(unreliable, 'output')} unreliable, because the vocabulary of the "
-            "model lacks most source tokens",
+            f"warning: {quantity(unreliable, 'output')} unreliable, because most source "
+            "tokens are not in the model's vocabulary",
         ),
         (
             left_out,

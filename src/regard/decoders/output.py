@@ -43,7 +43,7 @@ class CopyingOutput(nn.Linear):
 
     See et al. 2017, "Get To The Point" (arXiv:1704.04368), eq. 8 and 9. Our p_gen is a sigmoid of
     the readout state, which a recurrent decoder computes from their c_t and s_t; alpha is the average
-    over the heads of the last layer. Source tokens that the vocabulary lacks follow it as V, V + 1, …,
+    over the heads of the last layer. Source tokens that are not in the vocabulary follow it as V, V + 1, …,
     in the order of each source, so the outputs have V + K entries.
     """
 

@@ -158,7 +158,9 @@ _ERROR_HANDLERS = {
     QueueFull: _error_handler(
         503, "the queue is full; try again in a second", {"Retry-After": "1"}
     ),
-    TimeoutError: _error_handler(504, "timeout; send shorter or fewer texts, or a smaller beam"),
+    TimeoutError: _error_handler(
+        504, "timeout; send shorter or fewer texts, or use a smaller beam size"
+    ),
     Exception: _error_handler(500, "internal error; see the server log"),
 }
 """Every error is answered with {"error": one sentence}."""
@@ -267,7 +269,7 @@ def _check_weights(weights: int, limits: Limits) -> None:
     if weights > limits.weights:
         raise ConfigError(
             f"the response would hold {weights:,} weights (at most {limits.weights:,}); request "
-            "fewer outputs, a shorter text, or omit heads or attention"
+            "fewer outputs, send a shorter text, or omit heads or attention"
         )
 
 
@@ -306,10 +308,9 @@ def _check_work(
     work = (sources + outputs + weights // WEIGHTS_PER_TOKEN) * beams
     if work > limits.work:
         raise ConfigError(
-            f"{sources:,} source tokens, up to {outputs:,} output tokens and their {weights:,} "
-            f"attention weights (of which {WEIGHTS_PER_TOKEN:,} count as a token) times {beams} "
-            f"hypotheses are {work:,} (at most {limits.work:,}); send fewer texts, shorter "
-            "ones or a smaller beam"
+            f"the request is too large: ({sources:,} source tokens + up to {outputs:,} output tokens "
+            f"+ {weights:,} attention weights / {WEIGHTS_PER_TOKEN:,}) x {beams} hypotheses = {work:,}, "
+            f"at most {limits.work:,}; send fewer or shorter texts, or use a smaller beam size"
         )
     return work
 

@@ -1,4 +1,4 @@
-"""Matching of word tokens that a vocabulary lacks to tokens that it holds."""
+"""Matching of word tokens that are not in a vocabulary to tokens that are."""
 
 import re
 import unicodedata
@@ -26,7 +26,7 @@ class MatchedTokens(NamedTuple):
 
 
 def match_tokens(tokens: Sequence[str], vocabulary: Mapping[str, int]) -> MatchedTokens:
-    """Match the tokens that the vocabulary lacks to tokens that it holds.
+    """Match the tokens that are not in the vocabulary to tokens that are.
 
     - Punctuation matches the same mark with another spacing: `‿?` matches `?`.
     - A word of a script without spaces is split into as few words of the vocabulary as possible:

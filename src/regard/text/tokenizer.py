@@ -96,7 +96,7 @@ class Tokenizer:
     lowercase: bool = False
     """Lower-case the text after that."""
     match_vocabulary: bool = False
-    """Match words and punctuation that the vocabulary lacks to it (`text/matching.py`)."""
+    """Match words and punctuation that are not in the vocabulary to tokens that are (`text/matching.py`)."""
     merges: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
     """Merges of bpe, in order."""
     log_probs: tuple[float, ...] = dataclasses.field(default=(), repr=False)

@@ -2,8 +2,8 @@
 import { element } from "./dom.js";
 
 export const GLOSSARY = {
-  end: "</s> is the end of a sequence. Every source ends with it, and an output is complete when the model predicts it.",
-  start: "<s> is the start of a sequence: the decoder's input before the first output token.",
+  end: "</s> marks the end of a sequence. Every source ends with it, and an output is complete when the model predicts it.",
+  start: "<s> marks the start of a sequence: the decoder's input before the first output token.",
   beam: "The number of hypotheses that beam search keeps at every step. A value of 1 is greedy search, which always selects the most probable token.",
   outputs: "How many of the best complete outputs to list.",
   weights: "The attention weights of one step: the share of each source token in the context vector from which the next token is predicted.",
