@@ -22,6 +22,7 @@ import regard
 from regard import model_folder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</script><img src=x onerror=document.title='hit'>"
 
 pytestmark = pytest.mark.skipif(
@@ -219,7 +220,7 @@ def test_a_head_can_be_selected_and_ablated(page: Page, folders: list[Path]) -> 
     expect(view.locator(".output")).to_have_text(expected.text or "(empty output)")
     if expected.tokens:
         assert _weights(view) == [0] * len(expected.source_tokens)
-    expect(view.locator(".ablated-note")).to_contain_text("Head 0 of layer 1 is ablated")
+    expect(view.locator(".sum-line .ablated-note")).to_contain_text("Head 0 of layer 1 is ablated")
     expect(view.locator(".head.selected")).to_have_text("head 0 ablated")
 
 
@@ -394,6 +395,12 @@ def test_a_link_restores_the_page(page: Page, browser: Browser) -> None:
     other.close()
 
 
+def _downloaded(view: Any, label: str) -> xml.etree.ElementTree.Element:
+    with view.page.expect_download() as download:
+        view.get_by_label(label).click()
+    return xml.etree.ElementTree.parse(download.value.path()).getroot()
+
+
 @pytest.mark.parametrize("name", ["heatmap", "alignment"])
 def test_downloads(page: Page, folders: list[Path], name: str) -> None:
     expected = regard.Translator.load(folders[0], "cpu").translate(["a b c"])[0]
@@ -466,6 +473,21 @@ def test_unknown_tokens_are_marked(page: Page) -> None:
     view = _view(page)
     for selector in (".sentence.source .unknown", ".bar .unknown", ".heatmap th.unknown"):
         assert view.locator(selector).all_text_contents() == ["zebra"]
+    for name in ("heatmap", "alignment"):
+        texts = _downloaded(view, f"Download {name} as SVG").iter(SVG + "text")
+        assert [node.text for node in texts if node.get("text-decoration")] == ["zebra"]
+
+
+def test_unknown_tokens_are_marked_in_narrow_columns(page: Page) -> None:
+    """The mark is drawn, not clipped by the column: its colour is in the image of the label."""
+    page.set_viewport_size({"width": 390, "height": 900})
+    _submit(page, "a " * 20 + "zebra")
+    label = _view(page).locator(".heatmap.rotated-labels thead th").nth(20)
+    expect(label).to_have_class("unknown")
+    label.scroll_into_view_if_needed()
+    with_mark = label.screenshot()
+    label.evaluate("label => { label.classList.remove('unknown'); }")
+    assert label.screenshot() != with_mark
 
 
 def test_a_source_of_unknown_tokens_gives_a_warning(page: Page) -> None:
@@ -501,6 +523,18 @@ def test_an_ablated_head_does_not_move_the_others(page: Page) -> None:
     page.wait_for_function(
         f"([view, before]) => {now} === before", arg=[view.element_handle(), before]
     )
+
+
+def test_an_ablated_head_is_named_wherever_it_is_drawn(page: Page) -> None:
+    view = _view(page, 1)
+    view.get_by_role("button", name="layer 1, head 0", exact=True).click()
+    view.get_by_label("ablate this head").check()
+    note = "Head 0 of layer 1 is ablated: its weights and its output are 0."
+    for selector in (".no-lines", ".sum-line", ".heatmap caption"):
+        expect(view.locator(selector)).to_contain_text(note)
+    for name in ("heatmap", "alignment"):
+        texts = _downloaded(view, f"Download {name} as SVG").iter(SVG + "text")
+        assert note in [node.text for node in texts]
 
 
 def test_the_note_of_an_ablated_head_stands_between_the_tokens(page: Page) -> None:

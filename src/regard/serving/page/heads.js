@@ -1,7 +1,7 @@
 // Every layer and head as a thumbnail: cross-attention, and self-attention of encoder and decoder.
 import { selfAttention, sourceFields } from "./api.js";
 import { element, helpButton } from "./dom.js";
-import { isAblated } from "./interventions.js";
+import { ablationNote, isAblated } from "./interventions.js";
 import { headWeights } from "./weights.js";
 
 const PIXELS = 96; // side of a thumbnail's canvas
@@ -26,15 +26,15 @@ export class Heads {
     return this.view.model.kind === "transformer";
   }
 
-  // Weights, row labels and column labels of the selected thumbnail.
+  // Weights, row labels and column labels of the selected thumbnail, unknown columns, and why weights are 0.
   get selection() {
     const { view, own } = this;
     const { source_tokens: source, tokens } = view.output;
     if (view.own && own?.[view.own.kind]?.length) {
       const labels = view.own.kind === "encoder" ? source : own.decoder_inputs;
-      return { ...view.own, weights: own[view.own.kind][view.own.layer][view.own.head], rows: labels, columns: labels };
+      return { ...view.own, weights: own[view.own.kind][view.own.layer][view.own.head], rows: labels, columns: labels, unknown: [], note: "" };
     }
-    return { kind: "cross", layer: view.layer ?? view.model.attention_layer, head: view.head, weights: view.weights, rows: tokens, columns: source };
+    return { kind: "cross", layer: view.layer ?? view.model.attention_layer, head: view.head, weights: view.weights, rows: tokens, columns: source, unknown: view.output.unknown, note: ablationNote(view) };
   }
 
   render() {

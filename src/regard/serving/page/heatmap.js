@@ -8,7 +8,7 @@ const MAX_LABEL = 140;
 const INVERTED_ABOVE = 0.7616; // here black and white text have the same contrast, above 4.5 : 1, in both themes
 
 // `step` and `onSelect` belong to rows that are steps of the output.
-export function heatmap({ rows, columns, weights, width, unknown = new Set(), step = null, onSelect = null }) {
+export function heatmap({ rows, columns, weights, unknown, note, width, step = null, onSelect = null }) {
   const font = `14px ${FONT_FAMILY}`;
   const longest = (tokens) => Math.max(0, ...tokens.map((token) => textWidth(displayToken(token), font)));
   const label = Math.min(longest(rows) + 16, MAX_LABEL, width / 3);
@@ -17,7 +17,7 @@ export function heatmap({ rows, columns, weights, width, unknown = new Set(), st
   const rotated = longest(columns) + 6 > cell;
   const cross = step !== null;
   const head = element("tr", {}, element("td"), ...columns.map((token, i) =>
-    element("th", { scope: "col", class: unknown.has(token) ? "unknown" : "", ...(cross ? { "data-source": i } : {}) }, element("bdi", {}, displayToken(token)))));
+    element("th", { scope: "col", class: unknown.includes(token) ? "unknown" : "", ...(cross ? { "data-source": i } : {}) }, element("bdi", {}, displayToken(token)))));
   const body = rows.map((token, t) =>
     element("tr", cross ? { class: t === step ? "selected" : "", "data-step": t } : {},
       element("th", { scope: "row", ...(cross ? { "data-target": t, onclick: () => onSelect(t) } : {}) }, element("bdi", {}, displayToken(token))),
@@ -33,6 +33,6 @@ export function heatmap({ rows, columns, weights, width, unknown = new Set(), st
       class: `heatmap ${withValues ? "with-values" : ""} ${rotated ? "rotated-labels" : ""} ${cell < 16 ? "dense" : ""}`,
       dir: direction(columns), style: { "--label": `${Math.ceil(label)}px`, "min-width": `${Math.ceil(label + columns.length * MIN_CELL)}px` },
     },
-    element("caption", { dir: "ltr" }, "A stronger colour means a higher weight."),
+    element("caption", { dir: "ltr" }, "A stronger colour means a higher weight. ", element("span", { class: "ablated-note" }, note)),
     element("thead", {}, head), element("tbody", {}, ...body)));
 }

@@ -7,7 +7,7 @@ import { displayToken, element, panel } from "./dom.js";
 import { downloads } from "./download.js";
 import { Heads } from "./heads.js";
 import { heatmap } from "./heatmap.js";
-import { isEmpty, listed, noInterventions, pinsBefore, withHead } from "./interventions.js";
+import { ablationNote, isEmpty, listed, noInterventions, pinsBefore, withHead } from "./interventions.js";
 import { EMPTY, nBest } from "./n_best.js";
 import { NextToken } from "./next_token.js";
 import { alignmentPicture, heatmapPicture } from "./picture.js";
@@ -81,7 +81,7 @@ export class View {
       this.nextToken.node);
     return panel("Alignment", {
       help: "alignment", hint: "Each line connects an output token with a source token that it attends to. Click an output token to select its step.",
-      tools: downloads("alignment", () => alignmentPicture({ rows: this.output.tokens, columns: this.output.source_tokens, weights: this.weights }), () => this.data()),
+      tools: downloads("alignment", () => alignmentPicture({ rows: this.output.tokens, columns: this.output.source_tokens, weights: this.weights, unknown: this.output.unknown, note: ablationNote(this) }), () => this.data()),
     }, element("div", { class: "step" }, this.slider, this.stepLabel), this.parts);
   }
 
@@ -235,13 +235,13 @@ export class View {
   }
 
   showHeatmap() {
-    const { kind, layer, head, rows, columns, weights } = this.heads.selection;
+    const { kind, layer, head, ...shown } = this.heads.selection;
     const place = this.heads.shown ? ` (layer ${layer}, ${head === null ? "average over heads" : `head ${head}`})` : "";
     this.heatmapTitle.textContent = kind === "cross"
       ? `Each row shows one step: an output token and its weights over the source tokens${place}.`
       : `Self-attention of the ${kind}${place}: each row shows a token and its weights over ${kind === "encoder" ? "the source" : "the tokens up to and including it"}.`;
-    const cross = kind === "cross" ? { step: this.step, onSelect: (step) => this.selectStep(step), unknown: new Set(this.output.unknown) } : {};
-    this.heatmap.replaceChildren(...(rows.length ? [heatmap({ rows, columns, weights, width: this.width, ...cross })] : []));
+    const cross = kind === "cross" ? { step: this.step, onSelect: (step) => this.selectStep(step) } : {};
+    this.heatmap.replaceChildren(...(shown.rows.length ? [heatmap({ ...shown, width: this.width, ...cross })] : []));
   }
 
   showStep() {
