@@ -48,16 +48,24 @@ def test_inverse_sqrt_without_warm_up_decays_from_the_first_update() -> None:
 
 def test_plateau_halves_the_rate_after_validations_without_improvement() -> None:
     run = schedule(schedule="plateau", plateau_patience=1, patience=99, max_updates=99)
-    best = [run.validated(value) for value in (1.0, 1.0, 0.5, 2.0, 1.0, 2.0, 0.0, 0.0)]
+    best = [run.validated(value, 0.0) for value in (1.0, 1.0, 0.5, 2.0, 1.0, 2.0, 0.0, 0.0)]
     assert best == [True, False, False, True, False, False, False, False]
     assert run.rate() == 0.125
     assert (run.best, run.validations_since_best) == (2.0, 4)
 
 
+def test_of_equal_values_the_lower_loss_is_the_best_but_does_not_reset_patience() -> None:
+    run = schedule(patience=99, max_updates=99)
+    validations = [(0.0, 3.0), (0.0, 2.0), (0.0, 2.5), (0.0, 1.0), (5.0, 4.0), (0.0, 0.5)]
+    best = [run.validated(*validation) for validation in validations]
+    assert best == [True, True, False, True, True, False]
+    assert (run.best, run.best_loss, run.validations_since_best) == (5.0, 4.0, 1)
+
+
 def test_other_schedules_do_not_halve() -> None:
     run = schedule(patience=99, max_updates=99)
     for _ in range(9):
-        run.validated(0.0)
+        run.validated(0.0, 0.0)
     assert run.rate() == 1.0
 
 
@@ -85,7 +93,7 @@ def test_exhausted_patience_begins_a_short_cooldown() -> None:
     run = schedule(max_updates=1000, cooldown=0.2, patience=2)
     for _ in range(40):
         run.advance(1.0)
-    assert [run.validated(1.0) for _ in range(3)] == [True, False, False]
+    assert [run.validated(1.0, 0.0) for _ in range(3)] == [True, False, False]
     values = rates(run)
     assert len(values) == 10  # a fifth of the 50 updates of the whole run
     assert values == pytest.approx([1 - n / 10 for n in range(10)])
@@ -96,7 +104,7 @@ def test_exhausted_patience_begins_a_short_cooldown() -> None:
 def test_an_improvement_resets_patience() -> None:
     run = schedule(max_updates=1000, patience=2)
     for value in (1.0, 0.0, 2.0, 0.0, 3.0, 0.0):
-        run.validated(value)
+        run.validated(value, 0.0)
     assert run.cooldown is None
 
 
@@ -105,7 +113,7 @@ def test_an_improvement_during_the_cooldown_does_not_stop_it() -> None:
     for _ in range(60):
         run.advance(1.0)
     cooldown = run.cooldown
-    assert run.validated(1.0)
+    assert run.validated(1.0, 0.0)
     assert run.cooldown == cooldown is not None
 
 
@@ -139,7 +147,7 @@ def test_runs_end_within_their_budget_and_rates_stay_in_bounds(
         assert 0 < run.rate() <= 1
         run.advance(1.0)
         if number % every == 0:
-            run.validated(0.0)
+            run.validated(0.0, 0.0)
         assert run.remaining() >= 0
         if run.over():
             break
@@ -162,7 +170,7 @@ def test_a_restored_schedule_continues_exactly() -> None:
     for _ in range(30):
         run.advance(0.7)
     for value in (1.0, 0.5, 0.5, 0.5):
-        run.validated(value)
+        run.validated(value, 0.0)
     restored = Schedule.from_dict(run.config, run.to_dict())
     assert restored == run
     assert json.loads(json.dumps(run.to_dict()))["update"] == 30

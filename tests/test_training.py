@@ -268,6 +268,29 @@ def test_every_metric_can_select_the_best_weights(tmp_path: Path) -> None:
         assert (metric if metric != "loss" else "dev_loss") in _metrics(out)[0]
 
 
+def test_bleu_does_not_select_the_weights_of_targets_that_are_too_short_for_it(
+    tmp_path: Path,
+) -> None:
+    short = [("rojo gato", "red cat"), ("perro azul", "blue dog"), ("casa", "house")]
+    long = [(source, f"I see the {target}") for source, target in short]
+    for name, pairs, metric in (("a", short, "chrf"), ("b", long, "bleu")):
+        config = _config(tmp_path / name, max_updates=5)
+        config = dataclasses.replace(config, target=regard.TextConfig(unit="word"))
+        regard.train(config, pairs, pairs)
+        assert metric in _metrics(tmp_path / name)[0]
+    # with other dev pairs the metric of a run stays what it was
+    more = dataclasses.replace(config, training=TrainingConfig(max_updates=10))
+    regard.train(more, long, short, resume=True)
+    assert [*map(set, _metrics(tmp_path / "b"))] == [{*_metrics(tmp_path / "b")[0]}] * 2
+
+
+def test_references_are_normalised_as_the_outputs_are(tmp_path: Path) -> None:
+    config = _config(tmp_path / "model", metric="exact_match", max_updates=40, learning_rate=0.05)
+    config = dataclasses.replace(config, target=regard.TextConfig(lowercase=True))
+    regard.train(config, [(source, "Yes") for source, _ in PAIRS], [("a b", "Yes")])
+    assert _metrics(tmp_path / "model")[-1]["exact_match"] == 100
+
+
 def test_the_displayed_layer_of_a_transformer_is_chosen_and_stored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -264,7 +264,7 @@ class TrainingConfig:
     patience: int = 10
     """Early stopping: number of validations without improvement before the cooldown begins."""
     metric: MetricName = "auto"
-    """Metric that selects the best checkpoint; auto: bleu for word, bpe and unigram targets, else exact_match."""
+    """Metric that selects the best checkpoint; auto: bleu for word, bpe and unigram targets (chrf if most have fewer than four words, so that BLEU is 0), else exact_match. Of equal values, the lower dev loss wins."""
     optimizer: Literal["adam", "adamw"] = "adam"
     """Optimiser."""
     learning_rate: float = 1e-3

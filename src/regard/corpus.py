@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,11 @@ from regard.pairs import (
     read_pairs,
     require_valid,
 )
-from regard.text import Tokenizer, format_source, unknown_tokens_message
+from regard.text import UNITS, Tokenizer, format_source, unknown_tokens_message
+from regard.text.words import split_words
+
+_BLEU_ORDER = 4
+"""BLEU is 0 without a common sequence of this many words, even where every output is right."""
 
 _REMEDY = "correct them, or skip them with data.bad_lines skip"
 
@@ -54,6 +59,19 @@ class Corpus:
     def max_target_length(self) -> int:
         """Number of tokens of the longest training target."""
         return int(sizes_of(self.train)[:, 1].max()) - 1
+
+    @property
+    def metric(self) -> str:
+        """Metric that `training.metric auto` stands for."""
+        if not UNITS[self.target.unit].has_words:
+            return "exact_match"
+        lengths = [len(split_words(text)) for texts in self.dev_references for text in texts]
+        return "bleu" if statistics.median(lengths) >= _BLEU_ORDER else "chrf"
+
+    @property
+    def normalized_references(self) -> list[list[str]]:
+        """The references, normalised as the outputs of the model are."""
+        return [[*map(self.target.normalize, texts)] for texts in self.dev_references]
 
     @property
     def examples(self) -> list[str]:

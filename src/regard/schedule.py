@@ -37,7 +37,10 @@ class Schedule:
     """Training time, interruptions not counted."""
     best: float | None = None
     """Best metric value so far; higher is better."""
+    best_loss: float = math.inf
+    """Dev loss of the best weights."""
     validations_since_best: int = 0
+    """Validations since the metric last improved."""
     plateau_factor: float = 1.0
     """Factor of the learning rate, halved by the plateau schedule."""
     cooldown: Cooldown | None = None
@@ -72,11 +75,18 @@ class Schedule:
         if self.cooldown is None and self.used() >= 1 - self.config.cooldown:
             self.cooldown = Cooldown(self.update, self.seconds, None)
 
-    def validated(self, value: float) -> bool:
-        """Record a metric value (higher is better, NaN is worst); return whether it is the best so far."""
+    def validated(self, value: float, loss: float) -> bool:
+        """Record a metric value (higher is better, NaN is worst); return whether the weights are the best.
+
+        Of equal values, such as the 0 of a metric that counts whole outputs, the lower dev loss wins.
+        """
         value = -math.inf if math.isnan(value) else value
-        if self.best is None or value > self.best:
-            self.best, self.validations_since_best = value, 0
+        improved = self.best is None or value > self.best
+        best = improved or (value == self.best and loss < self.best_loss)
+        if best:
+            self.best, self.best_loss = value, loss
+        if improved:
+            self.validations_since_best = 0
             return True
         self.validations_since_best += 1
         config = self.config
@@ -89,7 +99,7 @@ class Schedule:
             share = config.cooldown / (1 - config.cooldown)
             end = min(config.max_updates, self.update + math.ceil(share * self.update))
             self.cooldown = Cooldown(self.update, self.seconds, end)
-        return False
+        return best
 
     def used(self) -> float:
         """Return the share of the budget that is used up."""

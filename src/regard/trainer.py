@@ -29,7 +29,7 @@ from regard.files import write_text
 from regard.metrics import METRICS
 from regard.progress import Progress
 from regard.schedule import Schedule
-from regard.text import UNITS, Tokenizer, split_source
+from regard.text import split_source
 from regard.translator import Translator, find_device
 
 _SECONDS_BETWEEN_CHECKPOINTS = 300.0
@@ -85,7 +85,7 @@ class Trainer:
     ) -> None:
         self.trained, self.corpus, self.out, self.job = trained, corpus, out, job
         self.settings = trained.config.training
-        self.metric = _metric(self.settings, corpus.target)
+        self.metric = corpus.metric if self.settings.metric == "auto" else self.settings.metric
         self.schedule = Schedule(self.settings)
         self.accelerator = _accelerator(trained.config)
         self.device = self.accelerator.device
@@ -157,6 +157,9 @@ class Trainer:
                 f"{self.out} was trained on other pairs; give the same data.train to resume, or "
                 f"start from its weights (init_from {self.out}) to train on new pairs"
             )
+        if state["history"] and self.settings.metric == "auto":  # what it stood for until now
+            names = (name for name in (*METRICS, "loss") if name in state["history"][-1])
+            self.metric = next(names, self.metric)
         if state["history"] and self.metric not in state["history"][-1]:
             raise ConfigError(
                 f"the run selected its best weights by another metric than {self.metric}; leave "
@@ -264,12 +267,12 @@ class Trainer:
         texts = self.job.merge(self.job.gather([output.text for output in outputs]))
         value = loss
         if metric:
-            value = metric.compute(texts, self.corpus.dev_references).value
+            value = metric.compute(texts, self.corpus.normalized_references).value
         seconds = time.perf_counter() - started
         # those of the main process count
         loss, value, seconds = self.job.gather_numbers([loss, value, seconds])[0]
         lower_is_better = metric is None or metric.lower_is_better
-        best = self.schedule.validated(-value if lower_is_better else value)
+        best = self.schedule.validated(-value if lower_is_better else value, loss)
         if best and self.job.is_main:
             checkpoints.require_lock(self.out)
             model_folder.save_weights(self.out, self.trained.model, self.run)
@@ -387,9 +390,3 @@ def _optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.Optimi
         weight_decay=settings.weight_decay,
         betas=(0.9, 0.98),
     )
-
-
-def _metric(settings: TrainingConfig, target: Tokenizer) -> str:
-    if settings.metric != "auto":
-        return settings.metric
-    return "bleu" if UNITS[target.unit].has_words else "exact_match"
