@@ -318,8 +318,8 @@ def test_the_page_has_a_slider_over_the_steps_and_images_have_none():
     slider = next(p for p in spec["params"] if p["name"] == "step")
     assert slider["bind"] == {
         "input": "range",
-        "min": 1,
-        "max": 4,
+        "min": 0,
+        "max": 3,
         "step": 1,
         "name": "output step ",
     }
@@ -328,12 +328,12 @@ def test_the_page_has_a_slider_over_the_steps_and_images_have_none():
     assert not [e for e in to_svg_tree(chart).iter() if e.get("aria-roledescription") == "bar"]
 
 
-def select(chart, step=1, **choice):
+def select(chart, step=0, **choice):
     """Return the labels of the cells, the bars and the caption after a selection."""
     spec = chart.to_interactive().to_dict()
     for param in spec["params"]:
         if param["name"] == "step":
-            param["value"] = [{"output_step": step}]
+            param["value"] = [{"row": step}]
         param["value"] = choice.get(param["name"], param.get("value"))
     svg = ET.fromstring(vl_convert.vegalite_to_svg(spec))
     bars = [e.get("aria-label") for e in svg.iter() if e.get("aria-roledescription") == "bar"]
@@ -345,12 +345,12 @@ def select(chart, step=1, **choice):
     )
 
 
-@pytest.mark.parametrize("step", range(1, len(TARGET) + 1))
+@pytest.mark.parametrize("step", range(len(TARGET)))
 def test_bars_show_the_weights_of_the_selected_step(step):
     cells_, bars, caption = select(heatmap(WEIGHTS, SOURCE, TARGET), step)
     assert len(cells_) == WEIGHTS.size
-    assert bars == WEIGHTS[step - 1].tolist()
-    assert caption == f"step {step}, “{TARGET[step - 1]}”: the weights sum to 1.00"
+    assert bars == WEIGHTS[step].tolist()
+    assert caption == f"step {step}, “{TARGET[step]}”: the weights sum to 1.00"
 
 
 def test_the_selected_row_has_a_frame():
@@ -367,7 +367,7 @@ def test_layers_and_heads_can_be_selected():
     bindings = {
         p["name"]: p["bind"] for p in chart.to_interactive().to_dict()["params"] if "bind" in p
     }
-    assert bindings["layer"]["options"] == ["shown", "0", "1", "2"]
+    assert bindings["layer"]["options"] == ["default", "0", "1", "2"]
     assert bindings["head"]["options"] == ["average", "0", "1"]
     for choice, expected in [
         ({}, WEIGHTS),
@@ -375,7 +375,7 @@ def test_layers_and_heads_can_be_selected():
         ({"layer": "2"}, heads[:, 2].mean(1)),
         ({"layer": "0", "head": "1"}, heads[:, 0, 1]),
     ]:
-        labels, bars, caption = select(chart, 3, **choice)
+        labels, bars, caption = select(chart, 2, **choice)
         np.testing.assert_allclose(bars, expected[2], atol=0.00056)
         assert len(labels) == WEIGHTS.size
         assert caption.endswith("sum to 1.00")
@@ -386,7 +386,7 @@ def test_layers_with_one_head_have_no_head_selection():
     chart = heatmap(WEIGHTS, SOURCE, TARGET, heads=np.repeat(WEIGHTS[:, None, None], 2, axis=1))
     bindings = [p["name"] for p in chart.to_interactive().to_dict()["params"] if "bind" in p]
     assert sorted(bindings) == ["layer", "step"]
-    assert select(chart, 2, layer="1")[1] == WEIGHTS[1].tolist()
+    assert select(chart, 1, layer="1")[1] == WEIGHTS[1].tolist()
 
 
 def test_a_single_head_is_not_stored_twice():

@@ -59,17 +59,17 @@ class Heatmap(VegaChart):
         if heads is None or heads.shape[1] * heads.shape[2] == 1:
             heads = _NO_HEADS
         # subcharts inherit the data: Altair would copy it at every step
-        chart = alt.Chart(width=layout.width).transform_calculate(output_step="datum.row + 1")
+        chart = alt.Chart(width=layout.width)
         inputs = _inputs(*heads.shape[1:3])
         if inputs:
             chart = chart.transform_filter(
-                "datum.layer == layer && (layer == 'shown' || datum.head == head)"
+                "datum.layer == layer && (layer == 'default' || datum.head == head)"
             )
         step = alt.selection_point(
             name="step",
-            fields=["output_step"],
-            value=[{"output_step": 1}],
-            bind=alt.binding_range(min=1, max=len(layout.target), step=1, name="output step "),
+            fields=["row"],
+            value=[{"row": 0}],
+            bind=alt.binding_range(min=0, max=len(layout.target) - 1, step=1, name="output step "),
             on="pointerover",
             clear=False,
             toggle=False,
@@ -182,7 +182,7 @@ class _Layout:
 
 def _records(weights: np.ndarray, heads: np.ndarray) -> list[dict[str, Any]]:
     """Return a record per row of every layer and head: one per cell would repeat its keys L x T times."""
-    maps = {("shown", "average"): weights}
+    maps = {("default", "average"): weights}
     for layer in range(heads.shape[1]):
         maps[str(layer), "average"] = heads[:, layer].mean(1)
         for head in range(heads.shape[2] if heads.shape[2] > 1 else 0):
@@ -222,10 +222,12 @@ def _inputs(layers: int, heads: int) -> list[Any]:
 
     if not layers:
         return []
-    layer = alt.binding_select(options=["shown", *map(str, range(layers))], name="layer ")
-    head = alt.binding_select(options=["average", *map(str, range(heads))], name="head of it ")
+    layer = alt.binding_select(options=["default", *map(str, range(layers))], name="layer ")
+    head = alt.binding_select(
+        options=["average", *map(str, range(heads))], name="head of that layer "
+    )
     return [
-        alt.param(name="layer", value="shown", bind=layer),
+        alt.param(name="layer", value="default", bind=layer),
         alt.param(name="head", value="average", bind=head if heads > 1 else alt.Undefined),
     ]
 
@@ -258,7 +260,7 @@ def _bars(chart: Any, layout: _Layout, domain: list[float]) -> Any:
     )
     bars = _marks(chart, layout, "bar", x=x, y=y, color=channels["color"].legend(None))
     caption = (
-        "'step ' + datum.output_step + ', “' + target_tokens[datum.row] + "
+        "'step ' + datum.row + ', “' + target_tokens[datum.row] + "
         "'”: the weights sum to ' + format(datum.sum, '.2f')"
     )
     text = chart.transform_calculate(caption=caption).mark_text(
