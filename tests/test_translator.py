@@ -2,22 +2,27 @@
 
 import copy
 import dataclasses
+import itertools
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pandas
 import pytest
 import torch
+from torch.nn.utils import parametrizations, prune
 
 import regard
 from regard import model_folder
 from regard.config import Config, ModelConfig, TextConfig
 from regard.errors import ConfigError
-from regard.models import build
+from regard.hypotheses import length_normalization
+from regard.models import Seq2Seq, build
 from regard.request import prepare
-from regard.text import Encoding, Tokenizer
+from regard.text import BOS, EOS, Encoding, Tokenizer
+from regard.translation import Translation
 
 SOURCES = ["a b c", "c", "b a", "", "a a a b", "  ", "c b"]
 
@@ -333,3 +338,94 @@ def test_a_translator_is_copied_and_pickled_after_it_has_translated() -> None:
     for copied in (copy.deepcopy(translator), pickle.loads(pickle.dumps(translator))):
         output = copied.translate("a b c")
         assert (output.text, output.score) == (expected.text, expected.score)
+
+
+SMALL_TRANSFORMER = {"kind": "transformer", "encoder_layers": 1, "decoder_layers": 1}
+
+
+def _replace_output(model: Seq2Seq) -> None:
+    layer = copy.deepcopy(model.decoder.output)
+    layer.weight.data.neg_()
+    model.decoder.output = layer
+
+
+def _assign_weights(model: Seq2Seq) -> None:
+    scaled = {name: 1.5 * tensor for name, tensor in model.state_dict().items()}
+    model.load_state_dict(scaled, assign=True)
+
+
+def _hook(model: Seq2Seq) -> None:
+    model.decoder.output.register_forward_hook(lambda layer, inputs, output: -output)
+
+
+def _prune(model: Seq2Seq) -> None:
+    prune.l1_unstructured(model.decoder.output, "weight", amount=0.5)
+
+
+def _parametrize(model: Seq2Seq) -> None:
+    parametrizations.spectral_norm(model.decoder.output.eval())
+
+
+def _halve(model: Seq2Seq) -> None:
+    model.bfloat16()
+
+
+@pytest.mark.parametrize("model", [{}, SMALL_TRANSFORMER], ids=["rnn", "transformer"])
+@pytest.mark.parametrize(
+    "change", [_replace_output, _assign_weights, _hook, _prune, _parametrize, _halve]
+)
+def test_changes_of_the_model_have_an_effect(
+    change: Callable[[Seq2Seq], None], model: dict[str, object]
+) -> None:
+    translator = _translator(**model)
+    before = translator.translate("a b c", 1)
+    change(translator.trained.model)
+    after = translator.translate("a b c", 1)
+    expected = pytest.approx(
+        _plain_score(translator, after), rel=0.02 if change is _halve else 1e-4
+    )
+    assert after.score != before.score
+    assert after.score == expected
+    assert translator.align("a b c", after.text).score == expected
+
+
+def _plain_score(translator: regard.Translator, output: Translation) -> float:
+    """Return the score of an output, computed by the steps of the model itself."""
+    model = translator.trained.model
+    ids = translator.source.tokens_to_ids(output.source_tokens[:-1])
+    targets = [*translator.target.tokens_to_ids(output.tokens), EOS]
+    total = 0.0
+    with torch.no_grad():
+        state = model.decoder.start(model.encode(torch.tensor([[*ids, EOS]]), torch.tensor([4])))
+        for read, token in zip([BOS, *targets], targets, strict=False):
+            step = model.decoder.step(torch.tensor([read]), state)
+            state, total = step.state, total + float(step.log_probs[0, token])
+    return total / length_normalization(len(targets), 1.0)
+
+
+def test_a_removed_hook_has_no_effect() -> None:
+    translator = _translator()
+    before = translator.translate("a b c", 1)
+    output = translator.trained.model.decoder.output
+    hook = output.register_forward_hook(lambda layer, inputs, logits: -logits)
+    assert translator.translate("a b c", 1).score != before.score
+    hook.remove()
+    assert translator.translate("a b c", 1).score == before.score
+
+
+def test_a_hook_sees_the_layers_that_search_folds() -> None:
+    translator, rows = _translator(), []
+    readout = translator.trained.model.decoder.readout
+    readout.register_forward_hook(lambda layer, inputs, output: rows.append(len(output)))
+    output = translator.translate("a b c", beam_size=1)
+    assert rows == [1] * (len(output.tokens) + 1)
+
+
+@pytest.mark.parametrize("model", [{}, SMALL_TRANSFORMER], ids=["rnn", "transformer"])
+def test_autocast_has_no_effect_on_translations(model: dict[str, object]) -> None:
+    translator = _translator(**model)
+    expected = translator.translate(SOURCES), translator.align(["a b"], ["c"])
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = translator.translate(SOURCES), translator.align(["a b"], ["c"])
+    for output, other in zip(itertools.chain(*outputs), itertools.chain(*expected), strict=True):
+        assert (output.text, output.score) == (other.text, other.score)

@@ -1,23 +1,57 @@
 """Models for inference: the weights of a model, with its linear layers computed by oneDNN on CPUs."""
 
-import copy
+from typing import Any, cast
 
 from torch import nn
 
-from regard.kernels.linear import InferenceLinear
+from regard.decoders import StepDecoder, fold
+from regard.kernels.linear import InferenceLinear, has_hooks
 from regard.models import Seq2Seq
 
 
-def for_inference(model: Seq2Seq) -> Seq2Seq:
-    """Return a model that shares the weights of `model` and computes the same, without gradients.
+class InferenceModel:
+    """A model and the steps of its decoder, prepared for inference.
 
-    Layers with hooks stay as they are.
+    Weights, modules, types and hooks of the model may change: it is prepared again where necessary.
     """
-    shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    faster = copy.deepcopy(model, shared)
-    for module in [*faster.modules()]:
-        for name, child in module.named_children():
-            hooks = child._forward_hooks or child._forward_pre_hooks  # pyright: ignore[reportPrivateUsage]
-            if type(child) is nn.Linear and not hooks:
-                setattr(module, name, InferenceLinear(child))
-    return faster.eval()
+
+    def __init__(self, model: Seq2Seq) -> None:
+        self._model = model
+        self._prepared = self._prepare()
+
+    def prepared(self) -> tuple[Seq2Seq, StepDecoder]:
+        """Return the model and the steps of its decoder, both without gradients."""
+        if self._prepared[0] != _structure(self._model):
+            self._prepared = self._prepare()
+        return self._prepared[1:]
+
+    def _prepare(self) -> tuple[list[Any], Seq2Seq, StepDecoder]:
+        structure, model = _structure(self._model), for_inference(self._model)
+        return structure, model, fold(model.decoder)
+
+
+def _structure(model: nn.Module) -> list[Any]:
+    """Return what changes with the modules, their hooks, and the types of the weights."""
+    modules = [*model.modules()]
+    types = [(type(module), has_hooks(module)) for module in modules]
+    return [modules, types, [weight.dtype for weight in model.parameters()]]
+
+
+def for_inference(model: Seq2Seq) -> Seq2Seq:
+    """Return a model that shares the weights and hooks of `model` and computes the same, without gradients.
+
+    Linear layers with hooks stay as they are.
+    """
+    return cast("Seq2Seq", _for_inference(model))
+
+
+def _for_inference(module: nn.Module) -> nn.Module:
+    """Return a module in evaluation mode that shares everything with another one but its modules."""
+    plain = type(module) is nn.Linear and not has_hooks(module)
+    faster = nn.Module.__new__(InferenceLinear if plain else type(module))
+    children = {
+        name: None if child is None else _for_inference(child)
+        for name, child in module._modules.items()  # pyright: ignore[reportPrivateUsage]
+    }
+    vars(faster).update(vars(module), training=False, _modules=children)
+    return faster

@@ -11,11 +11,10 @@ import torch
 from regard import model_folder
 from regard.attention import Memory
 from regard.copy_mechanism import Copies
-from regard.decoders import StepDecoder, fold
 from regard.errors import ConfigError, DataError, quantity
 from regard.hypotheses import Hypothesis
-from regard.inference import for_inference
-from regard.models import Seq2Seq
+from regard.inference import InferenceModel
+from regard.kernels.weighted_sum import without_autocast
 from regard.request import Pins, PreparedRequest, Source, TextOrTokens, prepare
 from regard.search import beam_search, forced_decode
 from regard.setting_checks import check_beam_size, check_length_penalty
@@ -100,14 +99,8 @@ class Translator:
         return {"trained": self.trained, "device": self.device}
 
     @functools.cached_property
-    def _model(self) -> Seq2Seq:
-        """The model with faster products."""
-        return for_inference(self.trained.model)
-
-    @functools.cached_property
-    def _steps(self) -> StepDecoder:
-        """The decoder with its weights folded for search."""
-        return fold(self._model.decoder)
+    def _inference(self) -> InferenceModel:
+        return InferenceModel(self.trained.model)
 
     @property
     def attention_layer(self) -> int:
@@ -220,11 +213,11 @@ class Translator:
         check_length_penalty(length_penalty)
         if (beams := max(beam_size, n_best)) > _FULL_BATCH_BEAMS:  # bounds the memory of a batch
             batch_tokens = batch_tokens * _FULL_BATCH_BEAMS // beams
-        decoder, steps = self._model.decoder, self._steps
+        model, steps = self._inference.prepared()
 
         def decode(batch: PreparedRequest, memory: Memory) -> list[list[Hypothesis]]:
             limits = torch.tensor([source.limit for source in batch.sources]).to(self.device)
-            constraints = batch.constraints(decoder, self.device)
+            constraints = batch.constraints(model.decoder, self.device)
             return beam_search(
                 steps, memory, limits, beam_size, n_best, length_penalty, constraints,
                 return_tree, top_logprobs, on_step,
@@ -270,12 +263,14 @@ class Translator:
         request = prepare(self.trained, sources, references, forced=True)
 
         def decode(batch: PreparedRequest, memory: Memory) -> list[list[Hypothesis]]:
-            ids, decoder = [row.prefix.ids for row in batch.sources], self._model.decoder
-            return [[output] for output in forced_decode(decoder, memory, ids, length_penalty)]
+            ids, (model, _) = [row.prefix.ids for row in batch.sources], self._inference.prepared()
+            outputs = forced_decode(model.decoder, memory, ids, length_penalty)
+            return [[output] for output in outputs]
 
         outputs = self._decode(request, batch_tokens, decode, on_progress, forced=True)
         translations = [best[0] for best in outputs]
-        return translations[0] if isinstance(texts, str) else translations
+        single = isinstance(texts, str) and isinstance(targets, str)
+        return translations[0] if single else translations
 
     def _decode(
         self,
@@ -290,7 +285,9 @@ class Translator:
         attends = self.trained.model.decoder.attention_layers > 0
         outputs = [[empty_translation(source.line, attends)] * n_best for source in request.sources]
         for indices, batch in request.batches(batch_tokens):
-            decoded = decode(batch, batch.encode(self._model, self.device))
+            model, _ = self._inference.prepared()
+            with without_autocast(self.device):
+                decoded = decode(batch, batch.encode(model, self.device))
             for index, source, hypotheses in zip(indices, batch.sources, decoded, strict=True):
                 tree = self._tree(hypotheses[0], source.copies)
                 translations = [

@@ -14,12 +14,13 @@ from regard.decoders.protocol import Decoder, Step, StepDecoder
 from regard.decoders.recurrent import AttendingDecoder, RecurrentState
 from regard.kernels import additive
 from regard.kernels.cells.op import frozen_step
-from regard.kernels.linear import FrozenLinear, weights_version
+from regard.kernels.linear import FrozenLinear, has_hooks, weights_version
 from regard.kernels.normalizers import normalize
 from regard.kernels.weighted_sum import to_compute_dtype, without_autocast
 from regard.scores import Additive, Concat, PairwiseScore, Score
 
 _DTYPES = (torch.float32, torch.float64)
+_OWN_MODULES = ("regard.", "torch.nn.modules.")
 
 
 def fold(decoder: Decoder) -> StepDecoder:
@@ -27,7 +28,20 @@ def fold(decoder: Decoder) -> StepDecoder:
     if not isinstance(decoder, AttendingDecoder):
         return decoder
     exact = all(weight.dtype in _DTYPES for weight in decoder.parameters())
-    return FoldedDecoder(decoder) if exact else decoder
+    return FoldedDecoder(decoder) if exact and _calls_own_modules(decoder) else decoder
+
+
+def _calls_own_modules(decoder: AttendingDecoder) -> bool:
+    """Return whether all modules but a custom score are of this package or PyTorch, without hooks.
+
+    The folded decoder calls none of the others.
+    """
+    score = {*decoder.attention.score.modules()}
+    return not any(
+        has_hooks(module)
+        or (module not in score and not type(module).__module__.startswith(_OWN_MODULES))
+        for module in decoder.modules()
+    )
 
 
 class FoldedDecoder:

@@ -38,21 +38,22 @@ class FrozenLinear:
 
 
 class InferenceLinear(nn.Linear):
-    """A linear layer that shares the weights of another one, without gradients."""
+    """A linear layer without gradients; it has the attributes of another one."""
 
-    def __init__(self, linear: nn.Linear) -> None:
-        nn.Module.__init__(self)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.weight, self.bias = linear.weight, linear.bias
-        self._frozen_version: list[tuple[int, int]] = []
-        self._frozen: FrozenLinear | None = None
+    _frozen: tuple[list[tuple[int, int]], FrozenLinear] | None = None
+    """The prepared weights, and their `weights_version`."""
 
     def forward(self, input: Float[Tensor, "*n D"]) -> Float[Tensor, "*n E"]:
         """Return the product."""
-        if (version := weights_version(self)) != self._frozen_version or self._frozen is None:
-            self._frozen = FrozenLinear(self.weight, self.bias)
-            self._frozen_version = version
-        return self._frozen(input)
+        version, frozen = weights_version(self), self._frozen
+        if frozen is None or frozen[0] != version:
+            frozen = self._frozen = version, FrozenLinear(self.weight, self.bias)
+        return frozen[1](input)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether functions are called before or after the module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
 
 
 def weights_version(module: nn.Module) -> list[tuple[int, int]]:
