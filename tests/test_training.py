@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from safetensors.torch import load_file
 
 import regard
@@ -251,6 +252,20 @@ def test_bfloat16_trains(tmp_path: Path) -> None:
     assert not all(torch.equal(value, b[name]) for name, value in a.items())
 
 
+def test_an_accelerator_of_the_caller_that_accumulates_gradients_stops_no_step(
+    tmp_path: Path,
+) -> None:
+    caller, model = Accelerator(gradient_accumulation_steps=4, cpu=True), torch.nn.Linear(1, 1)
+    try:
+        with caller.accumulate(model):
+            pass
+        regard.train(_config(tmp_path / "model", max_updates=10), PAIRS, DEV)
+    finally:
+        caller.gradient_state._reset_state()
+    first, second = (entry["dev_loss"] for entry in _metrics(tmp_path / "model"))
+    assert first != second
+
+
 def test_a_time_budget_ends_training(tmp_path: Path) -> None:
     out = tmp_path / "model"
     config = _config(out, max_updates=10**6, max_minutes=0.02, validate_every=10**6, patience=10**6)
@@ -287,7 +302,7 @@ def test_bleu_does_not_select_the_weights_of_targets_that_are_too_short_for_it(
 def test_references_are_normalised_as_the_outputs_are(tmp_path: Path) -> None:
     config = _config(tmp_path / "model", metric="exact_match", max_updates=40, learning_rate=0.05)
     config = dataclasses.replace(config, target=regard.TextConfig(lowercase=True))
-    regard.train(config, [(source, "Yes") for source, _ in PAIRS], [("a b", "Yes")])
+    regard.train(config, [(source, "Yes  no ") for source, _ in PAIRS], [("a b", "Yes  no ")])
     assert _metrics(tmp_path / "model")[-1]["exact_match"] == 100
 
 

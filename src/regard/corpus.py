@@ -1,5 +1,6 @@
 """The corpus of a training run: checked pairs, tokenizers, examples, and messages about them."""
 
+import functools
 import hashlib
 import random
 import statistics
@@ -68,10 +69,12 @@ class Corpus:
         lengths = [len(split_words(text)) for texts in self.dev_references for text in texts]
         return "bleu" if statistics.median(lengths) >= _BLEU_ORDER else "chrf"
 
-    @property
+    @functools.cached_property
     def normalized_references(self) -> list[list[str]]:
-        """The references, normalised as the outputs of the model are."""
-        return [[*map(self.target.normalize, texts)] for texts in self.dev_references]
+        """The references as the target tokenizer writes them, in its normal form and spacing."""
+        detokenize = self.target.detokenize
+        encodings = map(self.target.encode_batch, self.dev_references)
+        return [[detokenize(encoding.tokens) for encoding in texts] for texts in encodings]
 
     @property
     def examples(self) -> list[str]:

@@ -92,7 +92,8 @@ class Trainer:
         # without DistributedDataParallel: _update weights the gradients, and job sums them
         self.model = self.accelerator.prepare_model(trained.model, evaluation_mode=True)
         job.broadcast(self.model.state_dict().values())
-        self.optimizer = self.accelerator.prepare(_optimizer(trained.model, self.settings))
+        # not Accelerate's, which makes no step while another Accelerator accumulates gradients
+        self.optimizer = _optimizer(trained.model, self.settings)
         self.run: str | None = trained.metadata.get("run")
         self.dev_fingerprint = corpus.dev_fingerprint()
         self.history: list[dict[str, Any]] = []
@@ -167,7 +168,7 @@ class Trainer:
             )
         known = self.job.rank < state.get("processes", 1)
         rank = self.job.rank if known else None
-        checkpoints.restore(checkpoint, self.trained.model, self.optimizer.optimizer, rank)
+        checkpoints.restore(checkpoint, self.trained.model, self.optimizer, rank)
         try:
             self.schedule = Schedule.from_dict(self.settings, state["schedule"])
             self.epoch, self.batches_done = state["epoch"], state["batches_done"]
@@ -332,7 +333,7 @@ class Trainer:
             "processes": self.job.processes,
             **({"run": self.run} if self.run else {}),
         }
-        model, optimizer = self.trained.model, self.optimizer.optimizer
+        model, optimizer = self.trained.model, self.optimizer
         checkpoints.save(self.out, model, optimizer, state, generators)
         self._saved = time.monotonic()
 
