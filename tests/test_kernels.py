@@ -580,6 +580,17 @@ def test_func_grad_equals_autograd(workspace: int) -> None:
 
 
 @pytest.mark.parametrize("workspace", WORKSPACES)
+def test_func_vjp_and_jacrev_with_inputs_that_require_no_gradient(workspace: int) -> None:
+    inputs = _detached((2, 3, 5, 7, 4))
+    total, pull_back = torch.func.vjp(_total(workspace), *inputs)
+    actual = pull_back(torch.ones_like(total))
+    jacobians = torch.func.jacrev(_total(workspace), (0, 1, 2, 3))(*inputs)
+    expected = _gradients_of(_total(workspace), inputs)
+    assert_all_close(actual, expected, 1e-13)
+    assert_all_close(jacobians, expected, 1e-13)
+
+
+@pytest.mark.parametrize("workspace", WORKSPACES)
 def test_vmap_equals_a_loop(workspace: int) -> None:
     """Also over `torch.func.grad`, and over batched gradients of one backward pass."""
     a, b, v, values = _detached((6, 3, 5, 7, 4))

@@ -193,19 +193,22 @@ def _pairwise_attention(options: tuple[Any, ...], *tensors: Any) -> list[Tensor]
 def _differentiable_backward(
     ctx: Any, gradients: list[Tensor | None], compute: Callable[..., list[Tensor]]
 ) -> tuple[Tensor | None, ...]:
-    """Return differentiable gradients of an operator's inputs."""
-    # views: where one input was computed from another, their gradients stay separate
-    inputs: list[Any] = [None if x is None else x.view_as(x) for x in ctx.saved_tensors]
+    """Return differentiable gradients of an operator's inputs.
+
+    `torch.func.vjp` also takes inputs that do not require gradients: those of a `torch.func.vjp` that
+    is called after the forward pass, as by `torch.func.jacrev`.
+    """
+    inputs: list[Any] = list(ctx.saved_tensors)
     required = [i for i, need in enumerate(ctx.needs_input_grad[: len(inputs)]) if need]
-    pairs = [(o, g) for o, g in zip(compute(*inputs), gradients, strict=True) if g is not None]
-    outputs, grad_outputs = zip(*pairs, strict=True)
-    grad_inputs = torch.autograd.grad(
-        outputs,
-        [inputs[i] for i in required],
-        grad_outputs,
-        create_graph=True,
-        materialize_grads=True,
-    )
+    given = [i for i, gradient in enumerate(gradients) if gradient is not None]
+
+    def outputs(*differentiated: Tensor) -> tuple[Tensor, ...]:
+        values = dict(zip(required, differentiated, strict=True))
+        results = compute(*(values.get(i, x) for i, x in enumerate(inputs)))
+        return tuple(results[i] for i in given)
+
+    pull_back = torch.func.vjp(outputs, *(inputs[i] for i in required))[1]
+    grad_inputs = pull_back(tuple(gradients[i] for i in given))
     by_input = dict(zip(required, grad_inputs, strict=True))
     return tuple(by_input.get(i) for i in range(len(ctx.needs_input_grad)))
 
