@@ -219,8 +219,8 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(
     ("content", "status", "message"),
     [
         (BOMB, 2, "at most 1,000 values"),
-        ("model: " + "[" * 100_000, 2, "nested at most 10 deep"),
-        ("a:\n" + "".join(" " * i + "a:\n" for i in range(1, 500)), 2, "nested at most 10 deep"),
+        ("model: " + "[" * 100_000, 2, "10 levels of nesting"),
+        ("a:\n" + "".join(" " * i + "a:\n" for i in range(1, 500)), 2, "10 levels of nesting"),
         ("model: &a [*a]", 2, "contains itself"),
         ("model: *a", 2, "undefined alias"),
         ("model: !!python/object/apply:os.mkdir [pwned]", 2, "could not determine a constructor"),
@@ -237,11 +237,15 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(
         ('data: {train: "\\ud800"}', 2, "invalid Unicode character"),
         ("config: 0", 2, "config is not a setting"),
         ("config: c.yaml", 2, "config is not a setting"),
-        ("model: {encoder_dim: 8}\nmodel: {heads: 2}", 2, "model is set twice, again on line 2"),
-        ("model: {heads: 1, heads: 2}", 2, "heads is set twice, again on line 1"),
+        (
+            "model: {encoder_dim: 8}\nmodel: {heads: 2}",
+            2,
+            "model is set twice, the second time on line 2",
+        ),
+        ("model: {heads: 1, heads: 2}", 2, "heads is set twice, the second time on line 1"),
         ("model: {encoder_dim: 1" + "0" * 5000 + "}", 2, "value has 5001 digits"),
         ("target: {vocabulary_size: 0}", 1, "train: target.vocabulary_size must be at least 1"),
-        ("data: {train: 5}", 2, "data.train takes a text, got 5"),
+        ("data: {train: 5}", 2, "data.train takes a string, got 5"),
         ("data: {max_length: 10001}", 1, "max_length must be at most 10,000"),
     ],
 )
@@ -689,13 +693,13 @@ def test_random_tokenizers_are_refused(document: Any, text: str) -> None:
     ],
 )  # fmt: skip
 def test_empty_paths_are_reported(sentence: Call, arguments: list[str]) -> None:
-    assert " takes a path, got an empty text; see regard" in sentence(*arguments, status=2)
+    assert " takes a path, got an empty string; see regard" in sentence(*arguments, status=2)
 
 
 @pytest.mark.parametrize("option", ["--beam-size", "--n-best", "--length-penalty"])
 def test_numbers_of_thousands_of_digits_are_reported(sentence: Call, option: str) -> None:
     line = sentence("translate", "m", option, "9" * 5000, status=2)
-    assert "takes a number of at most 4300 digits, got 5000;" in line
+    assert "takes a number with at most 4300 digits, got one with 5000;" in line
 
 
 @pytest.mark.parametrize(
@@ -709,7 +713,7 @@ def test_a_folder_as_output_file_is_reported_before_the_work(
     sentence: Call, tmp_path: Path, arguments: list[str]
 ) -> None:
     line = sentence(*arguments, tmp_path)
-    assert line.endswith(f"{arguments[-1]} takes a file to write, got the folder {tmp_path}")
+    assert line.endswith(f"{arguments[-1]} takes an output file, got the folder {tmp_path}")
 
 
 @pytest.mark.parametrize(
@@ -727,7 +731,9 @@ def test_inputs_are_not_overwritten(
     for name in "fg":
         Path(name).write_text("a\tx\n")
     line = sentence(*arguments)
-    assert line.endswith(f"{arguments[-2]} names an input, {arguments[-1]}; choose another file")
+    assert line.endswith(
+        f"{arguments[-2]} would overwrite the input {arguments[-1]}; choose another file"
+    )
 
 
 def test_a_message_about_a_name_of_several_lines_is_one_line(sentence: Call, folder: Path) -> None:

@@ -283,7 +283,7 @@ def test_outputs_are_compressed_by_name_and_must_differ(
     assert regard(*translate).status == 0
     assert len(read_lines(tmp_path / "o.gz")) == 1
     same = [*translate, "--attention", f"{tmp_path}/../{tmp_path.name}/o.gz"]
-    assert "--out and --attention name one file" in error_line(regard(*same), 1)
+    assert "--out and --attention are the same file" in error_line(regard(*same), 1)
 
 
 def test_output_is_utf8_in_any_locale(folders: Folders, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,8 +430,8 @@ def test_a_misspelt_option_prints_one_line_that_suggests_the_nearest(
         ("model: {attention: aditive}", "got aditive; did you mean additive?"),
         ("training: {max_updates: x}", "training.max_updates takes an integer, got x"),
         ("model: [", "Problems parsing config"),
-        ("", "--config takes a file of settings by group"),
-        ("- 1", "--config takes a file of settings by group"),
+        ("", "--config takes a file of grouped settings"),
+        ("- 1", "--config takes a file of grouped settings"),
     ],
 )
 def test_a_misspelt_setting_in_a_file_prints_one_line(
@@ -528,7 +528,7 @@ def test_train_reports_on_standard_error(regard: Command, tmp_path: Path) -> Non
     assert (result.status, result.lines) == (
         0,
         [
-            f"{out} is saved; train it further with --resume and a larger "
+            f"the model is saved in {out}; train it further with --resume and a larger "
             "--training.max_updates or --training.max_minutes"
         ],
     )
@@ -1053,7 +1053,7 @@ def test_plot_writes_a_chart(
     path = tmp_path / f"map.{suffix}"
     result = regard("plot", folders.model, "abc", "-o", path)
     (text,) = regard("translate", folders.model, stdin="abc").lines
-    assert (result.status, result.out, result.err) == (0, f"abc -> {text}, drawn in {path}\n", "")
+    assert (result.status, result.out, result.err) == (0, f"abc -> {text}, saved to {path}\n", "")
     assert os.listdir(tmp_path) == [path.name]
     content = path.read_text()
     if suffix == "json":
@@ -1101,7 +1101,7 @@ def test_a_model_that_outputs_nothing_is_reported(
         error_line(regard(*call), 1)
     )
     forced = regard(*call, "--target", "A B")
-    assert (forced.status, forced.out) == (0, f"abc -> A B, drawn in {tmp_path / 'map.svg'}\n")
+    assert (forced.status, forced.out) == (0, f"abc -> A B, saved to {tmp_path / 'map.svg'}\n")
     assert forced.err == "regard plot: the model has learned nothing yet: …; train longer\n"
     assert "there is no step to explain" in error_line(
         regard("explain", "--model", model, "abc"), 1

@@ -163,7 +163,7 @@ def test_invalid_transformer_settings_raise(settings: dict[str, Any], message: s
             "heads of a transformer have biases",
         ),
         ({"attention": "dot", "attention_bias": True}, r"additive or concat score, got .* dot"),
-        ({"attention_scaled": True}, "an option of model.attention bilinear, got additive"),
+        ({"attention_scaled": True}, "applies only to model.attention bilinear, got additive"),
         ({"kind": "transformer", "window": "local-p"}, "is for recurrent decoders with attention"),
         ({"attention": "dot", "coverage": True}, "got model.kind rnn and model.attention dot"),
         ({"kind": "transformer", "attention": "additive", "coverage": True}, "kind transformer"),

@@ -29,9 +29,9 @@ _T = TypeVar("_T")
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def _settings(group: str) -> Callable[[type[_T]], type[_T]]:
-    """Make a class a frozen dataclass whose constructor names the nearest setting to an unknown one.
+    """Make a class a frozen dataclass whose constructor suggests the nearest name for an unknown one.
 
-    The attribute `given` of an instance holds the names that the caller passed.
+    The attribute `given` of an instance contains the names that the caller passed.
     """
 
     def decorate(cls: type[_T]) -> type[_T]:
@@ -61,19 +61,19 @@ class DataConfig:
     """Training and validation data, and the handling of invalid lines."""
 
     train: str | None = None
-    """Training pairs: a TSV file, or two parallel files as F.src,F.tgt; may be compressed (.gz). Parquet, JSONL and CSV files are memory-mapped and may be larger than memory; for several files, give a pattern such as 'F-*.parquet'."""
+    """Training pairs: a TSV file, or two parallel files given as F.src,F.tgt; these files may be compressed with gzip (.gz). Parquet, JSONL and CSV files are memory-mapped and may be larger than memory; to read several of them, give a pattern such as 'F-*.parquet'."""
     dev: str | None = None
-    """Validation pairs; by default 5 % of the training sources (at most 1,000) are held out."""
+    """Validation pairs; by default, 5 % of the training sources (at most 1,000) are held out."""
     source_column: str = "source"
-    """Name of the column of sources in Parquet, JSONL and CSV files."""
+    """Name of the source column in Parquet, JSONL and CSV files."""
     target_column: str = "target"
-    """Name of the column of targets in these files."""
+    """Name of the target column in Parquet, JSONL and CSV files."""
     features_column: int | str | None = None
-    """Column (in a TSV file its number, counted from 1; in other files its name) that contains the features of the source, such as V;PST. They are split at semicolons, vertical bars, commas and spaces, and appended to the source as tokens."""
+    """Column that contains the features of the source, such as V;PST: its number in a TSV file (counted from 1), or its name in other files. The features are split at semicolons, vertical bars, commas and spaces, and appended to the source as tokens."""
     max_length: int = 200
-    """Maximum source or target length, in tokens; bad_lines applies to longer pairs."""
+    """Maximum source or target length, in tokens; data.bad_lines determines what happens to longer pairs."""
     bad_lines: Literal["stop", "skip"] = "stop"
-    """What to do with lines that are empty, are too long or lack a column: stop and list them, or skip and count them."""
+    """How to handle lines that are empty, are too long or lack a column: stop and list them, or skip and count them."""
 
     def __post_init__(self) -> None:
         check_values(self, "data", {"be at least 1": ["max_length", "features_column"]})
@@ -84,17 +84,17 @@ class TextConfig:
     """Tokenisation of the source or the target."""
 
     unit: Unit = "auto"
-    """Unit of tokenisation: char, grapheme, word (words and punctuation), whitespace (split at whitespace only), bpe, unigram; auto chooses one from the data."""
+    """Tokenisation unit: char, grapheme, word (words and punctuation), whitespace (split at whitespace only), bpe or unigram; auto chooses one of these based on the data."""
     vocabulary_size: int = 8000
-    """Maximum vocabulary size, special tokens included; for bpe and unigram, the size of the vocabulary to learn."""
+    """Maximum vocabulary size, including special tokens; for bpe and unigram, the size of the vocabulary to learn."""
     min_frequency: int = 1
-    """Minimum number of occurrences of a token in the training pairs; rarer tokens are left out of the vocabulary."""
+    """Minimum number of occurrences of a token in the training pairs; rarer tokens are excluded from the vocabulary."""
     normal_form: NormalForm = "NFC"
     """Unicode normal form, applied before tokenisation."""
     lowercase: bool = False
     """Lower-case the text before tokenisation."""
     match_vocabulary: bool = False
-    """For the source only, with unit word: map tokens that are not in the vocabulary to vocabulary entries where possible. Punctuation matches with or without a space before it, words of a script without spaces (Chinese) are split into words of the vocabulary, and other punctuation around words is left out."""
+    """Source only, with the unit word: map tokens that are not in the vocabulary to vocabulary entries where possible. Punctuation matches with or without a space before it, text in a script without spaces (Chinese) is split into vocabulary words, and other punctuation around words is left out."""
 
     def __post_init__(self) -> None:
         check_values(self, "text", {"be at least 1": ["vocabulary_size", "min_frequency"]})
@@ -107,23 +107,23 @@ class ModelConfig:
     kind: Literal["rnn", "transformer"] = "rnn"
     """Architecture: recurrent or transformer."""
     encoder: Literal["rnn", "transformer"] | None = None
-    """Architecture of the encoder; by default that of model.kind."""
+    """Architecture of the encoder; by default, the same as model.kind."""
     attention: AttentionName | None = None
-    """Score of every attention layer (default: additive; scaled_dot in a transformer); if it is 'none', a recurrent decoder receives only the final encoder state."""
+    """Score function of the attention layers (default: additive; scaled_dot for a transformer); with 'none', a recurrent decoder receives only the final encoder state."""
     attention_bias: bool = False
-    """Recurrent decoder: bias inside the tanh of the additive and concat scores."""
+    """Recurrent decoder: add a bias inside the tanh of the additive and concat scores."""
     attention_scaled: bool = False
-    """Divide the bilinear score by the square root of the width of its queries."""
+    """Divide the bilinear score by the square root of the query width."""
     normalizer: Literal["softmax", "sparsemax", "entmax15", "none"] = "softmax"
-    """Function that normalises scores to weights; sparsemax and entmax15 give sparse weights; the value none uses the scores themselves as weights."""
+    """Function that normalises the scores into weights; sparsemax and entmax15 give sparse weights, and none uses the scores themselves as weights."""
     decoder: Literal["bahdanau", "luong"] = "luong"
     """Recurrent decoder: compute attention before the recurrent step (bahdanau) or after it (luong)."""
     window: Literal["none", "local-m", "local-p"] = "none"
-    """Recurrent decoder: restrict attention to a window of the source, monotonic (local-m) or predicted (local-p)."""
+    """Recurrent decoder: restrict attention to a window of the source whose centre is monotonic (local-m) or predicted (local-p)."""
     window_radius: int = 10
     """Number of positions on each side of the centre of the window."""
     coverage: bool = False
-    """Recurrent decoder: feed accumulated attention to the score (additive and concat)."""
+    """Recurrent decoder: feed the accumulated attention to the score function (additive and concat only)."""
     copy: bool = False
     """Copy mechanism (pointer-generator), which can also copy unknown source tokens; requires source.unit and target.unit to be the same."""
     input_feeding: bool = False
@@ -137,7 +137,7 @@ class ModelConfig:
     decoder_dim: int = 256
     """Hidden size of the decoder."""
     attention_dim: int = 256
-    """Hidden size of the additive and concat scores; a transformer uses the size of a head instead."""
+    """Hidden size of the additive and concat scores; a transformer uses the head size instead."""
     encoder_layers: int | None = None
     """Number of encoder layers (default: 1, or 3 for a transformer)."""
     decoder_layers: int | None = None
@@ -149,7 +149,7 @@ class ModelConfig:
     feed_forward_dim: int = 1024
     """Transformer: hidden size of the feed-forward sublayers."""
     activation: Literal["relu", "gelu", "swiglu"] = "relu"
-    """Transformer: activation of the feed-forward sublayers."""
+    """Transformer: activation function of the feed-forward sublayers."""
     positions: Literal["sinusoidal", "learned", "rotary"] = "sinusoidal"
     """Transformer: positional encoding; rotary requires dot, scaled_dot, cosine, bilinear or inner_product attention."""
     pre_norm: bool = True
@@ -204,7 +204,7 @@ class ModelConfig:
             )
         if self.attention_scaled and self.attention != "bilinear":
             raise ConfigError(
-                f"model.attention_scaled is an option of model.attention bilinear, got "
+                f"model.attention_scaled applies only to model.attention bilinear, got "
                 f"{self.attention}: leave it out"
             )
         if self.copy and self.attention == "none":
@@ -252,9 +252,9 @@ class TrainingConfig:
     seed: int = 1
     """Random seed for the initial weights, the batch order and dropout."""
     batch_tokens: int = 4096
-    """Maximum batch size, in source plus target tokens, padding included; several processes share each batch."""
+    """Maximum batch size, in source plus target tokens, including padding; several processes divide each batch among them."""
     gradient_accumulation_steps: int = 1
-    """Number of batches per update; their gradients are weighted by target tokens."""
+    """Number of batches per update; their gradients are weighted by the number of target tokens."""
     max_updates: int = 20000
     """Maximum number of updates."""
     max_minutes: float | None = None
@@ -264,7 +264,7 @@ class TrainingConfig:
     patience: int = 10
     """Early stopping: number of validations without improvement before the cooldown begins."""
     metric: MetricName = "auto"
-    """Metric that selects the best checkpoint; auto: bleu for word, bpe and unigram targets (chrf if most have fewer than four words, so that BLEU is 0), else exact_match. Of equal values, the lower dev loss wins."""
+    """Metric that selects the best checkpoint; auto selects bleu for word, bpe and unigram targets (chrf if most of them have fewer than four words, because BLEU would be 0), and exact_match for others. Of equal values, the one with the lower dev loss is better."""
     optimizer: Literal["adam", "adamw"] = "adam"
     """Optimiser."""
     learning_rate: float = 1e-3
@@ -280,13 +280,13 @@ class TrainingConfig:
     cooldown: float = 0.2
     """Fraction of the run, at its end, over which the learning rate decays linearly to 0."""
     label_smoothing: float = 0.1
-    """Label smoothing: probability mass that is spread uniformly over the vocabulary."""
+    """Label smoothing: probability mass that is distributed uniformly over the vocabulary."""
     coverage_loss: float = 0.0
     """Weight of the coverage loss (See et al. 2017); requires model.coverage."""
     clip_norm: float = 1.0
     """Gradient-norm clipping threshold."""
     precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of matrix products in training; bfloat16 uses autocast."""
+    """Precision of matrix products during training; bfloat16 uses autocast."""
 
     def __post_init__(self) -> None:
         ranges = {
@@ -307,9 +307,9 @@ class Config:
     """All settings of a training run."""
 
     out: str | None = None
-    """Model folder to write."""
+    """Output folder for the model."""
     device: Device = "auto"
-    """Device; auto chooses cuda, mps or cpu."""
+    """Device to compute on; auto chooses cuda, mps or cpu."""
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     source: TextConfig = dataclasses.field(default_factory=TextConfig)
     target: TextConfig = dataclasses.field(default_factory=TextConfig)
@@ -320,14 +320,14 @@ class Config:
         check_values(self, "", {})
         if self.target.match_vocabulary:
             raise ConfigError(
-                "target.match_vocabulary cannot be true: a target is translated as it is written; "
+                "target.match_vocabulary cannot be true, because targets are used as they are written; "
                 "set source.match_vocabulary"
             )
 
     def check_groups(self) -> None:
-        """Raise a ConfigError if settings of different groups do not fit each other.
+        """Raise a ConfigError if settings of different groups are incompatible.
 
-        A resumed run knows them only once the given settings are merged with the stored ones.
+        A resumed run calls this only after it has merged the given settings with the stored ones.
         """
         if self.training.coverage_loss > 0 and not self.model.coverage:
             raise ConfigError("training.coverage_loss needs model.coverage true")
@@ -342,7 +342,7 @@ GROUPS: dict[str, Any] = {
 
 
 def _nearest_in_groups(name: str) -> str:
-    """Return a hint at the setting of a group that resembles a name outside the groups."""
+    """Return a hint that suggests the setting of a group that an unknown top-level name resembles."""
     fields = {
         field.name: group for group, cls in GROUPS.items() for field in dataclasses.fields(cls)
     }

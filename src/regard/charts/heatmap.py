@@ -223,9 +223,7 @@ def _inputs(layers: int, heads: int) -> list[Any]:
     if not layers:
         return []
     layer = alt.binding_select(options=["default", *map(str, range(layers))], name="layer ")
-    head = alt.binding_select(
-        options=["average", *map(str, range(heads))], name="head of that layer "
-    )
+    head = alt.binding_select(options=["average", *map(str, range(heads))], name="head ")
     return [
         alt.param(name="layer", value="default", bind=layer),
         alt.param(name="head", value="average", bind=head if heads > 1 else alt.Undefined),

@@ -1,4 +1,4 @@
-"""regard align DIR PAIRS: align sentence pairs by the model's attention over forced targets."""
+"""regard align DIR PAIRS: align sentence pairs using the model's attention when it is forced to output the target."""
 
 import json
 import sys
@@ -23,18 +23,18 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--gold",
         metavar="FILE",
-        help="gold links, one line per pair: i-j sure, i?j possible, 0-based",
+        help="gold links, one line per pair: i-j (sure) or i?j (possible), 0-based",
     )
     parser.add_argument(
         "--json",
         metavar="FILE",
-        help="write alignment error rate, precision and recall to this file",
+        help="write alignment error rate, precision and recall to this JSON file",
     )
     parser.add_argument(
         "--attention",
         metavar="FILE",
-        help="write tokens, attention weights and log-probability to this file, one JSON object "
-        "per pair",
+        help="write the tokens, attention weights and log-probability of each pair to this file, one "
+        "JSON object per line",
     )
     return parser
 
@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> None:
     args = make_parser().parse_args(arguments)
     check_output_files(args, "json", "attention")
     if args.json and not args.gold:
-        raise ConfigError("--json writes metrics against gold links; give --gold too")
+        raise ConfigError("--json needs gold links to compute metrics; give --gold too")
     translator = load_translator(args.folder, args.device)
     from regard.alignment import alignment_metrics, read_gold
     from regard.cli.pairs import read_valid_pairs
@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> None:
     if gold is not None and len(gold) != len(pairs):
         raise DataError(
             f"{args.gold} has {quantity(len(gold), 'line')} for the "
-            f"{quantity(len(pairs), 'pair')} of {args.pairs}; it needs one line per pair"
+            f"{quantity(len(pairs), 'pair')} in {args.pairs}; it needs one line per pair"
         )
     with Progress("aligning", len(pairs), "pairs") as progress:
         outputs = translator.align(
@@ -75,7 +75,7 @@ def run(arguments: list[str]) -> None:
 
 
 def _to_dict(output: "Translation") -> dict[str, Any]:
-    """Return the object of `regard translate --attention`, with the log-probability in nats."""
+    """Return the object that `regard translate --attention` writes, plus the log-probability in nats."""
     from regard.hypotheses import length_normalization
 
     divisor = length_normalization(len(output.tokens) + 1, 1.0)

@@ -1,7 +1,7 @@
-"""Train several models on the same pairs, for the same time, and compare them.
+"""Train several models on the same pairs, for the same length of time, and compare them.
 
---training.max_minutes limits each model; without it all trainings share 8 minutes. Without --config
-the models are the small ones of the recipe `compare`.
+--training.max_minutes is the time limit for each model; by default, the models are trained for 8
+minutes in total. Without --config, the models are the small ones that the recipe `compare` defines.
 """
 
 import sys
@@ -58,7 +58,7 @@ def run(arguments: list[str]) -> None:
         log=lambda text: print(f"regard compare: {text}", file=sys.stderr),
     )
     print(table(runs), end="")
-    print(f"\n{args.out} holds the models, table.md, table.json and by_length.html")
+    print(f"\n{args.out} contains the models, table.md, table.json and by_length.html")
 
 
 def make_parser() -> Parser:
@@ -75,22 +75,26 @@ def make_parser() -> Parser:
         "--attention",
         metavar="MODELS",
         default="none,additive,luong:dot,transformer",
-        help="comma-separated models: none, transformer, a score, luong:SCORE, bahdanau:SCORE, "
-        "transformer:SCORE",
+        help="comma-separated list of models: none, transformer, SCORE, luong:SCORE, bahdanau:SCORE or "
+        "transformer:SCORE, where SCORE is the name of a score function",
     )
     add_output_folder(parser)
     parser.add_argument(
         "--seeds",
         default="1",
         metavar="LIST",
-        help="comma-separated seeds; each model trains per seed",
+        help="comma-separated list of seeds; each model is trained once per seed",
     )
-    parser.add_argument("--test", metavar="PAIRS", help="pairs to evaluate on; default: --data.dev")
     parser.add_argument(
-        "--gold", metavar="FILE", help="gold links of these pairs, one Pharaoh line each"
+        "--test", metavar="PAIRS", help="pairs to evaluate on (default: --data.dev)"
+    )
+    parser.add_argument(
+        "--gold", metavar="FILE", help="gold links for the test pairs, one Pharaoh line per pair"
     )
     add_beam_size(parser, 1)
-    parser.add_argument("--resume", action="store_true", help="reuse models that are finished")
+    parser.add_argument(
+        "--resume", action="store_true", help="reuse the models whose training has finished"
+    )
     add_device(parser)
     return parser
 

@@ -13,7 +13,7 @@ def run(arguments: list[str]) -> None:
     chart = curves(args.folders, args.metric, args.by)
     chart.save(args.out)
     runs = len(chart.series)
-    print(f"{chart.y_title} of {runs} {'run' if runs == 1 else 'runs'}, drawn in {args.out}")
+    print(f"{chart.y_title} of {runs} {'run' if runs == 1 else 'runs'}, saved to {args.out}")
 
 
 def make_parser() -> Parser:
@@ -24,7 +24,9 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--metric",
         metavar="NAME",
-        help="key of metrics.jsonl; default: the metric that selects the best checkpoint",
+        help="key in metrics.jsonl to plot (default: the metric that selects the best checkpoint)",
     )
-    parser.add_argument("--by", default="minutes", metavar="NAME", help="x axis: minutes or update")
+    parser.add_argument(
+        "--by", default="minutes", metavar="NAME", help="quantity on the x axis: minutes or update"
+    )
     return parser

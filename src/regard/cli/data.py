@@ -9,7 +9,7 @@ from regard.files import require_empty_folder
 
 
 def run(arguments: list[str]) -> None:
-    """Make the dataset and write it."""
+    """Generate the dataset and write it."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     from regard import datasets
@@ -31,5 +31,5 @@ def make_parser() -> Parser:
         "name", metavar="NAME", help="phrasebook, dates, numbers, inflection, copy or reverse"
     )
     add_output_folder(parser)
-    parser.add_argument("--seed", type=int, default=1, help="random seed (the phrasebook is fixed)")
+    parser.add_argument("--seed", type=int, default=1, help="random seed; ignored by phrasebook")
     return parser

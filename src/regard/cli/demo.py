@@ -1,4 +1,4 @@
-"""regard demo: train on a small built-in dataset in about a minute and draw the attention."""
+"""regard demo: train on a small built-in dataset in about a minute and plot the attention weights."""
 
 import shutil
 import sys

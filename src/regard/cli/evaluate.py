@@ -1,4 +1,4 @@
-"""regard evaluate DIR PAIRS: BLEU, chrF, exact match and error rates, with 95 % intervals."""
+"""regard evaluate DIR PAIRS: BLEU, chrF, exact match and error rates, with 95 % confidence intervals."""
 
 from regard.cli.options import (
     add_model,
@@ -44,10 +44,12 @@ def make_parser() -> Parser:
     add_pairs(parser)
     add_search(parser)
     parser.add_argument(
-        "--bleu-tokenize", type=BleuTokenizer, default="13a", help="tokenizer of BLEU"
+        "--bleu-tokenize", type=BleuTokenizer, default="13a", help="tokenizer for BLEU"
     )
     parser.add_argument(
-        "--lowercase", action="store_true", help="lower-case outputs and references first"
+        "--lowercase",
+        action="store_true",
+        help="lower-case outputs and references before computing metrics",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the metrics to this file")
+    parser.add_argument("--json", metavar="FILE", help="write the metrics to this JSON file")
     return parser

@@ -1,7 +1,8 @@
-"""regard explain --query 1,2 --keys '1,0;0,1;1,1': show every number of one attention step.
+"""regard explain --query 1,2 --keys '1,0;0,1;1,1': show every number in one attention step.
 
-Vectors are numbers separated by commas, rows separated by semicolons, or a .json or .npy file. With
---model DIR TEXT --step T the query, the keys and the score are those of a trained model at that step.
+Separate the numbers of a vector with commas and rows with semicolons, or give a .json or .npy file.
+With --model DIR TEXT --step T, the query, the keys and the score function are those of a trained
+model at that step.
 """
 
 import json
@@ -47,18 +48,22 @@ def make_parser() -> Parser:
     parser.add_argument("text", nargs="?", metavar="TEXT", help="with --model: text to translate")
     parser.add_argument("--query", metavar="VECTOR", help="decoder state")
     parser.add_argument("--keys", metavar="ROWS", help="encoder states, one per row")
-    parser.add_argument("--values", metavar="ROWS", help="values; the keys by default")
-    parser.add_argument("--weights", metavar="VECTOR", help="attention weights, instead of scoring")
+    parser.add_argument("--values", metavar="ROWS", help="values (default: the keys)")
+    parser.add_argument(
+        "--weights",
+        metavar="VECTOR",
+        help="attention weights, instead of computing them from scores",
+    )
     parser.add_argument(
         "--labels", metavar="NAMES", help="names of the states, separated by commas"
     )
-    parser.add_argument("--score", default="dot", metavar="NAME", help="name of the score")
+    parser.add_argument("--score", default="dot", metavar="NAME", help="name of the score function")
     parser.add_argument(
         "--parameters",
         metavar="FILE",
-        help=".json or .npz file with parameters of the score by letter (W, U, v, …)",
+        help=".json or .npz file with the parameters of the score function, named W, U, v, …",
     )
-    parser.add_argument("--model", metavar="DIR", help="a model folder")
+    parser.add_argument("--model", metavar="DIR", help="model folder")
     parser.add_argument(
         "--step", type=int, default=0, help="output token to explain, counted from 0"
     )
@@ -70,12 +75,14 @@ def make_parser() -> Parser:
         "--head", type=int, default=0, help="with --model: head of a Transformer, counted from 0"
     )
     parser.add_argument(
-        "--unnormalised", action="store_true", help="also show the sum weighted by the scores"
+        "--unnormalised",
+        action="store_true",
+        help="also show the sum of the values weighted by the scores",
     )
     parser.add_argument(
         "--dim",
         metavar="A..B",
-        help="widths A..B: variance of dot products at each width, measured and derived",
+        help="show the measured and the derived variance of dot products for widths from A to B",
     )
     parser.add_argument("--digits", type=int, default=4, help="digits after the decimal point")
     parser.add_argument(
@@ -131,7 +138,7 @@ def _numbers(text: str, option: str) -> Any:
         return [[float(number) for number in row.split(",")] for row in text.split(";")]
     except ValueError:
         raise ConfigError(
-            f"{option} takes numbers separated by commas, rows separated by semicolons (1,0;0,1), "
+            f"{option} takes numbers separated by commas and rows separated by semicolons (1,0;0,1), "
             f"or a .json or .npy file, got {text!r}"
         ) from None
 
@@ -147,7 +154,9 @@ def _parameters(path: str) -> dict[str, Any]:
         raise ConfigError(f"--parameters takes a .json or .npz file, got {path!r}")
     parameters = _read(path)
     if not isinstance(parameters, dict):
-        raise DataError(f'{path} has no parameters by letter, such as {{"W": [[1, 0], [0, 1]]}}')
+        raise DataError(
+            f'{path} must contain parameters by name, such as {{"W": [[1, 0], [0, 1]]}}'
+        )
     return parameters
 
 
@@ -182,9 +191,10 @@ def _variances(span: str, form: str) -> str:
     if form == "json":
         return json.dumps(rows, indent=2) + "\n"
     lines = [
-        "Variance of a dot product of components N(0, 1): derived D, divided by sqrt(D) 1, by D 1 / D.",
+        "Variance of the dot product of two vectors of width D whose components are drawn from N(0, 1).",
+        "The derived values are D, 1 when the product is divided by sqrt(D), and 1 / D when it is divided by D.",
         "", "| D | s . h | s . h / sqrt(D) | s . h / D |", "|---|---|---|---|",
         *(f"| {row['dim']} | {row['dot']:.4g} | {row['scaled_dot']:.4f} | {row['over_dim']:.6f} |" for row in rows),
-        "", "(20,000 pairs of vectors for each number, seed 1.)",
+        "", "Each number is measured on 20,000 pairs of vectors (seed 1).",
     ]  # fmt: skip
     return "\n".join(lines) + "\n"

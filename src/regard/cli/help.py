@@ -1,4 +1,4 @@
-"""Help texts: names of values instead of types, sections in full, the common options first."""
+"""Formatting of help texts: value names instead of types, and defaults where they are informative."""
 
 import argparse
 from typing import Any, Literal, get_args, get_origin
@@ -6,14 +6,14 @@ from typing import Any, Literal, get_args, get_origin
 from jsonargparse import DefaultHelpFormatter
 
 _MAX_CHOICES = 46
-"""Longest list of values, in characters, that stands behind an option; a longer one ends its help."""
+"""Maximum length, in characters, of a list of values after an option; longer lists end its help text."""
 
 _LONG_NAME = "NAME"
 _VALUE_NAMES = {int: "N", float: "X"}
 
 
 class HelpFormatter(DefaultHelpFormatter):
-    """jsonargparse's formatter without types, with defaults only where they say something."""
+    """jsonargparse's formatter without types, with defaults only where they are informative."""
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
@@ -44,7 +44,7 @@ class HelpFormatter(DefaultHelpFormatter):
 
 
 def choices(action: argparse.Action) -> list[str]:
-    """Return the values that an argument takes; an empty list if it takes any of its type."""
+    """Return the values that an argument accepts; an empty list if it accepts any value of its type."""
     if action.choices is not None:
         return [str(choice) for choice in action.choices]
     hints = [getattr(action, "_typehint", None)]
@@ -56,7 +56,7 @@ def choices(action: argparse.Action) -> list[str]:
 
 
 def value_name(action: argparse.Action) -> str | None:
-    """Return what stands for the value of an argument: `{a,b}`, `N`, `X`, or its own name."""
+    """Return the placeholder for the value of an argument: `{a,b}`, `N`, `X`, or its own name."""
     values = choices(action)
     if values:
         return _braced(values) if len(_braced(values)) <= _MAX_CHOICES else _LONG_NAME

@@ -1,4 +1,4 @@
-"""A command in several processes, which torchrun or `accelerate launch` starts: one writes messages."""
+"""A command run in several processes by torchrun or `accelerate launch`; only one prints messages."""
 
 import contextlib
 import os

@@ -1,7 +1,7 @@
 """The command `regard`: run a subcommand and turn errors into one line and an exit status.
 
-Status 0: success; 1: an error in the content (a RegardError) or of the system, such as a full disk;
-2: an error in the call.
+Status 0: success; 1: invalid content (a RegardError) or a system error, such as a full disk;
+2: invalid arguments.
 """
 
 import contextlib
@@ -27,22 +27,22 @@ from regard.errors import (
 )
 
 COMMANDS: dict[str, str] = {
-    "demo": "train on a small built-in dataset and draw an attention heatmap",
+    "demo": "train on a small built-in dataset and plot an attention heatmap",
     "data": "write a built-in dataset as TSV files",
-    "train": "train a model on sentence pairs and save a model folder",
+    "train": "train a model on sentence pairs and save it as a model folder",
     "translate": "translate lines, optionally with attention and alignments",
     "evaluate": "evaluate a model on sentence pairs",
-    "align": "align sentence pairs by the model's attention",
+    "align": "align sentence pairs using the model's attention",
     "compare": "train several models on the same pairs and compare them",
-    "explain": "show every value of one attention step",
+    "explain": "show every number in one attention step",
     "curves": "plot training curves",
-    "plot": "draw an attention heatmap for one text",
-    "serve": "serve a web page to inspect and edit attention, and a JSON API",
+    "plot": "plot an attention heatmap for a text",
+    "serve": "serve a JSON API and a web page for inspecting and editing attention",
 }
 """Every command and what it does; `run` of the module of the same name executes it."""
 
 _LONGEST = 2000
-"""Characters of a message; it may quote a line of a file."""
+"""Maximum number of characters in a message, which may quote a line of a file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -86,7 +86,7 @@ def _report(sentence: str, arguments: list[str]) -> None:
 
 
 def _prepare_streams() -> None:
-    """Write UTF-8, and do without a standard error that is closed or whose reader has gone.
+    """Write UTF-8, and ignore a standard error that is closed or no longer read.
 
     Raises:
         ConfigError: standard output is closed.
@@ -102,7 +102,7 @@ def _prepare_streams() -> None:
 
 
 class _Messages(io.TextIOWrapper):
-    """Standard error. Messages that it no longer takes are dropped; they must not end the command."""
+    """Standard error; messages that cannot be written are dropped and do not end the command."""
 
     def write(self, text: str) -> int:
         """Write a message."""
@@ -117,7 +117,7 @@ class _Messages(io.TextIOWrapper):
 
 
 def _discard_output() -> None:
-    """Keep Python from flushing what remains, at its exit, into an output that does not take it."""
+    """Prevent Python from flushing the remaining output, at exit, to a stream that rejects it."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
         return
@@ -133,7 +133,7 @@ def _sentence(error: Exception) -> str | None:
         return "there is not enough memory; use less data, smaller batches or a smaller model"
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
-        return f"{error.filename}: {reason}" if error.filename else f"cannot go on: {reason}"
+        return f"{error.filename}: {reason}" if error.filename else f"cannot continue: {reason}"
     if isinstance(error, RecursionError):
         return "the input is nested too deeply"
     if isinstance(error, UnicodeError) or type(error).__name__ == "SafetensorError":
@@ -148,9 +148,9 @@ def _dispatch(arguments: list[str]) -> int:
         print(
             "usage: regard COMMAND …\n\n"
             "Train sequence-to-sequence models and inspect or edit their attention.\n\n"
-            f"{commands}\n\nregard COMMAND --help shows the options of a command.\n"
-            "regard --version prints the version, regard --print-completion bash|zsh|fish a script\n"
-            "that completes commands and options in that shell."
+            f"{commands}\n\n"
+            "Run `regard COMMAND --help` for the options of a command, `regard --version` for the version,\n"
+            "and `regard --print-completion bash|zsh|fish` for a shell completion script."
         )
         return 0 if arguments else 2
     name, *rest = arguments

@@ -1,4 +1,4 @@
-"""Options shared by several commands, and the environment of those that train."""
+"""Options shared by several commands, and the environment for training."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SECONDS_UNTIL_LOADING_IS_REPORTED = 1.0
 _INPUTS = ("file", "pairs", "gold")
-"""Arguments that name files to read."""
+"""Arguments that specify files to read."""
 
 
 def add_model(parser: Parser) -> None:
@@ -44,7 +44,10 @@ def add_search(parser: Parser) -> None:
     """Add beam size and length penalty."""
     add_beam_size(parser)
     parser.add_argument(
-        "--length-penalty", type=float, default=1.0, help="exponent of ((5 + length) / 6)"
+        "--length-penalty",
+        type=float,
+        default=1.0,
+        help="exponent of the length penalty ((5 + length) / 6)",
     )
 
 
@@ -59,9 +62,9 @@ def add_beam_size(parser: Parser, default: int = 5) -> None:
 
 
 def add_output_folder(parser: Parser, default: str | None = None) -> None:
-    """Add the folder to write, required unless it has a default."""
+    """Add the output folder, which is required unless it has a default."""
     parser.add_argument(
-        "--out", required=default is None, default=default, metavar="DIR", help="folder to write"
+        "--out", required=default is None, default=default, metavar="DIR", help="output folder"
     )
 
 
@@ -72,12 +75,12 @@ def add_chart_file(parser: Parser) -> None:
         "--out",
         required=True,
         metavar="FILE",
-        help=".html, .png, .svg, .pdf or .json file to write",
+        help="output file (.html, .png, .svg, .pdf or .json)",
     )
 
 
 def check_output_files(args: Namespace, *names: str) -> None:
-    """Raise a ConfigError if one of these options names a folder or an input, or two of them one file."""
+    """Raise a ConfigError if one of these options is a folder or an input, or two are the same file."""
     texts = [part for name in _INPUTS for part in (args.get(name) or "").split(",") if part]
     inputs = {os.path.realpath(text) for text in texts}
     if "folder" in args:
@@ -88,12 +91,14 @@ def check_output_files(args: Namespace, *names: str) -> None:
             continue
         path = os.path.realpath(args[name])
         if os.path.isdir(path):
-            raise ConfigError(f"--{name} takes a file to write, got the folder {args[name]}")
+            raise ConfigError(f"--{name} takes an output file, got the folder {args[name]}")
         if path in inputs and os.path.exists(path):
-            raise ConfigError(f"--{name} names an input, {args[name]}; choose another file")
+            raise ConfigError(
+                f"--{name} would overwrite the input {args[name]}; choose another file"
+            )
         if options.setdefault(path, name) != name:
             raise ConfigError(
-                f"--{options[path]} and --{name} name one file; choose another for one"
+                f"--{options[path]} and --{name} are the same file; choose two different files"
             )
 
 
@@ -126,6 +131,6 @@ def loading(what: str) -> Generator[None]:
 def enable_huge_pages() -> None:
     """Let PyTorch's CPU allocator use huge pages: fewer page faults while training.
 
-    Call it before PyTorch is imported. A value set by the user stays.
+    Call it before PyTorch is imported. A value set by the user is kept.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

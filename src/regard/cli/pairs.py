@@ -1,4 +1,4 @@
-"""Reading pairs for commands that accept no bad line."""
+"""Reading of pairs for commands that do not accept bad lines."""
 
 import sys
 
@@ -15,7 +15,7 @@ def read_valid_pairs(path: str, data: DataConfig) -> list[Pair]:
         data: the columns, as in the settings of the model.
 
     Raises:
-        DataError: a line cannot be used, or there is none.
+        DataError: a line cannot be used, or there are no lines.
     """
     parsed = read_pairs(path, data)
     parsed.require_valid("correct or remove them")

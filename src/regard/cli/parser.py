@@ -22,7 +22,7 @@ _PATHS = ("FILE", "DIR", "PAIRS")
 """Names of values that are paths."""
 
 _LONGEST_VALUE = 100
-"""Characters of a value that a message shows."""
+"""Maximum number of characters of a value in a message."""
 
 _MOST_VALUES = 1000
 _DEEPEST = 10
@@ -39,15 +39,15 @@ _INVALID_VALUE = re.compile(
 _TOO_MANY_DIGITS = re.compile(r'key "([^"]+)": Exceeds the limit \((\d+) .* has (\d+) digits')
 _load_yaml = get_loader("yaml")
 _NEGATIVE_NUMBER = re.compile(r"-[\d.]")
-_TYPE_NAMES = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a text"}
+_TYPE_NAMES = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a string"}
 
 
 def _load_settings(text: str) -> Any:
-    """Return what YAML describes, unless it is larger or deeper than settings can be.
+    """Return the settings in a YAML text.
 
     Raises:
-        yaml.YAMLError: it is malformed, nested too deeply, or has too many values once its aliases
-            are replaced by what they stand for.
+        yaml.YAMLError: the text is malformed, is nested too deeply, or has too many values once its
+            aliases are expanded.
     """
     sizes, names, anchors = [0], list[str | None](), dict[str, int]()
     for event in yaml.parse(text):
@@ -66,12 +66,12 @@ def _load_settings(text: str) -> Any:
         sizes[-1] += size
         if len(sizes) > _DEEPEST or sum(sizes) > _MOST_VALUES:
             raise yaml.YAMLError(
-                f"settings have at most {_MOST_VALUES:,} values, nested at most {_DEEPEST} deep"
+                f"settings may have at most {_MOST_VALUES:,} values and {_DEEPEST} levels of nesting"
             )
     _require_distinct_keys(yaml.compose(text, Loader=yaml.SafeLoader))
     try:
         values = _load_yaml(text)
-    except ValueError as error:  # an integer of thousands of digits, a date such as 2024-13-01
+    except ValueError as error:  # an integer with thousands of digits, or a date such as 2024-13-01
         raise yaml.YAMLError(str(error).partition(";")[0]) from None
     if isinstance(values, dict) and "config" in values:
         raise yaml.YAMLError("config is not a setting: a file cannot include another")
@@ -79,7 +79,7 @@ def _load_settings(text: str) -> Any:
 
 
 def _require_distinct_keys(node: yaml.Node | None) -> None:
-    """Raise a YAMLError if a mapping has a key twice, of which YAML would take the last."""
+    """Raise a YAMLError if a mapping contains a key twice; YAML would silently use the last value."""
     if not isinstance(node, yaml.CollectionNode):
         return
     keys: set[str] = set()
@@ -87,7 +87,9 @@ def _require_distinct_keys(node: yaml.Node | None) -> None:
         if isinstance(item, tuple) and isinstance(item[0], yaml.ScalarNode):
             if item[0].value in keys:
                 line = item[0].start_mark.line + 1
-                raise yaml.YAMLError(f"{item[0].value} is set twice, again on line {line}")
+                raise yaml.YAMLError(
+                    f"{item[0].value} is set twice, the second time on line {line}"
+                )
             keys.add(item[0].value)
         for child in item if isinstance(item, tuple) else [item]:
             _require_distinct_keys(child)
@@ -99,10 +101,11 @@ set_loader("yaml", _load_settings, (yaml.YAMLError,))
 class Parser(ArgumentParser):
     """jsonargparse's parser with one-line errors that suggest the nearest option.
 
-    Options cannot be abbreviated. Positional arguments may stand anywhere among the options.
+    Options cannot be abbreviated. Positional arguments may appear anywhere among the options.
 
     Args:
-        common: options that `--help` lists; `--help-all` lists all. Without them `--help` does.
+        common: options that `--help` lists; `--help-all` lists all options. If there are no common
+            options, `--help` lists all of them.
     """
 
     def __init__(self, *args: Any, common: Collection[str] = (), **kwargs: Any) -> None:
@@ -120,18 +123,18 @@ class Parser(ArgumentParser):
                 "--help-all", action=_HelpAll, help="print the help with all options and exit"
             )
         # regard.cli.main reads it from the arguments
-        self.add_argument("--debug", action=_Flag, help="print the traceback of an error")
+        self.add_argument("--debug", action=_Flag, help="print the traceback if an error occurs")
 
     def parse_args(self, args: Sequence[str], **kwargs: Any) -> Namespace:  # type: ignore[override]
         """Parse the arguments of a command."""
         values = super().parse_args(self._positional_last(args), **kwargs)
         for action in self._actions:
             if action.metavar in _PATHS and values.get(action.dest) == "":
-                self.error(f"{self._as_typed(action.dest)} takes a path, got an empty text")
+                self.error(f"{self._as_typed(action.dest)} takes a path, got an empty string")
         return values
 
     def format_help(self, *args: Any, **kwargs: Any) -> str:
-        """Return the help with the common options, or with all if no option is called common."""
+        """Return the help with the common options, or with all options if none is marked as common."""
         for action in self._actions:
             if action.option_strings and action.nargs != 0:
                 action.metavar = value_name(action)
@@ -143,7 +146,7 @@ class Parser(ArgumentParser):
             return super().format_help(*args, **kwargs)
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print; unlike argparse's method, raise an OSError where that fails."""
+        """Print a message; unlike argparse's method, raise an OSError if that fails."""
         print(message, end="", file=file or sys.stderr)
 
     def print_all_help(self) -> None:
@@ -165,18 +168,20 @@ class Parser(ArgumentParser):
             expected = f"one of {', '.join(choices)}" if choices else expected
             value = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}…"
             text = (
-                f"{key} takes {expected}, got {value or 'an empty text'}{nearest(value, choices)}"
+                f"{key} takes {expected}, got {value or 'an empty string'}{nearest(value, choices)}"
             )
         elif match := _TOO_MANY_DIGITS.search(text):
-            text = f"{match[1]} takes a number of at most {match[2]} digits, got {match[3]}"
+            text = (
+                f"{match[1]} takes a number with at most {match[2]} digits, got one with {match[3]}"
+            )
         elif match := _MISSING.search(text):
             text = f"missing: {', '.join(map(self._as_typed, match[1].split(', ')))}"
         elif text.startswith("Unexpected config:"):
-            text = "--config takes a file of settings by group, for example model: {attention: dot}"
+            text = "--config takes a file of grouped settings, for example model: {attention: dot}"
         raise UsageError(f"{text}; see {self.prog} --help")
 
     def _as_typed(self, name: str) -> str:
-        """Return an argument as its user types it: the longest name of an option, or the metavar."""
+        """Return an argument as the user types it: the longest name of an option, or the metavar."""
         action = next(action for action in self._actions if action.dest == name)
         return max(action.option_strings, key=len, default=str(action.metavar or name))
 
@@ -211,7 +216,7 @@ class Parser(ArgumentParser):
                 if action is not None and action.nargs in (None, "?"):
                     value = next(remaining, None)
                     if value is not None and _NEGATIVE_NUMBER.match(value):
-                        # argparse takes `-1,2` for an option unless `=` joins it to its option
+                        # argparse mistakes `-1,2` for an option unless `=` joins it to its option
                         options[-1] += f"={value}"
                     elif value is not None:
                         options.append(value)
@@ -219,7 +224,7 @@ class Parser(ArgumentParser):
 
 
 class _Flag(argparse.Action):
-    """An option without a value, which is not stored."""
+    """An option that has no value and stores none."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
         hidden = argparse.SUPPRESS
@@ -250,7 +255,7 @@ def _suppressed(actions: Sequence[argparse.Action]) -> Generator[None]:
 
 
 _SECTIONS = {"source": "Tokenisation of the source", "target": "Tokenisation of the target"}
-"""Titles of the groups whose dataclass serves two sides; the others have its docstring."""
+"""Titles of the groups that share a dataclass; others use the docstring of their dataclass."""
 
 _FILE_SETTINGS = ("--data.train", "--data.dev")
 
@@ -261,7 +266,7 @@ def add_settings(parser: Parser) -> None:
         "--config",
         action="config",
         metavar="FILE",
-        help="name of a recipe, or YAML file of settings",
+        help="name of a recipe, or path of a YAML file of settings",
     )
     actions = parser.options()
     actions["--print-config"].help = "print all settings as YAML and exit"
@@ -278,7 +283,7 @@ def add_settings(parser: Parser) -> None:
 
 
 def recipe_first(arguments: Sequence[str], default: Sequence[str] = ()) -> list[str]:
-    """Move `--config` first, so that options override it, and replace a recipe's name by its file.
+    """Move `--config` first, so that options override it, and replace a recipe's name with its file.
 
     Args:
         arguments: the arguments of a command.
@@ -311,6 +316,6 @@ def find_recipe(name: str) -> Path:
 
 
 def settings(arguments: Namespace) -> dict[str, Any]:
-    """Return the groups of settings among parsed arguments, as `config.from_dict` takes them."""
+    """Return the groups of settings in parsed arguments, in the form that `config.from_dict` expects."""
     values = arguments.as_dict()
     return {name: values.get(name, {}) for name in GROUPS}

@@ -1,4 +1,4 @@
-"""regard plot DIR TEXT -o map.html: draw an attention heatmap for one text."""
+"""regard plot DIR TEXT -o map.html: plot an attention heatmap for a text."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(arguments: list[str]) -> None:
-    """Translate one text (or force a target) and save its heatmap."""
+    """Translate a text (or force a target) and save its heatmap."""
     args = make_parser().parse_args(arguments)
     check_output_files(args, "out")
     if not args.text.strip():
@@ -33,7 +33,7 @@ def run(arguments: list[str]) -> None:
         raise DataError(_nothing_to_draw(translator, args.target is not None))
     title = f"{args.text} → {output.text}"
     output.chart(title, args.layer, args.head).save(args.out)
-    print(f"{args.text} -> {output.text}, drawn in {args.out}")
+    print(f"{args.text} -> {output.text}, saved to {args.out}")
     for warning in (translator.trained.metadata.get("warning"), output.warning):
         if warning:
             print(f"regard plot: {warning}", file=sys.stderr)
@@ -62,9 +62,11 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--layer",
         type=int,
-        help="layer of a Transformer, counted from 0; default: the selected layer",
+        help="layer of a Transformer, counted from 0 (default: the layer that the model displays)",
     )
     parser.add_argument(
-        "--head", type=int, help="head of that layer, counted from 0; default: the average"
+        "--head",
+        type=int,
+        help="head in that layer, counted from 0 (default: the average over heads)",
     )
     return parser

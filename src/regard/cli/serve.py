@@ -1,7 +1,7 @@
-"""regard serve DIR: serve a web page to inspect and edit attention, and a JSON API.
+"""regard serve DIR: serve a JSON API and a web page for inspecting and editing attention.
 
-The page loads nothing from other hosts. The server listens to this machine only, unless --host is
-given.
+The page does not load anything from other hosts. The server accepts connections only from this
+machine unless --host is given.
 """
 
 import dataclasses
@@ -78,20 +78,36 @@ def make_parser() -> Parser:
     parser = Parser(prog="regard serve", description=__doc__)
     add_model(parser)
     parser.add_argument(
-        "--compare-with", metavar="DIR", help="second model folder, shown side by side"
+        "--compare-with",
+        metavar="DIR",
+        help="second model folder; the page shows both models side by side",
     )
-    parser.add_argument("--example", metavar="TEXT", help="text translated when the page opens")
+    parser.add_argument(
+        "--example", metavar="TEXT", help="text that is already translated when the page opens"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument(
-        "--port", type=int, default=8000, help="port to listen on; 0: any free port"
+        "--port", type=int, default=8000, help="port to listen on; 0 selects a free port"
     )
     parser.add_argument("--workers", type=int, default=1, help="number of worker processes")
-    parser.add_argument("--max-tokens", type=int, default=500, help="maximum tokens of a text")
-    parser.add_argument("--max-beam", type=int, default=20, help="maximum beam_size and n_best")
     parser.add_argument(
-        "--queue", type=int, default=1024, help="maximum texts waiting; above it, status 503"
+        "--max-tokens", type=int, default=500, help="maximum number of tokens in a text"
     )
-    parser.add_argument("--timeout", type=float, default=30.0, help="seconds until status 504")
+    parser.add_argument(
+        "--max-beam", type=int, default=20, help="maximum value of beam_size and n_best"
+    )
+    parser.add_argument(
+        "--queue",
+        type=int,
+        default=1024,
+        help="maximum number of waiting texts; beyond it, requests receive status 503",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=30.0,
+        help="seconds after which a request receives status 504",
+    )
     return parser
 
 
@@ -108,11 +124,11 @@ def _check(args: Namespace) -> None:
     if not 0 < args.timeout <= 3600:
         raise ConfigError(f"--timeout must lie in (0, 3600] seconds, got {args.timeout:g}")
     if not 0 <= args.port < 65536:
-        raise ConfigError(f"--port must lie in 0 to 65535, got {args.port}")
+        raise ConfigError(f"--port must be between 0 and 65535, got {args.port}")
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens: of two servers on one port, one fails before it announces."""
+    """Return a listening socket; a second server on the same port fails before it announces itself."""
     from regard.serving.connections import BACKLOG
     from regard.serving.hosts import resolve
 
@@ -134,4 +150,4 @@ def _listen(host: str, port: int) -> socket.socket:
 def _announce(host: str, listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    print(f"regard is at {address} (interface: {address}/docs; Ctrl-C stops it)", flush=True)
+    print(f"regard is running at {address} (API: {address}/docs; press Ctrl-C to stop)", flush=True)

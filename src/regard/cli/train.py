@@ -1,6 +1,6 @@
 """Train a model on source-target pairs and save it as a model folder.
 
-The folder always holds the best weights found so far; training can be interrupted with Ctrl-C.
+The folder always contains the best weights found so far; training can be interrupted with Ctrl-C.
 """
 
 import shlex
@@ -44,7 +44,7 @@ def run(arguments: list[str]) -> None:
     )
     if "warning" in translator.trained.metadata:
         print(
-            f"{args.out} is saved; train it further with --resume and a larger "
+            f"the model is saved in {args.out}; train it further with --resume and a larger "
             "--training.max_updates or --training.max_minutes"
         )
     else:
@@ -64,9 +64,11 @@ def make_parser() -> Parser:
     add_output_folder(parser)
     add_device(parser)
     parser.add_argument(
-        "--resume", action="store_true", help="continue from the folder's last checkpoint"
+        "--resume",
+        action="store_true",
+        help="continue from the last checkpoint in the output folder",
     )
     parser.add_argument(
-        "--init-from", metavar="DIR", help="model folder to take initial weights from"
+        "--init-from", metavar="DIR", help="model folder to load the initial weights from"
     )
     return parser

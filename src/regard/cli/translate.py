@@ -72,13 +72,13 @@ def run(arguments: list[str]) -> None:
         (truncated, f"{quantity(truncated, 'output')} truncated at the length limit"),
         (
             too_short,
-            f"{quantity(too_short, 'output')} ended before a step of --pin, which had no effect there",
+            f"{quantity(too_short, 'output')} ended before a step given with --pin, which therefore had no effect",
         ),
         (without_features, f"{quantity(without_features, 'line')} without features (TAB)"),
         (unknown, f"source {unknown_tokens_message(unknown)}"),
         (
             unreliable,
-            f"warning: {quantity(unreliable, 'output')} unreliable, because most source "
+            f"warning: {quantity(unreliable, 'output')} may be unreliable, because most source "
             "tokens are not in the model's vocabulary",
         ),
         (
@@ -95,22 +95,29 @@ def make_parser() -> Parser:
     parser = Parser(prog="regard translate", description=__doc__)
     add_model(parser)
     parser.add_argument(
-        "file", nargs="?", metavar="FILE", help="lines to translate; without it, standard input"
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help="file of lines to translate (default: standard input)",
     )
     parser.add_argument(
         "--out",
         metavar="FILE",
-        help="write the translations to this file, which appears when it is complete",
+        help="write the translations to this file, which appears only when it is complete",
     )
     parser.add_argument(
         "--shard",
         metavar="I/N",
-        help="translate the I-th of N consecutive parts of FILE, such as 1/4, for several processes "
-        "or machines; the outputs of 1/N to N/N, concatenated, are those of FILE",
+        help="divide FILE into N consecutive parts and translate only the I-th, such as 1/4, so that "
+        "several processes or machines can share the work; the concatenated outputs of 1/N to N/N "
+        "equal the output for FILE",
     )
     add_search(parser)
     parser.add_argument(
-        "--n-best", type=int, default=1, help="outputs per line: line TAB rank TAB score TAB text"
+        "--n-best",
+        type=int,
+        default=1,
+        help="number of outputs per line; above 1, each is printed as line TAB rank TAB score TAB text",
     )
     parser.add_argument("--prefix", metavar="TEXT", help="text that every output begins with")
     parser.add_argument(
@@ -123,12 +130,12 @@ def make_parser() -> Parser:
         "--ablate-heads",
         action="append",
         metavar="LAYER:HEAD",
-        help="head of a Transformer whose attention weights are set to 0, such as 2:1; repeatable",
+        help="Transformer head whose attention weights are set to 0, such as 2:1; repeatable",
     )
     parser.add_argument(
         "--attention",
         metavar="FILE",
-        help="write tokens and attention to this file, one JSON object per output",
+        help="write tokens and attention weights to this file, one JSON object per output",
     )
     parser.add_argument(
         "--alignments",
@@ -182,8 +189,8 @@ def _require_attention(translator: "Translator", args: Namespace) -> None:
     for option in ("attention", "alignments", "heatmap", "pin", "ablate_heads"):
         if args[option]:
             raise ConfigError(
-                f"{args.folder} has no attention (model.attention none) for "
-                f"--{option.replace('_', '-')}; omit it"
+                f"{args.folder} has no attention (model.attention none), which "
+                f"--{option.replace('_', '-')} needs; omit the option"
             )
 
 
