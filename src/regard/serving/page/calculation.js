@@ -12,7 +12,7 @@ export async function calculation(view) {
   const context = result.context.map((value) => value.toFixed(3)).join(", ");
   const more = result.context_dim > result.context.length ? ", …" : "";
   return element("div", {},
-    element("p", { class: "hint" }, `Score: ${result.score}, ${result.formula}${location}. These values are computed for this output with no interventions applied.`),
+    element("p", { class: "hint" }, `Score function: ${result.score}, ${result.formula}${location}. These values are computed for this output with no interventions applied.`),
     scrollBox("attention calculation", element("table", { class: "calculation" },
       element("thead", {}, element("tr", {}, element("td"), ...output.source_tokens.map((token, i) =>
         element("th", { scope: "col", "data-source": i }, element("bdi", {}, displayToken(token)))))),

@@ -5,16 +5,16 @@ export const GLOSSARY = {
   end: "</s> marks the end of a sequence. Every source ends with it, and an output is complete when the model predicts it.",
   start: "<s> marks the start of a sequence: the decoder's input before the first output token.",
   beam: "The number of hypotheses that beam search keeps at every step. A value of 1 is greedy search, which always selects the most probable token.",
-  outputs: "How many of the best complete outputs to list.",
+  outputs: "The number of best complete outputs to list.",
   weights: "The attention weights of one step: the share of each source token in the context vector from which the next token is predicted.",
   sum: "The weights of a step are normalised to a sum of 1. A pinned weight keeps its value, and the others share the rest in proportion to their original values.",
-  alignment: "A line connects an output token with each source token it attends to. The thicker the line, the higher the weight.",
-  "next-token": "The distribution over the vocabulary at this step, given the source and the output so far: without interventions, and with them if there are any.",
-  heads: "Every layer of a Transformer has several heads, each with attention weights of its own. Ablating a head replaces its output with zeros.",
+  alignment: "Lines connect each output token with the source tokens that it attends to. The thicker the line, the higher the weight.",
+  "next-token": "The probability distribution over the vocabulary at this step, given the source and the output so far. If there are interventions, the probabilities before and after them are shown.",
+  heads: "Every layer of a Transformer has several heads, each with its own attention weights. Ablating a head replaces its output with zeros.",
   score: "The log-probability divided by the length penalty (5 + length) / 6. Outputs are ranked by this score.",
-  probability: "The probability of the complete output: the product of the probabilities of its tokens, </s> included.",
-  tree: "The hypotheses of beam search. The percentage is the probability of a token given those before it.",
-  unknown: "This token is not in the model's vocabulary: the model reads it as the unknown token.",
+  probability: "The probability of the complete output: the product of the probabilities of its tokens, including </s>.",
+  tree: "The hypotheses of beam search. The percentage is the probability of a token given the tokens before it.",
+  unknown: "This token is not in the model's vocabulary, so the model replaces it with the unknown token.",
 };
 
 const MARGIN = 8; // pixels between the tooltip, the element and the edges of the window

@@ -5,7 +5,7 @@ import { ablationNote, isAblated } from "./interventions.js";
 import { headWeights } from "./weights.js";
 
 const PIXELS = 96; // side of a thumbnail's canvas
-const KINDS = { cross: "Cross-attention: output to source", encoder: "Encoder self-attention: source to source", decoder: "Decoder self-attention: output to output so far" };
+const KINDS = { cross: "Cross-attention from the output to the source", encoder: "Self-attention of the encoder within the source", decoder: "Self-attention of the decoder within the output so far" };
 
 export class Heads {
   constructor(view) {

@@ -23,7 +23,7 @@ export class NextToken {
     this.node.hidden = !distribution;
     if (!distribution) return;
     const prefix = output.tokens.slice(0, step);
-    this.subject.textContent = `What the model predicts after “${["<s>", ...prefix.slice(-3).map(displayToken)].slice(prefix.length > 3 ? 1 : 0).join(" ")}”. Click a token to force it.`;
+    this.subject.textContent = `Probabilities of the next token after “${["<s>", ...prefix.slice(-3).map(displayToken)].slice(prefix.length > 3 ? 1 : 0).join(" ")}”. Click a token to force it.`;
     const key = JSON.stringify([output.source, prefix]);
     const changed = changesDistribution(interventions, step);
     this.show(distribution, changed ? this.before.get(key) ?? [] : null);
@@ -54,7 +54,7 @@ export class NextToken {
       cell(after, token, before ? "after" : "", true));
     const forced = view.step < view.interventions.prefix.length && view.rank === 0;
     this.rows.replaceChildren(element("table", { style: { "--label": `${Math.min(120, Math.max(...widths) + 16)}px` } },
-      element("caption", {}, forced ? "The token of this step is forced by the prefix." : ""),
+      element("caption", {}, forced ? "The token at this step is forced by the prefix." : ""),
       before && element("thead", {}, element("tr", {}, element("td"),
         element("th", { scope: "col" }, "before"), element("th", { scope: "col", class: "after" }, "after"))),
       element("tbody", {}, ...tokens.map(row))));
