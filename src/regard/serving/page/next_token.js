@@ -23,7 +23,7 @@ export class NextToken {
     this.node.hidden = !distribution;
     if (!distribution) return;
     const prefix = output.tokens.slice(0, step);
-    this.subject.textContent = `Probabilities of the next token after “${["<s>", ...prefix.slice(-3).map(displayToken)].slice(prefix.length > 3 ? 1 : 0).join(" ")}”. Click a token to force it.`;
+    this.subject.textContent = `What the model predicts after “${["<s>", ...prefix.slice(-3).map(displayToken)].slice(prefix.length > 3 ? 1 : 0).join(" ")}”. Click a token to force it.`;
     const key = JSON.stringify([output.source, prefix]);
     const changed = changesDistribution(interventions, step);
     this.show(distribution, changed ? this.before.get(key) ?? [] : null);

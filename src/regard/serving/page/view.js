@@ -77,7 +77,7 @@ export class View {
       return panel("Steps", { hint: "This model has no attention: the decoder receives the source as a single fixed-size vector." },
         element("div", { class: "step" }, this.slider, this.stepLabel), this.nextToken.node);
     this.parts = element("div", { class: "parts" }, this.alignment.node,
-      panel("Attention at this step", { help: "weights", name: "weights", hint: "Drag a bar, or focus it and use the arrow keys, to change a weight. The model then decodes again from this step." }, this.bars.node),
+      panel("Attention at this step", { help: "weights", name: "weights", hint: "Drag a bar, or focus it and use the arrow keys, to change a weight. The output is then decoded again from this step." }, this.bars.node),
       this.nextToken.node);
     return panel("Alignment", {
       help: "alignment", hint: "Each line connects an output token with a source token that it attends to. Click an output token to select its step.",
