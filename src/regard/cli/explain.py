@@ -191,8 +191,7 @@ def _variances(span: str, form: str) -> str:
     if form == "json":
         return json.dumps(rows, indent=2) + "\n"
     lines = [
-        "Variance of the dot product of two vectors of width D whose components are drawn from N(0, 1).",
-        "The derived values are D, 1 when the product is divided by sqrt(D), and 1 / D when it is divided by D.",
+        "Variance of the dot product of two vectors with components from N(0, 1). The derived values in the three columns are D, 1 and 1 / D.",
         "", "| D | s . h | s . h / sqrt(D) | s . h / D |", "|---|---|---|---|",
         *(f"| {row['dim']} | {row['dot']:.4g} | {row['scaled_dot']:.4f} | {row['over_dim']:.6f} |" for row in rows),
         "", "Each number is measured on 20,000 pairs of vectors (seed 1).",
