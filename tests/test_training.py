@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import signal
+import subprocess
 import sys
 import tempfile
 import types
@@ -406,6 +407,27 @@ def test_fit_trains_on_pairs_with_a_time_budget(
     assert named.trained.config.training.max_minutes is None
     with pytest.raises(ConfigError, match=r"unknown setting model\.atention; did you mean"):
         regard.fit(PAIRS, model={"atention": "dot"})
+    with pytest.raises(
+        ConfigError, match=r"unknown setting max_minuts; did you mean max_minutes\?"
+    ):
+        regard.fit(PAIRS, max_minuts={})
+
+
+def test_training_in_a_notebook_needs_no_widgets() -> None:
+    """Accelerate imports tqdm, which would warn without them."""
+    notebook = """
+import sys, types
+shell = types.SimpleNamespace(get_ipython=lambda: None)
+sys.modules |= {"IPython": shell, "ipykernel.zmqshell": None, "ipywidgets": None}
+import regard.trainer
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", notebook],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stderr == ""
 
 
 def test_progress_in_a_notebook_redraws_one_output(

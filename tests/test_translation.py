@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.errors import ConfigError
+from regard.errors import ConfigError, DataError
 from regard.translation import TokenLogProb, Translation, empty_translation
 
 WEIGHTS = np.array(
@@ -223,6 +223,14 @@ def test_notebooks_display_text_heatmap_and_alternatives() -> None:
     plain = dataclasses.replace(_example(), attention=None)._repr_html_()
     assert "<svg" not in plain
     assert "<details" not in plain
+
+
+def test_a_chart_of_an_empty_output_names_the_cause() -> None:
+    empty = {"tokens": [], "text": "", "attention": np.zeros((0, 2)), "target_words": []}
+    with pytest.raises(DataError, match=r"output for this text is empty; .* train it longer"):
+        dataclasses.replace(_example(), **empty).chart()
+    with pytest.raises(DataError, match="the text is empty"):
+        dataclasses.replace(_example(), source_tokens=[], **empty).chart()
 
 
 def test_to_pandas_has_a_row_per_output_token() -> None:

@@ -9,13 +9,12 @@ import random
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
 from regard import checkpoints, model_folder
@@ -31,6 +30,11 @@ from regard.progress import Progress
 from regard.schedule import Schedule
 from regard.text import split_source
 from regard.translator import Translator, find_device
+
+with warnings.catch_warnings():  # of tqdm, about progress bars in notebooks that are not used here
+    warnings.filterwarnings("ignore", "IProgress not found")
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
 _SECONDS_BETWEEN_CHECKPOINTS = 300.0
 """A run whose validations are further apart loses at most this much time."""

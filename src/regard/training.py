@@ -16,7 +16,7 @@ from regard.checkpoints import Checkpoint
 from regard.config import Config, from_dict
 from regard.corpus import Corpus, make_corpus, resolve_config
 from regard.distributed import Job
-from regard.errors import ConfigError
+from regard.errors import ConfigError, nearest
 from regard.evaluation import layer_agreements
 from regard.files import require_empty_folder
 from regard.metrics import METRICS
@@ -62,6 +62,10 @@ def fit(
     Raises:
         RegardError: settings or pairs cannot be used.
     """
+    groups = {field.name for field in dataclasses.fields(Config)}
+    for name in sorted(settings.keys() - groups):
+        if hint := nearest(name, ("dev", "out", "max_minutes")):
+            raise ConfigError(f"unknown setting {name}{hint}")
     training = settings.pop("training", {})
     if isinstance(training, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         training = {"max_minutes": max_minutes, **training}

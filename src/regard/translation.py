@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from regard.alignment import Alignment, from_weights
-from regard.errors import ConfigError, ExtraError, quantity
+from regard.errors import ConfigError, DataError, ExtraError, quantity
 from regard.text import EOS_TOKEN, SPECIAL_TOKENS, UNK, display_token
 
 if TYPE_CHECKING:
@@ -182,8 +182,17 @@ class Translation:
 
         Raises:
             ConfigError: the model has no attention, or no such layer or head.
+            DataError: the text or the output is empty.
         """
         from regard.charts import heatmap
+
+        if not self.tokens:
+            cause = (
+                "the model's output for this text is empty; if its other outputs are too, train it longer"
+                if self.source_tokens
+                else "the text is empty"
+            )
+            raise DataError(f"there is nothing to draw: {cause}")
 
         weights, heads = self._weights(), self.attention_heads
         if layer is not None or head is not None:
