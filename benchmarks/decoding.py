@@ -2,8 +2,8 @@
 
     python -P benchmarks/decoding.py SOURCES MODEL [MODEL ...] [--threads 2] [--rounds 5]
 
-SOURCES is a TSV file whose first column is translated (.gz is read). Models are measured in turn, and
-the medians of all rounds are printed. "Limit" divides the multiplications of the weights that one word
+SOURCES is a TSV file (plain or .gz) whose first column is translated. Models are measured in turn, and the
+medians of all rounds are printed. "Limit" divides the multiplications of the weights that one word
 needs by the largest throughput of a float32 matrix product, measured in the same run; it is printed for
 recurrent models with additive attention and one layer on either side.
 """
@@ -77,7 +77,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def matrix_product_peak() -> float:
-    """Return the floating-point operations per second of the fastest of several products."""
+    """Return the floating-point operations per second of the fastest of several matrix products."""
     best = 0.0
     for rows in (256, 512, 1024, 2048):
         x, linear = torch.randn(rows, 1024), FrozenLinear(torch.randn(1024, 1024))
@@ -89,7 +89,7 @@ def matrix_product_peak() -> float:
 def throughputs(
     translators: dict[str, regard.Translator], sources: list[str], rounds: int
 ) -> list[tuple[str, int, float, list[regard.Translation]]]:
-    """Return the name, the beam, the median of words per second, and the outputs, of every search."""
+    """Return the name, beam size, median words per second and outputs of every search."""
     rates: dict[tuple[str, int], list[float]] = {}
     outputs: dict[tuple[str, int], list[regard.Translation]] = {}
     for round_number in range(rounds + 1):  # the first one warms up
@@ -108,7 +108,7 @@ def throughputs(
 def multiplications(
     translator: regard.Translator, outputs: list[regard.Translation], beam: int
 ) -> float:
-    """Return the multiplications of weights that a word needs; 0 for models that are not counted."""
+    """Return the number of weight multiplications per word; 0 for models that are not counted."""
     model = translator.trained.config.model.resolved()
     plain = (model.kind, model.encoder, model.encoder_layers, model.decoder_layers)
     options = model.input_feeding, model.tie_embeddings, model.coverage, model.copy
@@ -120,7 +120,7 @@ def multiplications(
     directions = 2 if model.bidirectional else 1
     states, dim = directions * model.encoder_dim, model.decoder_dim
     extra = gates * dim if model.decoder == "bahdanau" else 0
-    # the embeddings are projected once per entry of the vocabulary
+    # the embeddings are projected once per vocabulary entry
     by_source = directions * gates * model.encoder_dim**2
     by_source += states * (model.attention_dim + extra + dim)
     by_step = dim * (gates * dim + model.attention_dim + dim + len(translator.target))
@@ -130,7 +130,7 @@ def multiplications(
 
 
 def command_seconds(folder: str, sources: list[str], beam: int, threads: int) -> float:
-    """Return the seconds of `regard translate` from its start to its end."""
+    """Return the duration of `regard translate` in seconds, from start to end."""
     with tempfile.TemporaryDirectory() as temporary:
         lines = Path(temporary, "lines")
         lines.write_text("\n".join(sources) + "\n", encoding="utf-8")

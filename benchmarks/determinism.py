@@ -1,8 +1,8 @@
-"""What is bit-identical on this machine, and how large the differences are where it is not.
+"""Report which results are bit-identical on this machine, and how large other differences are.
 
     python -P benchmarks/determinism.py [--updates 100]
 
-Models of each kind are trained on the phrasebook several times from one seed, and one of them
+Models of each kind are trained on the phrasebook several times with the same seed, and one of them
 translates 200 test sources in several ways. The largest absolute differences are printed.
 """
 
@@ -71,7 +71,7 @@ def kernel_difference(threads: int) -> str:
 def train(
     model: dict[str, Any], updates: int, pairs: list[Any], threads: int, precision: str
 ) -> regard.Translator:
-    """Train a model from seed 1."""
+    """Train a model with seed 1."""
     torch.set_num_threads(threads)
     return regard.fit(
         pairs,
@@ -82,7 +82,7 @@ def train(
 
 
 def trained(model: dict[str, Any], updates: int, pairs: list[Any]) -> list[tuple[str, str]]:
-    """Compare the weights of models that were trained twice."""
+    """Compare the weights of models trained twice with the same seed."""
     weights = [
         [
             [p.detach().numpy() for p in train(model, updates, pairs, *run).trained.model.parameters()]

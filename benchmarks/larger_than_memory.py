@@ -3,9 +3,9 @@
     python -P benchmarks/larger_than_memory.py --pairs 10000000 --folder /tmp/large
 
 Generates pairs of a number and its digits as words (once), then trains in three processes: without a
-cache, with it, and with it in two parts: stopped in the middle of the epoch, then resumed. Prints for
-each the seconds from the start of the process to the first update and the peak of RssAnon, and whether
-the losses after the resume equal those of the undisturbed run.
+cache, with it, and with it in two parts: stopped in the middle of the epoch, then resumed. For each,
+prints the seconds from the start of the process to the first update and the peak of RssAnon, and whether
+the losses after the resume equal those of the uninterrupted run.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def generate(path: Path, count: int) -> None:
 
 
 def peak_of_private_memory(pid: int, done: threading.Event) -> list[int]:
-    """Return the largest RssAnon of a process in bytes, read 20 times a second."""
+    """Return the peak RssAnon of a process in bytes, read 20 times a second."""
     peak = 0
     while not done.wait(0.05):
         try:
@@ -76,7 +76,7 @@ except KeyboardInterrupt:
 
 
 def run(folder: Path, name: str, updates: int, unit: str, stop_at: int = 0, mode: str = "") -> None:
-    """Train in a process of its own and print what was measured."""
+    """Train in a separate process and print the measurements."""
     width = {n: 32 for n in ("embedding_dim", "encoder_dim", "decoder_dim", "attention_dim")}
     config = {
         "out": str(folder / name),

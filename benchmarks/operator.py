@@ -3,7 +3,7 @@
     python benchmarks/operator.py [--threads 2] [--rounds 15] [--chart operator.svg]
 
 One process times all implementations in several rounds, in random order, and prints the median times
-and the medians of the ratios to regard in the same round. Peak memory is measured in a new process per
+and the medians of the ratios to the time of regard in the same round. Peak memory is measured in a new process per
 implementation. Nothing is printed unless the tests of the kernels pass. Keras, JAX and KeOps are
 included if they are installed. THP_MEM_ALLOC_ENABLE=1 turns huge pages on.
 """
@@ -105,7 +105,7 @@ class KeOps(nn.Module):
 
 
 class Regard(nn.Module):
-    """regard.Attention with the additive score."""
+    """regard.Attention with the additive score function."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ def make_call(name: str, sizes: tuple[int, ...], backward: bool) -> Callable[[],
 
 
 def make_jax_call(name: str, query: Tensor, key: Tensor, backward: bool) -> Callable[[], None]:
-    """Return a call of Keras' layer, with projections added, or of the broadcast in jax.jit."""
+    """Return a function that calls Keras' layer with added projections, or the broadcast in jax.jit."""
     import jax
 
     jnp = jax.numpy
@@ -189,12 +189,12 @@ def make_jax_call(name: str, query: Tensor, key: Tensor, backward: bool) -> Call
 
 
 def required_bytes(name: str, sizes: tuple[int, ...]) -> float:
-    """Return the bytes of the live B x L x T x D tensors of an implementation."""
+    """Return the size in bytes of the live B x L x T x D tensors in an implementation."""
     return 4.0 * math.prod(sizes) * LIVE_TENSORS.get(name, 4 if name not in IMPLEMENTATIONS else 0)
 
 
 def reason_to_skip(name: str, sizes: tuple[int, ...]) -> str:
-    """Return why an implementation is not run at a size, or an empty string."""
+    """Return why an implementation is not run with a size, or an empty string."""
     if required_bytes(name, sizes) > MEMORY_LIMIT:
         return f"needs {required_bytes(name, sizes) / 1e9:.0f} GB"
     return "takes minutes" if math.prod(sizes) > MAX_ELEMENTS.get(name, math.inf) else ""
@@ -218,7 +218,7 @@ def repeated_milliseconds(call: Callable[[], None], seconds: float) -> list[floa
 def measure_rounds(
     sizes: tuple[int, ...], names: list[str], backward: bool, count: int
 ) -> dict[str, list[float]]:
-    """Return the milliseconds of every implementation in every round, in random order per round."""
+    """Return the milliseconds per implementation and round; the order is random in each round."""
     calls = {
         name: make_call(name, sizes, backward) for name in names if not reason_to_skip(name, sizes)
     }
@@ -454,7 +454,7 @@ def save_chart(rows: list[tuple[str, str, str, float]], path: str) -> None:
     is_bound = altair.datum.implementation == "dot product (SDPA)"
     colour = altair.when(is_bound).then(altair.value(GREY)).otherwise(altair.value(BLUES[4]))
     bars = chart.mark_bar(height=11).encode(x2=altair.datum(1), color=colour)
-    # the label of a bar to the left of 1 is at the right of 1
+    # the label of a bar to the left of 1 is on the right of 1
     labels = chart.mark_text(align="left", dx=4).encode(x="end:Q", text="label:N")
     order = [f"(B, L, T, D) = {size}" for size in SIZES]
     sizes = altair.Row("size:N", sort=order, title=None)

@@ -3,7 +3,7 @@
     python -P benchmarks/operator_gpu.py [--sizes 16,1024,1024,256]
 
 Forward and backward of the scores, softmax and average (no projections), float32 and bfloat16. The
-lower bound is the number of clocks of a multiprocessor per pair and feature if only the reciprocals
+lower bound is the number of clock cycles of a multiprocessor per pair and feature if only the reciprocals
 (16 per clock) and the other arithmetic (128 per clock) take time: 0.031 for the scores, 2 x 0.0625 for
 the gradients. Before the measurement, the scores of a slice are compared with float64.
 """
@@ -20,7 +20,7 @@ from torch import Tensor
 from regard.kernels import additive, reference
 
 FORWARD, BACKWARD = 0.031, 0.031 + 2 * 0.0625
-"""Clocks of a multiprocessor per pair and feature."""
+"""Clock cycles of a multiprocessor per pair and feature."""
 
 
 def broadcast(a: Tensor, b: Tensor, v: Tensor, values: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def forward_and_backward(
 
 
 def max_error(inputs: list[Tensor]) -> float:
-    """Return the largest error of the scores of the first queries of the first item."""
+    """Return the largest error in the scores of the first queries in the first batch item."""
     a, b, v = (tensor.detach() for tensor in inputs[:3])
     actual = additive.scores(a[:1, :64], b[:1], v)
     expected = reference.additive_scores(a[:1, :64].double(), b[:1].double(), v.double())

@@ -1,10 +1,10 @@
-"""Cost of a score in training: time per update of models that differ only in their score.
+"""Cost of a score function in training: time per update of models that differ only in it.
 
     python -P benchmarks/scores_in_training.py cmudict/train.tsv.gz [--recipe g2p] [--updates 60]
 
 Every batch is processed by all models in random order, and each time is divided by that of
 `scaled_dot` on the same batch, so that a change in the speed of the machine affects all models alike.
-Printed are medians and quartiles of these ratios, and the ratio of the total times.
+The medians and quartiles of these ratios, and the ratio of the total times, are printed.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from regard.models import build
 from regard.score_registry import SCORES
 
 BASELINE = "scaled_dot"
-"""The score to which the others are compared."""
+"""The score function with which the others are compared."""
 WARM_UP = 5
 """Number of untimed updates per model."""
 

@@ -2,7 +2,7 @@
 
     python -P benchmarks/serving.py MODEL SOURCES [--clients 64] [--seconds 120]
 
-SOURCES is a TSV file whose first column is translated (.gz is read). The expected outputs come
+SOURCES is a TSV file (plain or .gz) whose first column is translated. The expected outputs come
 from `regard translate` on the same lines. All traffic stays on the loopback interface.
 """
 

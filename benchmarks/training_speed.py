@@ -2,9 +2,10 @@
 
     python -P benchmarks/training_speed.py cmudict/train.tsv.gz [--updates 150] [--threads 2]
 
-Bi-LSTM of 256 per direction, LSTM decoder of 256, embeddings of 128, about 256 words per batch. Printed
-are words (pairs) and target tokens per second of the complete loop after a warm-up: reading batches,
-forward, backward, gradient clipping, optimizer.
+The model has a bidirectional LSTM encoder with 256 units per direction, an LSTM decoder with 256 units
+and embeddings with 128 components; a batch has about 256 words. After a warm-up, the words (pairs) and
+target tokens per second of the complete loop are printed: reading batches, forward, backward, gradient
+clipping, optimizer.
 """
 
 import argparse

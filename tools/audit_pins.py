@@ -3,7 +3,7 @@
     git clone https://github.com/pypa/advisory-database
     python tools/audit_pins.py constraints.txt advisory-database/vulns
 
-`pip-audit` is more current where it can reach its service. Exits with status 1 if an advisory applies.
+`pip-audit` is more up to date if it can reach its service. Exits with status 1 if an advisory applies.
 """
 
 import sys
@@ -16,7 +16,7 @@ from packaging.version import Version
 
 
 def main(constraints: str, database: str) -> int:
-    """Print the advisories that apply to the pins, and the numbers of both."""
+    """Print the advisories that apply to the pins, and the number of advisories and pins."""
     lines = [line.split("#")[0].strip() for line in Path(constraints).read_text().splitlines()]
     pins = [line.split("==") for line in lines if line]
     advisories, applying = 0, 0
@@ -47,7 +47,7 @@ def applies(advisory: dict[str, Any], name: str, version: str) -> bool:
 
 
 def in_range(events: list[dict[str, str]], version: Version) -> bool:
-    """Return whether a version lies in a range of the OSV schema, whose events are in order."""
+    """Return whether a version is within a range in the OSV schema, whose events are in order."""
     inside = False
     for event in events:
         ((kind, value),) = event.items()

@@ -1,1 +1,1 @@
-"""Generator of the phrasebook dataset that `src/regard/datasets/phrasebook/` contains."""
+"""Generator of the phrasebook dataset in `src/regard/datasets/phrasebook/`."""

@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parents[2] / "src" / "regard" / "datasets" / "phrasebook
 
 
 def contents(splits: Splits) -> dict[str, bytes]:
-    """Return the content of each file by its name: a line per pair, source TAB target TAB links."""
+    """Return the content of each file by name, with one line per pair: source TAB target TAB links."""
     return {
         f"{field.name}.tsv": "".join(
             f"{example.source}\t{example.target}\t{Alignment(example.links or ())}\n"
@@ -25,6 +25,6 @@ def contents(splits: Splits) -> dict[str, bytes]:
 if __name__ == "__main__":
     for name, content in contents(generate()).items():
         path = FOLDER / f"{name}.gz"
-        # a constant mtime: the same content gives the same file
+        # a constant mtime: the same content results in the same file
         path.write_bytes(gzip.compress(content, compresslevel=9, mtime=0))
         print(path)

@@ -1,7 +1,7 @@
-"""Chinese sentences with their English.
+"""Chinese sentences with English translations.
 
-Time and place stand before the verb, 的 joins an owner or a whole clause to a noun, nouns are
-counted with measure words, 吗 makes a question; verbs never change.
+Time and place precede the verb, 的 joins an owner or a whole clause to a noun, nouns are counted
+with measure words, and 吗 marks a question; verbs are never inflected.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from phrasebook.templates import EMPTY, Phrase, fill
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Somebody, as the one who does, the one it is done to, and the one who owns."""
+    """A person, as agent, patient and owner."""
 
     subject: Phrase
     object: Phrase
@@ -26,12 +26,12 @@ class Who:
 
     @property
     def party(self) -> str:
-        """Equal for two of whom one includes the other: i and we."""
+        """The same for two persons if one includes the other: i and we."""
         return self.person[0] if self.person[0] != "3" else " ".join(self.subject.source)
 
 
 def _named(name: Phrase) -> Who:
-    """Somebody with a name; 的 and the name both become the English possessive."""
+    """A person with a name; 的 and the name both become the English possessive."""
     last = len(name.target) - 1
     owner = Phrase(
         (*name.source, "的"),
@@ -66,7 +66,7 @@ class Chinese(SentenceGenerator):
     """Generates Chinese sentences."""
 
     def forms(self) -> Weighted[Callable[[], Phrase]]:
-        """The weights are roughly the number of sentences of each form among 4,200."""
+        """Return the forms; a weight is roughly the number of sentences of that form among 4,200."""
         return (
             (550, self.statement), (240, self.negation), (250, self.question),
             (270, self.habit), (70, self.done_somewhere), (270, self.somewhere),
@@ -249,7 +249,7 @@ class Chinese(SentenceGenerator):
         return self.pick(RELATIVES if self.chance(relatives) else PEOPLE)
 
     def _other(self, first: Who | None) -> Who:
-        """Somebody else: nobody loves himself here."""
+        """A person other than the subject: there are no reflexive sentences."""
         people = RELATIVES if self.chance(0.35) else PEOPLE
         return self.pick([who for who in people if first is None or who.party != first.party])
 
@@ -267,7 +267,7 @@ class Chinese(SentenceGenerator):
         return fill(f"{template} {degree} than:1 {{other}}", one=one, other=other)
 
     def _does(self, verbs: Sequence[Verb], who: Who | None) -> Phrase:
-        """A verb in the present, agreeing with who does it, and its object."""
+        """A verb in the present tense, agreeing with its subject, and its object."""
         verb = self.pick(verbs)
         form = english.present(verb.english, who.person if who else THIRD)
         what = self._object(verb, who)

@@ -1,4 +1,4 @@
-"""The Chinese words of the phrasebook with their English."""
+"""The Chinese words in the phrasebook with English translations."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ FIELDS = (
     "英语:1 | english:1",
     "音乐:1 | music:1",
 )
-"""What one studies, teaches, understands."""
+"""What people study, teach and understand."""
 
 PLACES = (
     "在:1 学校:2 | at:1 school:2",
@@ -44,14 +44,14 @@ SPOTS = (
     "盒子:1 里:2 | in:2 the:1 box:1",
     "房子:1 里:2 | in:2 the:1 house:1",
 )
-"""Where a thing lies."""
+"""Where a thing is."""
 
 HABITS = (
     "早上:1 | in:1 the:1 morning:1",
     "晚上:1 | in:1 the:1 evening:1",
     "每天:1 | every:1 day:1",
 )
-"""When something is done, again and again."""
+"""When something is done regularly."""
 
 THIS = (("这", "this"), ("那", "that"))
 COUNTS = (("一", "a"), ("两", "two"), ("三", "three"))
@@ -61,7 +61,7 @@ INTRANSITIVE = (
 
 HOT = ("热", "hot")
 ADJECTIVES = {"新": "new", "旧": "old", "大": "big", "小": "small", "有趣 的": "interesting"}
-"""Before a noun; the longer ones take 的."""
+"""Adjectives before a noun; the longer ones are followed by 的."""
 
 OF_PEOPLE = (("高", "tall"), ("忙", "busy"), ("高兴", "happy"), ("累", "tired"))
 OF_PEOPLE_COMPARED = OF_PEOPLE[:3]
@@ -70,7 +70,7 @@ OF_THINGS = (("新", "new"), ("旧", "old"), ("贵", "expensive"), ("便宜", "c
 
 @dataclass(frozen=True, slots=True)
 class Noun:
-    """A thing, the measure word it is counted with, and the adjectives that go with it."""
+    """A thing, the measure word that it is counted with, and adjectives that suit it."""
 
     chinese: str
     english: str
@@ -82,7 +82,7 @@ class Noun:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A verb and what it may have as its object."""
+    """A verb and its possible objects."""
 
     chinese: str
     english: str
@@ -90,7 +90,7 @@ class Verb:
     people: bool = False
     fields: bool = False
     state: bool = False
-    """Lasts, as to know does: is not said of yesterday or of every morning here."""
+    """Whether the verb denotes a state, such as to know: not used with yesterday or every morning."""
 
 
 BOOK = Noun("书", "book", "本", ("新", "旧", "有趣 的"))
@@ -109,9 +109,9 @@ BREAD = Noun("面包", "bread", "", mass=True)
 RICE = Noun("米饭", "rice", "", mass=True)
 
 LASTING = (BOOK, NOVEL, NEWSPAPER, PHONE, CAR, CHAIR)
-"""Things to find, whose age can be told."""
+"""Things to find, which can be old or new."""
 SMALL = (BOOK, NOVEL, NEWSPAPER, PHONE, APPLE, EGG)
-"""Things that lie on a table or in a box."""
+"""Things that can be on a table or in a box."""
 DRINKS = (TEA, COFFEE, MILK)
 FOOD = (APPLE, EGG, BREAD, RICE)
 GOODS = (*LASTING, *DRINKS, *FOOD)

@@ -1,4 +1,4 @@
-"""As much English grammar as the phrasebook needs: agreement, tenses, plurals, degrees, articles."""
+"""The English grammar that the phrasebook needs: agreement, tenses, plurals, degrees, articles."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ Person = Literal["1s", "2s", "3s", "1p", "3p"]
 """First, second, third person; singular or plural."""
 
 PRONOUNS: dict[Person, str] = {"1s": "i", "2s": "you", "1p": "we", "3p": "they"}
-"""Subjects that need no more than their person: he and she are not told apart here."""
+"""Subjects for which the person suffices: he and she are not distinguished."""
 
 _PAST = {
     "buy": "bought", "drink": "drank", "eat": "ate", "find": "found", "meet": "met",

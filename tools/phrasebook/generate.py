@@ -1,8 +1,8 @@
-"""Generate the phrasebook: short Chinese and Spanish sentences with their English and gold links.
+"""Generate the phrasebook: short Chinese and Spanish sentences with English translations and gold links.
 
 The links are exact because the sentences are generated from templates. Two sentences,
-`我 爱 机器 学习` and `te quiero`, open the test set and occur nowhere else: a model has to translate
-them from other sentences that contain their words and their forms.
+`我 爱 机器 学习` and `te quiero`, are the first of the test set and occur nowhere else: a model has
+to learn to translate them from other sentences that contain their words and constructions.
 """
 
 import random
@@ -18,7 +18,7 @@ HELD_OUT = (
     fill("我:1 爱:2 机器:3 学习:4 | i:1 love:2 machine:3 learning:4").example(),
     fill("te:1 quiero:2 | i:2 love:2 you:1").example(),
 )
-"""The two sentences that open the test set."""
+"""The first two sentences of the test set."""
 PER_LANGUAGE = 4_200
 DEV, TEST = 400, 600
 MAX_WORDS = 12
@@ -26,11 +26,11 @@ MIN_COUNT = 10
 
 
 def generate(seed: int = 1) -> Splits:
-    """Return the same number of sentences of each language, shuffled together.
+    """Return the same number of sentences in each language, shuffled together.
 
-    A source has one target and one alignment, and at most `MAX_WORDS` words on either side. Every
-    source word of dev and test occurs at least `MIN_COUNT` times in train. The dataset that
-    `regard` contains is that of seed 1.
+    Every source has one target and one alignment; both sides have at most `MAX_WORDS` words. Every
+    source word of dev and test occurs at least `MIN_COUNT` times in train. The dataset in
+    `regard` was generated with seed 1.
     """
     generator = random.Random(seed)
     examples = [*_sentences(Chinese(generator)), *_sentences(Spanish(generator))]
@@ -52,7 +52,7 @@ def _sentences(language: SentenceGenerator) -> list[Example]:
 
 
 def _split(examples: list[Example]) -> tuple[list[Example], list[Example]]:
-    """Return train and held-out examples; holding one out leaves its words frequent in train."""
+    """Return train and held-out examples; all words of held-out examples stay frequent in train."""
     remaining = Counter(word for example in examples for word in example.source.split())
     train: list[Example] = []
     held_out: list[Example] = []

@@ -1,4 +1,4 @@
-"""Base class of the languages: random choices and random sentences of one language."""
+"""Base class for the languages: random choices and random sentences in one language."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ Weighted = Sequence[tuple[int | float, Item]]
 
 
 class SentenceGenerator:
-    """Generates sentences of one language with their English; all choices use one generator."""
+    """Generates sentences in one language with English translations, using one random generator."""
 
     def __init__(self, generator: random.Random) -> None:
         self._generator = generator

@@ -1,7 +1,7 @@
-"""Spanish sentences with their English.
+"""Spanish sentences with English translations.
 
-Adjectives stand after the noun and agree with it, object pronouns before the verb, the subject is
-dropped where the verb tells it, `no` is all a negation needs.
+Adjectives follow the noun and agree with it, object pronouns precede the verb, the subject is omitted
+if the verb form identifies it, and `no` alone negates a sentence.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ class Spanish(SpanishPhrases):
     """Generates Spanish sentences."""
 
     def forms(self) -> Weighted[Callable[[], Phrase]]:
-        """The weights are roughly the number of sentences of each form among 4,200."""
+        """Return the forms; a weight is roughly the number of sentences of that form among 4,200."""
         return (
             (260, self.somewhere), (230, self.habit), (170, self.statement), (220, self.negation),
             (230, self.question), (130, self.person_seen), (120, self.person_not_seen),

@@ -1,4 +1,4 @@
-"""Spanish people, things and clauses with their English: what the sentences are made of."""
+"""Spanish people, things and clauses with English translations: the parts of the sentences."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from phrasebook.templates import EMPTY, Phrase, fill
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Somebody, as subject, as object with the personal `a`, and as owner with `de`."""
+    """A person, as subject, as object with the personal `a`, and as owner with `de`."""
 
     subject: Phrase
     object: Phrase
@@ -22,7 +22,7 @@ class Who:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Who does it: a phrase, or nothing where the verb alone tells the person."""
+    """The subject: a phrase, or nothing if the verb form identifies the person."""
 
     person: Person
     who: Who | None = None
@@ -91,11 +91,11 @@ class SpanishPhrases(SentenceGenerator):
         return Subject("3s", self.pick(PRONOUNS if self.chance(0.3) else PEOPLE))
 
     def _other(self, subject: Subject) -> Who:
-        """Somebody else than the subject."""
+        """A person other than the subject."""
         return self.pick([who for who in PEOPLE if who != subject.who])
 
     def _clause(self, subject: Subject, template: str, rest: Phrase | None = None) -> Phrase:
-        """Fill `{who}` and, where there is one, `{rest}`.
+        """Fill `{who}` and, if there is one, `{rest}`.
 
         A subject that Spanish drops is still told in English, by the verb: the word marked v.
         """
@@ -137,7 +137,7 @@ class SpanishPhrases(SentenceGenerator):
         return fill(f"{verb.spanish}:1 {{what}} | to:1 {verb.english}:1 {{what}}", what=what)
 
     def _clitic(self, subject: Subject) -> Phrase:
-        """An object pronoun of another person; a third person may be somebody else."""
+        """An object pronoun for another person; a third person may be different from the subject."""
         able = [
             (word, told)
             for word, told, person in words.CLITICS
@@ -151,7 +151,7 @@ class SpanishPhrases(SentenceGenerator):
         return fill("{when} {clause} | {clause} {when}", when=when, clause=clause)
 
     def _thing(self, verb: Verb, *, counted: bool = True) -> Thing:
-        """A thing for a verb; `counted` allows `un libro`, which after `no` would not be said."""
+        """A thing for a verb; `counted` allows `un libro`, which is not used after `no`."""
         noun = self.pick(verb.things)
         if noun.mass:
             return self._some(noun) if self.chance(0.65) else self._mine(noun)
@@ -174,7 +174,7 @@ class SpanishPhrases(SentenceGenerator):
         return self._definite(self.pick(words.COUNTABLE))
 
     def _named(self, word: str, told: str, noun: Noun, *, plural: bool, adjective: bool) -> Thing:
-        """A noun after a determiner; `a` becomes `an` where the next English word asks for it."""
+        """A noun after a determiner; `a` becomes `an` if the next English word requires it."""
         name = english.plural(noun.english) if plural else noun.english
         spanish = f"{noun.spanish}s" if plural else noun.spanish
         before, after, following = "", "", name
@@ -220,7 +220,7 @@ class SpanishPhrases(SentenceGenerator):
         )
 
     def _owned(self, noun: Noun, *, adjective: bool = False) -> Thing:
-        """`la carta del médico`: the article has no word of its own in `the doctor's letter`."""
+        """`la carta del médico`: the article has no counterpart in `the doctor's letter`."""
         template = f"{the(noun)} {noun.spanish}:1 {{owner}} | {{owner}} {noun.english}:1"
         return Thing(fill(template, owner=self.pick(PEOPLE).owner))
 

@@ -1,4 +1,4 @@
-"""The Spanish words of the phrasebook with their English."""
+"""The Spanish words in the phrasebook with English translations."""
 
 from dataclasses import dataclass
 
@@ -6,12 +6,12 @@ from phrasebook.english import Person
 
 PERSONS: tuple[Person, ...] = ("1s", "2s", "3s", "1p", "3p")
 DROPPED: tuple[Person, ...] = ("1s", "2s", "1p", "3p")
-"""Persons that the verb alone tells; the third person singular is he or she and always named."""
+"""Persons that the verb form identifies; the third person singular always has a subject."""
 
 
 @dataclass(frozen=True, slots=True)
 class Noun:
-    """A thing, its gender and the adjectives that go with it."""
+    """A thing, its gender and adjectives that suit it."""
 
     spanish: str
     english: str
@@ -23,7 +23,7 @@ class Noun:
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A verb, its forms for the five persons, and what it may have as its object."""
+    """A verb, its forms for the five persons, and its possible objects."""
 
     spanish: str
     english: str
@@ -58,7 +58,7 @@ FRUIT = (BANANA, APPLE)
 LASTING = (BOOK, LETTER, CAR, HOUSE, CAT, SHIRT)
 COUNTABLE = (*LASTING, *FRUIT)
 SMALL = (BOOK, LETTER, CAT, SHIRT, *FRUIT)
-"""Things that lie on a table or in a box."""
+"""Things that can be on a table or in a box."""
 DRINKS = (TEA, COFFEE, MILK)
 MASS = (*DRINKS, BREAD, RICE)
 
@@ -85,7 +85,7 @@ CAN = Verb("poder", "can", ("puedo", "puedes", "puede", "podemos", "pueden"))
 WILL = Verb("ir", "will", ("voy", "vas", "va", "vamos", "van"))
 
 OF_THINGS = (SEE, FIND, BUY, READ, EAT, DRINK, WANT)
-"""Verbs with a thing as object; `TO_DO` are those one can want to do."""
+"""Verbs with a thing as object; `TO_DO` are those that a person can want to do."""
 TO_DO = (FIND, BUY, READ, EAT, DRINK)
 OF_PEOPLE = (SEE, FIND, LOVE, HELP, VISIT, KNOW)
 MEETING = (SEE, FIND, VISIT)
@@ -95,10 +95,10 @@ CLITICS = (
     ("me", "me", "1"), ("te", "you", "2"), ("lo", "him", "3"), ("la", "her", "3"),
     ("nos", "us", "1"), ("los", "them", "3"),
 )  # fmt: skip
-"""Spanish and English object pronouns and the person they stand for."""
+"""Spanish and English object pronouns and the person that they refer to."""
 
 LIKERS: tuple[tuple[str, Person], ...] = (("me", "1s"), ("te", "2s"), ("nos", "1p"), ("les", "3p"))
-"""To whom something gives pleasure: gustar."""
+"""Persons who like something: gustar."""
 
 PRONOUNS = ("él:1 | he:1", "ella:1 | she:1")
 NAMES = (("maría", "maría"), ("pedro", "pedro"))

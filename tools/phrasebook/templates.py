@@ -30,7 +30,7 @@ class Phrase:
 
 
 EMPTY = Phrase()
-"""Leaves a slot empty."""
+"""A phrase that leaves a slot empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def fill(template: str, **slots: Phrase) -> Phrase:
     """Fill a template.
 
     Args:
-        template: `source | target`, each side words separated by spaces. `word` is not linked;
+        template: `source | target`; on each side, words are separated by spaces. `word` is not linked;
             `word:1` is linked to every word marked 1 on the other side, `word:12` to those marked
             1 and to those marked 2; `{name}` is a slot for a phrase.
         slots: the phrases; each occurs once on each side and contributes its own links.
