@@ -795,10 +795,10 @@ def _invalid_arguments() -> dict[str, tuple[dict[str, Tensor], str]]:
         "padding dtype": ({"key_padding_mask": torch.zeros(B, T)}, r"bool.*torch.float32 \(2, 6\)"),
         "lengths shape": (
             {"key_lengths": torch.tensor([1])},
-            r"int \(B,\) = \(2,\), got torch.int64 \(1,\)",
+            r"integer dtype and shape \(B,\) = \(2,\), got torch.int64 \(1,\)",
         ),
-        "lengths float": ({"key_lengths": torch.ones(B)}, r"int .* got torch.float32 \(2,\)"),
-        "lengths bool": ({"key_lengths": torch.ones(B) > 0}, r"int .* got torch.bool \(2,\)"),
+        "lengths float": ({"key_lengths": torch.ones(B)}, r"integer .* got torch.float32 \(2,\)"),
+        "lengths bool": ({"key_lengths": torch.ones(B) > 0}, r"integer .* got torch.bool \(2,\)"),
         "lengths range": (
             {"key_lengths": torch.tensor([2, T + 1])},
             r"key_lengths must lie in \[0, T\] = \[0, 6\], got 7",
@@ -806,7 +806,7 @@ def _invalid_arguments() -> dict[str, tuple[dict[str, Tensor], str]]:
         "negative length": ({"key_lengths": torch.tensor([-1, 2])}, r"\[0, 6\], got -1"),
         "both": (
             {"key_padding_mask": torch.zeros(B, T) > 0, "key_lengths": torch.tensor([1, 2])},
-            "give one of them",
+            "pass only one of them",
         ),
         "mask shape": (
             {"attn_mask": torch.zeros(T, L)},
@@ -1015,18 +1015,18 @@ def test_nested_tensors_are_refused(nested: str, unchecked: None) -> None:
         "value": torch.randn(2, 3, 5),
     }
     rows[nested] = torch.nested.nested_tensor([torch.randn(3, 5), torch.randn(2, 5)])
-    with pytest.raises(ShapeError, match="no nested tensors: pass padded rows and key_lengths"):
+    with pytest.raises(ShapeError, match="not accept nested tensors: pass padded tensors and"):
         Attention("dot")(**rows)
 
 
 def test_errors_without_a_batch_name_the_shapes_that_were_given(unchecked: None) -> None:
-    with pytest.raises(ShapeError, match=r"query \(3, 4\) and key \(6, 5\) have no batch"):
+    with pytest.raises(ShapeError, match=r"query \(3, 4\) and key \(6, 5\) have no batch axis"):
         Attention("dot")(torch.randn(3, 4), torch.randn(6, 5))
 
 
 @pytest.mark.parametrize("name", ["key_padding_mask", "attn_mask", "key_lengths"])
 def test_masks_are_tensors(name: str, unchecked: None) -> None:
-    with pytest.raises(ShapeError, match=f"expected {name} as a tensor, got list"):
+    with pytest.raises(ShapeError, match=f"expected {name} to be a tensor, got list"):
         Attention("dot")(torch.randn(1, 2, 5), torch.randn(1, 3, 5), **{name: [[False] * 3]})
 
 

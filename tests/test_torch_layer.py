@@ -161,11 +161,13 @@ def test_options_that_append_a_key_are_refused(option: str) -> None:
 
 
 def test_invalid_options_are_refused() -> None:
-    with pytest.raises(ConfigError, match="leave batch_first out, and transpose inputs"):
+    with pytest.raises(ConfigError, match="leave out batch_first, and transpose inputs"):
         MultiHeadAttention(D, H, batch_first=False)
     with pytest.raises(ConfigError, match=r"take the option scald; .*did you mean scaled"):
         MultiHeadAttention(D, H, "bilinear", scald=True)
-    with pytest.raises(ConfigError, match=r"additive takes no options in multi-head.*got scaled"):
+    with pytest.raises(
+        ConfigError, match=r"additive does not accept options in multi-head.*got scaled"
+    ):
         MultiHeadAttention(D, H, "additive", scaled=True)
     with pytest.raises(ConfigError, match="sets key_dim to the width of a head"):
         MultiHeadAttention(D, H, "bilinear", key_dim=5)

@@ -1,4 +1,4 @@
-"""Attention with one head: score, normalise, weighted sum, with masks and with or without weights.
+"""Attention with one head: score, normalise, weighted sum, with masks and optional weights.
 
 e_ti = score(s_t, h_i)        alpha_t = softmax(e_t)        c_t = sum_i alpha_ti h_i
 """
@@ -38,29 +38,31 @@ class AttentionOutput(NamedTuple):
     """Context and attention weights."""
 
     context: Tensor
-    """(B, L, Dv): for every query the weighted sum of the values."""
+    """(B, L, Dv): the weighted sum of the values for every query."""
     weights: Tensor | None
-    """(B, L, T), with heads (B, H, L, T): the attention weights before dropout; None unless
-    `need_weights`."""
+    """(B, L, T) or, with heads, (B, H, L, T): the attention weights before dropout; None unless
+    `need_weights` is True."""
 
 
 class Attention(nn.Module):
-    """Attend from queries to keys with any score.
+    """Attend from queries to keys with any score function.
 
         Attention("additive", query_dim=256, key_dim=512, hidden_dim=256)
 
     Args:
-        score: the name of a score, a score of this package, or any module with
+        score: the name of a score function, a score module from this package, or any module with
             `forward(query, key) -> (B, L, T)`.
         normalizer: `softmax`, whose weights sum to 1; `sparsemax` (Martins and Astudillo 2016,
             arXiv:1602.02068) or `entmax15` (Peters et al. 2019, arXiv:1905.05702), whose weights
             also sum to 1 and are exactly 0 for low scores; or `none`, which uses the scores as
             weights.
-        dropout: probability of dropping a weight in training; the others are scaled up (default 0).
-        query_dim, key_dim, hidden_dim, **options: arguments of `make_score` if `score` is a name.
+        dropout: probability of dropping a weight in training; the remaining weights are scaled up
+            (default 0).
+        query_dim, key_dim, hidden_dim, **options: arguments for `make_score`, if `score` is a name.
 
-    With softmax, all scores but `additive` and `concat` use `scaled_dot_product_attention` unless
-    weights are requested; the additive and concat scores are computed in bounded memory, forward and backward.
+    With softmax, all named scores except `additive` and `concat` use `scaled_dot_product_attention`
+    unless weights are requested; the additive and concat scores are computed in bounded memory,
+    forward and backward.
 
     Raises:
         ConfigError: the name, the normaliser or an option is unknown, a width is missing, or the
@@ -118,21 +120,21 @@ class Attention(nn.Module):
             attn_mask: bool (L, T) or (B, L, T), True = may not attend; or float, added to the
                 scores, -inf = may not attend.
             key_lengths: int (B,), the number of real keys, from 0 to T, as an alternative to a padding
-                mask. On a GPU, under `torch.vmap` and when compiled, other numbers are clamped to
-                this range instead of raising an error.
+                mask. On a GPU, under `torch.vmap` and when compiled, values outside this range are
+                clamped to it instead of raising an error.
             need_weights: return the weights too.
 
         Returns:
             The context (B, L, Dv), and the weights (B, L, T) or None. A query whose keys are all
-            masked gets a zero context, zero weights and zero gradients. The values at padded
-            positions, including NaN and infinities, affect neither the output nor the gradients.
+            masked gets a zero context, zero weights and zero gradients. The content of padded
+            positions, including NaN and infinities, affects neither the output nor the gradients.
             If a key or value contains NaN or infinities and `attn_mask` masks it for only some of
-            the queries, the other queries get NaN. This holds for the additive and concat scores,
+            the queries, the other queries get NaN. This applies to the additive and concat scores,
             and for every score if weights are requested; otherwise PyTorch's operator computes the
             result and propagates the NaN to every query of the batch item.
 
         Raises:
-            ShapeError: the shapes or dtypes are incompatible; the message names them.
+            ShapeError: the shapes or dtypes are incompatible; the message states them.
         """
         if query.dim() == key.dim() == 2:
             return unbatched(
@@ -161,12 +163,12 @@ class Attention(nn.Module):
     ) -> AttentionOutput:
         """Attend with the result of `project(query, key, value)`; masked content has no effect.
 
-        Queries in `zeroed_queries` (the padding, where `query is key`) are replaced by zeros too:
+        Queries in `zeroed_queries` (the padding, where `query is key`) are replaced with zeros too:
         otherwise NaN times the zero gradient of their results would make the gradients of the
         projection NaN.
-        With an `attn_mask`, rows of keys and values that are not finite are replaced by zeros, and
-        the result of every query that may attend to one of them is NaN. No control
-        flow depends on the values of the masks, so the call can be transformed, compiled and exported.
+        With an `attn_mask`, rows of keys and values that are not finite are replaced with zeros, and
+        the result of every query that may attend to one of them is NaN. No control flow depends on
+        the values of the masks, so the call can be transformed, compiled and exported.
         """
         zeroed, nonfinite = masks.masked_keys, None
         if zeroed is not None and masks.per_query and not self._uses_sdpa(need_weights):
@@ -186,7 +188,7 @@ class Attention(nn.Module):
         return _nan_where_attended(output, nonfinite, masks.masked)
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
-        """Return the keys that `attend` takes, computed once per source."""
+        """Return the keys that `attend` expects, computed once per source."""
         return self.score.project_key(key) if isinstance(self.score, Score) else key
 
     def prepare_keys(
@@ -204,9 +206,9 @@ class Attention(nn.Module):
         bias: Float[Tensor, "*#n #L T"] | None = None,
         need_weights: bool = False,
     ) -> AttentionOutput:
-        """Score, normalise and sum the values, with one boolean mask (True = masked).
+        """Compute scores, weights and contexts, with a single boolean mask (True = masked).
 
-        Keys come from `project_key`, or from `prepare_keys` where many calls share them. The
+        Keys come from `project_key`, or from `prepare_keys` if many calls share them. The
         inputs may have a head axis: (B, H, L, Dq), (B, H, T, E), (B, H, T, Dv).
         """
         score, dropout = self.score, self.dropout if self.training else 0.0
@@ -245,8 +247,8 @@ class Attention(nn.Module):
         if not isinstance(scores, Tensor) or scores.shape != expected:
             given = shape(scores) if isinstance(scores, Tensor) else type(scores).__name__
             raise ShapeError(
-                f"the score {type(score).__name__} must return scores (B, L, T) = {tuple(expected)}, "
-                f"got {given}"
+                f"the score function {type(score).__name__} must return scores of shape (B, L, T) = "
+                f"{tuple(expected)}, got {given}"
             )
         return scores if len(heads) == 1 else scores.unflatten(0, heads)
 
@@ -260,7 +262,7 @@ def unbatched(
     key_lengths: Tensor | None,
     **others: Any,
 ) -> AttentionOutput:
-    """Call `forward` with a batch of one item, and return its result."""
+    """Call `forward` with a batch of one item, and return the result without the batch axis."""
     keys = key[None]
     try:
         output = forward(
@@ -273,7 +275,7 @@ def unbatched(
         )
     except ShapeError as error:
         raise ShapeError(
-            f"{error} (B = 1 was added: query {shape(query)} and key {shape(key)} have no batch)"
+            f"{error} (B = 1 was added: query {shape(query)} and key {shape(key)} have no batch axis)"
         ) from None
     return AttentionOutput(output.context[0], None if output.weights is None else output.weights[0])
 
@@ -282,30 +284,32 @@ def check_rows(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raise a ShapeError unless query, key and value fit together."""
     if query.is_nested or key.is_nested or value.is_nested:
         raise ShapeError(
-            "attention takes no nested tensors: pass padded rows and key_lengths, or "
+            "attention does not accept nested tensors: pass padded tensors and key_lengths, or pass "
             "enable_nested_tensor=False to torch.nn.TransformerEncoder"
         )
     check_pair(query, key)
     if value.dim() != 3 or value.shape[:2] != key.shape[:2]:
         raise ShapeError(
-            f"expected value (B, T, Dv) with the B and T of the keys, got value {shape(value)} "
-            f"and key {shape(key)}"
+            f"expected value of shape (B, T, Dv) with the same B and T as key, got value "
+            f"{shape(value)} and key {shape(key)}"
         )
     dtypes = f"{query.dtype}, {key.dtype} and {value.dtype}"
     if not all(rows.is_floating_point() for rows in (query, key, value)):
-        raise ShapeError(f"expected query, key and value of a floating-point dtype, got {dtypes}")
+        raise ShapeError(
+            f"expected query, key and value to have a floating-point dtype, got {dtypes}"
+        )
     if not is_autocast_enabled(query.device) and (not query.dtype == key.dtype == value.dtype):
         raise ShapeError(
-            f"expected query, key and value of one dtype, got {dtypes}; convert them first"
+            f"expected query, key and value to have the same dtype, got {dtypes}; convert them first"
         )
 
 
 def _nan_where_attended(
     output: AttentionOutput, nonfinite: Tensor, masked: Tensor
 ) -> AttentionOutput:
-    """Return NaN for the queries with a nonfinite key that is not masked; masked weights stay 0."""
+    """Set the result of each query with an unmasked nonfinite key to NaN; masked weights stay 0."""
     attended = torch.gt(nonfinite, masked).any(-1, keepdim=True)
-    # added, so that gradients do not depend on it
+    # NaN is added, so that gradients do not depend on it
     context = output.context + torch.zeros_like(attended, dtype=output.context.dtype).masked_fill(
         attended, torch.nan
     )
@@ -323,17 +327,16 @@ def _sdpa(
     bias: Tensor | None,
     dropout: float,
 ) -> Tensor:
-    """Call PyTorch's operator on projected rows; True in its boolean mask means "may attend"."""
+    """Call PyTorch's operator on projected inputs; True in its boolean mask means "may attend"."""
     dtype, one_head = values.dtype, queries.dim() == 3
     rows = [queries, keys, values.to(keys.dtype)]
-    if queries.device.type == "cpu":  # half precisions are four times slower on short rows
+    if queries.device.type == "cpu":  # half precision is four times slower on short sequences
         rows = [to_compute_dtype(row) for row in rows]
     mask = None if masked is None else ~masked
     if bias is not None:
         largest = torch.finfo(rows[0].dtype).max
-        if (
-            torch.finfo(bias.dtype).max > largest
-        ):  # what is finite must not become -inf, which masks
+        # a finite bias must not become -inf, which would mask the key
+        if torch.finfo(bias.dtype).max > largest:
             bias = bias.clamp(-largest, largest)
         bias = bias.to(rows[0].dtype)
         mask = bias if masked is None else bias.masked_fill(masked, -torch.inf)

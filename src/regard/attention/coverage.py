@@ -1,4 +1,4 @@
-"""Coverage: the attention accumulated over earlier steps, as an input of the additive score."""
+"""Coverage: the attention accumulated over earlier steps, as an input to the additive score."""
 
 import torch
 from jaxtyping import Float
@@ -24,12 +24,12 @@ class Coverage(nn.Module):
     def forward(
         self, keys: Float[Tensor, "B T E"], covered: Float[Tensor, "B K T"]
     ) -> Float[Tensor, "N T E"]:
-        """Return the keys of each of N = B x K rows, given its accumulated weights."""
+        """Return the keys for each of the N = B x K queries, given its accumulated weights."""
         return (keys[:, None] + covered[..., None] * self.weight.to(keys.dtype)).flatten(0, 1)
 
 
 def coverage_cost(weights: Float[Tensor, "B L T"]) -> Float[Tensor, "B L"]:
-    """Return the overlap of every step's weights with the earlier ones: sum_i min(alpha_ti, c_ti).
+    """Return the overlap of the weights at each step with the coverage: sum_i min(alpha_ti, c_ti).
 
     See et al. 2017 (arXiv:1704.04368), eq. 12.
     """

@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 class Intervention(NamedTuple):
-    """Changes to the attention of one step, for every source."""
+    """Changes to the attention at one step, for every source."""
 
     pinned_weights: Float[Tensor, "B T"]
-    """Weights to impose, NaN for free ones."""
+    """Weights to impose; NaN where the weight is free."""
     ablated_heads: Bool[Tensor, "layers heads"] | None = None
     """True for heads whose weights are set to 0."""
 
@@ -20,8 +20,8 @@ class Intervention(NamedTuple):
     ) -> tuple[Float[Tensor, "B *h K D"], Float[Tensor, "B *h K T"]]:
         """Return the context and the weights after the intervention.
 
-        Free weights are scaled to sum to what the pinned ones leave of 1; the weights and the
-        context of an ablated head are 0.
+        Free weights are scaled to sum to 1 minus the sum of the pinned weights. The weights and
+        the context of an ablated head are 0.
         """
         rows = self.pinned_weights
         rows = rows[:, None] if weights.dim() == 3 else rows[:, None, None]

@@ -1,7 +1,7 @@
-"""Padding masks, attention masks and lengths: checked and brought into one form.
+"""Padding masks, attention masks and lengths: checked and converted to the same form.
 
-Masks are boolean with True = padding / may not be attended to, the names and the polarity of
-`torch.nn.MultiheadAttention` (and the opposite of `scaled_dot_product_attention`).
+In a boolean mask, True means padding, or a key that may not be attended to. Names and polarity are
+those of `torch.nn.MultiheadAttention`; `scaled_dot_product_attention` has the opposite polarity.
 """
 
 from typing import NamedTuple
@@ -19,15 +19,15 @@ class Masks(NamedTuple):
     """The masks of one call."""
 
     masked: Tensor | None
-    """bool, (B or 1, L or 1, T), with a head axis (B or 1, H or 1, L or 1, T)."""
+    """bool, (B or 1, L or 1, T) or, with a head axis, (B or 1, H or 1, L or 1, T)."""
     bias: Tensor | None
-    """float, shaped as `masked`: added to the scores; never -inf."""
+    """float, with the same axes as `masked`: added to the scores; never -inf."""
     masked_keys: Tensor | None
     """bool, (B, T): the keys that no query may attend to."""
     padding: Tensor | None
-    """bool, (B, T): the padding among them; the same tensor where an `attn_mask` adds none."""
+    """bool, (B, T): the padded positions; the same tensor as `masked_keys` without an `attn_mask`."""
     per_query: bool
-    """An `attn_mask` was given, which may mask a key for some queries only."""
+    """Whether there is an `attn_mask`, which may mask a key for only some of the queries."""
 
 
 def resolve_masks(
@@ -38,21 +38,21 @@ def resolve_masks(
     key_lengths: Tensor | None,
     heads: int | None = None,
 ) -> Masks:
-    """Check the masks of a call with `length` queries and combine them.
+    """Check the masks for a call with `length` queries and combine them.
 
     Raises:
-        ShapeError: the shapes or dtypes are incompatible; the message names them.
+        ShapeError: the shapes or dtypes are incompatible; the message states them.
     """
     masks = dict(key_padding_mask=key_padding_mask, attn_mask=attn_mask, key_lengths=key_lengths)
     for name, mask in masks.items():
         is_tensor = isinstance(mask, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not (mask is None or is_tensor):
-            raise ShapeError(f"expected {name} as a tensor, got {type(mask).__name__}")
+            raise ShapeError(f"expected {name} to be a tensor, got {type(mask).__name__}")
     padding, padding_bias = _split_padding(key, key_padding_mask, key_lengths, heads)
     masked, bias = _split_mask(attn_mask, key, length, heads)
     if padding_bias is not None:
         bias = padding_bias if bias is None else bias + padding_bias
-        bias = bias.clamp(min=torch.finfo(bias.dtype).min)  # the sum of two may overflow
+        bias = bias.clamp(min=torch.finfo(bias.dtype).min)  # the sum of two biases may overflow
     masked_keys = padding
     if masked is not None:
         everywhere = masked.flatten(1, -2).all(dim=1).expand(key.shape[0], -1)
@@ -74,8 +74,8 @@ def zero_rows(rows: Float[Tensor, "B T D"], mask: Bool[Tensor, "B T"]) -> Float[
 
 
 def nonfinite_rows(*tensors: Float[Tensor, "B T _"]) -> Bool[Tensor, "B T"]:
-    """Return a mask that is True where a row of any of the tensors holds NaN or an infinity."""
-    # extremes are ten times as fast as `isfinite` of every element, which needs temporary tensors
+    """Return a mask that is True where a row of any of the tensors contains NaN or an infinity."""
+    # ten times as fast as `isfinite` on every element, which needs temporary tensors
     rows = [tensor.detach() for tensor in tensors if tensor.shape[-1]]
     extremes = [extreme for row in rows for extreme in (row.amax(-1), row.amin(-1))]
     if not extremes:  # rows of width 0
@@ -86,18 +86,18 @@ def nonfinite_rows(*tensors: Float[Tensor, "B T _"]) -> Bool[Tensor, "B T"]:
 def _split_padding(
     key: Tensor, key_padding_mask: Tensor | None, key_lengths: Tensor | None, heads: int | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return a padding mask (B, T), and of a float mask the bias of the scores, (B, 1, 1, T)."""
+    """Return the padding mask (B, T) and, for a float mask, the bias (B, 1, 1, T) of the scores."""
     batch, width = key.shape[:2]
     if key_padding_mask is not None and key_lengths is not None:
-        raise ShapeError("key_padding_mask and key_lengths are alternatives: give one of them")
+        raise ShapeError("key_padding_mask and key_lengths are alternatives: pass only one of them")
     if key_padding_mask is not None:
         is_bool = key_padding_mask.dtype == torch.bool
         is_float = key_padding_mask.is_floating_point() and heads is not None
         if not (is_bool or is_float) or key_padding_mask.shape != (batch, width):
             dtypes = "bool" if heads is None else "bool or float"
             raise ShapeError(
-                f"expected key_padding_mask of {dtypes} (B, T) = {(batch, width)}, True = padding, "
-                f"got {key_padding_mask.dtype} {shape(key_padding_mask)}"
+                f"expected key_padding_mask of dtype {dtypes} and shape (B, T) = {(batch, width)}, "
+                f"True = padding, got {key_padding_mask.dtype} {shape(key_padding_mask)}"
             )
         if is_bool:
             return key_padding_mask, None
@@ -109,7 +109,8 @@ def _split_padding(
     is_int = not (dtype == torch.bool or dtype.is_floating_point or dtype.is_complex)
     if key_lengths.shape != (batch,) or not is_int:
         raise ShapeError(
-            f"expected key_lengths of int (B,) = {(batch,)}, got {dtype} {shape(key_lengths)}"
+            f"expected key_lengths of an integer dtype and shape (B,) = {(batch,)}, got {dtype} "
+            f"{shape(key_lengths)}"
         )
     if _has_values(key_lengths):
         for length in key_lengths.tolist():
@@ -119,7 +120,10 @@ def _split_padding(
 
 
 def _has_values(tensor: Tensor) -> bool:
-    """Return whether values may decide a branch: not in a transform, and on a GPU they would be waited for."""
+    """Return whether a branch may depend on the values.
+
+    It may not in a transform, nor on a GPU, where reading the values would wait for the device.
+    """
     is_eager = not (torch.compiler.is_compiling() or in_vmap())
     return is_eager and type(tensor) is Tensor and tensor.device.type == "cpu"
 
@@ -127,7 +131,7 @@ def _has_values(tensor: Tensor) -> bool:
 def _split_mask(
     attn_mask: Tensor | None, key: Tensor, length: int, heads: int | None
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Split a mask into a boolean mask and a bias of the scores, both with all axes."""
+    """Split a mask into a boolean mask and a bias added to the scores, both with all axes."""
     if attn_mask is None:
         return None, None
     check_mask(attn_mask, key, length, heads)
@@ -138,7 +142,7 @@ def _split_mask(
     if mask.dtype == torch.bool:
         return mask, None
     masked = mask == -torch.inf
-    # `masked` holds the -inf; added to a score of +inf they would give NaN
+    # `masked` replaces -inf, which would give NaN when added to a score of +inf
     return masked, mask.masked_fill(masked, 0)
 
 
@@ -152,8 +156,9 @@ def check_mask(attn_mask: Tensor, key: Tensor, length: int, heads: int | None) -
         shapes["(B, H, L, T)"] = (batch, heads, length, width)
     if attn_mask.shape not in shapes.values():
         axes = " or ".join(f"{name} = {size}" for name, size in shapes.items())
-        raise ShapeError(f"expected attn_mask {axes}, got {shape(attn_mask)}")
+        raise ShapeError(f"expected attn_mask of shape {axes}, got {shape(attn_mask)}")
     if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         raise ShapeError(
-            f"expected attn_mask of bool (True = may not attend) or float, got {attn_mask.dtype}"
+            "expected attn_mask of dtype bool (True = may not attend) or float, got "
+            f"{attn_mask.dtype}"
         )

@@ -1,4 +1,4 @@
-"""Memory: everything that is computed once per source and used in every step."""
+"""Memory: everything that is computed once per source and used at every step."""
 
 import dataclasses
 
@@ -13,18 +13,20 @@ class Memory:
     """A batch of encoded sources; the decoder adds prepared keys and values to an encoder's output."""
 
     states: Tensor
-    """(B, T, Dk): the encoder's states, one per source token, 0 at padding."""
+    """(B, T, Dk): the encoder's states, one per source token, 0 at padded positions."""
     padding: Tensor
-    """(B, T), bool: True at padding."""
+    """(B, T), bool: True at padded positions."""
     final: Tensor
-    """(B, F): one state for the whole source, the only input of a decoder without attention; of a
-    recurrent encoder the last states of all directions, concatenated; of a Transformer the mean."""
+    """(B, F): one state for the whole source, the only input to a decoder without attention. In a
+    recurrent encoder, it concatenates the last states of all directions; in a Transformer, it is
+    the mean of the states."""
     keys: tuple[Tensor | AdditiveKeys, ...] = ()
-    """Prepared keys of every attention over the source, (B, T, E) or with heads (B, H, T, E)."""
+    """Prepared keys for each decoder layer that attends to the source, (B, T, E) or, with heads,
+    (B, H, T, E)."""
     values: tuple[Tensor, ...] = ()
-    """Projected values of every attention with heads, (B, H, T, E)."""
+    """Projected values for each layer with multi-head attention to the source, (B, H, T, E)."""
     copies: Tensor | None = None
-    """(B, T): target-side id of every source token, for a decoder that copies."""
+    """(B, T): target-side id of every source token, for a copying decoder."""
 
     def select(self, items: Int[Tensor, " N"]) -> "Memory":
         """Return the memory of the sources at these indices."""

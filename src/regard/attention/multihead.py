@@ -2,8 +2,8 @@
 
     head_h = attention(Q W_Q^h, K W_K^h, V W_V^h)        out = [head_1; …; head_H] W_O
 
-Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2, with any score. Self-attention is the same with
-queries, keys and values from one sequence.
+Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.2, with any score function. Self-attention is the same
+operation with queries, keys and values from the same sequence.
 """
 
 import functools
@@ -42,52 +42,54 @@ class KeyValue(NamedTuple):
 
 
 class MultiHeadAttention(nn.Module):
-    """Multi-head attention with any score; a replacement for `torch.nn.MultiheadAttention`.
+    """Multi-head attention with any score function; can replace `torch.nn.MultiheadAttention`.
 
     Args:
         embed_dim: width D of the queries and the output.
         num_heads: number H of heads; a divisor of `embed_dim`.
-        score: name of a score, or a module for rows of width D / H, as in `Attention`. For
-            `additive` and `concat` the projections of queries and keys are W and U, and every head
-            has its own v; the parameters of other scores are shared by the heads.
-        dropout: probability of dropping a weight in training; the others are scaled up (default 0).
+        score: the name of a score function, or a module that scores queries and keys of width
+            D / H, as in `Attention`. For `additive` and `concat`, the projections of queries and
+            keys serve as W and U, and every head has its own v; the parameters of other score
+            functions are shared by the heads.
+        dropout: probability of dropping a weight in training; the remaining weights are scaled up
+            (default 0).
         bias: add a bias to all four projections (default True).
         batch_first: must be True; inputs are (B, L, D).
         kdim: width of keys before the projection (default D).
         vdim: width of values before the projection (default D).
-        device, dtype: device and dtype of the parameters; those of a score given as a module are not changed.
+        device, dtype: device and dtype of the parameters; a score module keeps its own.
         add_bias_kv, add_zero_attn: must be False.
         normalizer: as in `Attention`.
-        position_encoding: applied to the projected queries and keys of every head, such as
-            `regard.positions.RotaryPositions()`.
+        position_encoding: an encoding, such as `regard.positions.RotaryPositions()`, that is applied
+            to the projected queries and keys of every head (default None).
         output_projection: multiply the concatenated contexts by W_O (default True).
-        **options: further arguments of a score given by name, such as `scaled`.
+        **options: further arguments for a score specified by name, such as `scaled`.
 
-    With `scaled_dot` and the same parameters the output equals that of
-    `torch.nn.MultiheadAttention`; it takes the same arguments and masks, and loads its state dict.
+    This layer accepts the arguments and masks of `torch.nn.MultiheadAttention` and can load its
+    state dict; with `scaled_dot` and the same parameters, the outputs of the two layers are equal.
     Differences: `score` is the third positional argument, `batch_first` must be True, and
-    `need_weights` and `average_attn_weights` are False by default. Weights are returned before
-    dropout. For a query whose keys are all masked, the weights are 0 and the output is the bias of
-    the output projection; PyTorch's layer returns NaN.
+    `need_weights` and `average_attn_weights` are False by default. The returned weights are those
+    before dropout. For a query whose keys are all masked, the weights are 0 and the output is the
+    bias of the output projection; PyTorch's layer returns NaN.
 
-    It can replace `self_attn` and `multihead_attn` of `torch.nn.TransformerEncoderLayer` and
+    This layer can replace `self_attn` and `multihead_attn` of `torch.nn.TransformerEncoderLayer` and
     `torch.nn.TransformerDecoderLayer` with `batch_first=True`. PyTorch's fused inference kernel, which
     bypasses `forward`, is then not used; pass `enable_nested_tensor=False` to
     `torch.nn.TransformerEncoder`, which otherwise warns about this.
 
     Raises:
-        ConfigError: the widths, the number of heads, the score or the positions are incompatible, or
-            `batch_first`, `add_bias_kv` or `add_zero_attn` has an unsupported value.
-        ShapeError: the score expects rows of a width other than D / H.
+        ConfigError: the widths, the number of heads, the score or the position encoding is
+            incompatible, or `batch_first`, `add_bias_kv` or `add_zero_attn` has an unsupported value.
+        ShapeError: the score expects a width other than D / H.
     """
 
     batch_first = True
     """Inputs are (B, L, D)."""
 
     zero_padded_queries = False
-    """Replace queries at padded positions with zeros; in `SelfAttention`, where the queries are the keys."""
+    """Replace queries at padded positions with zeros; True in `SelfAttention`, where the queries are the keys."""
 
-    # PyTorch's Transformer layers read these; with them they call `forward` in evaluation too
+    # with these attributes, PyTorch's Transformer layers call `forward` in evaluation mode too
     _qkv_same_embed_dim = False
     in_proj_weight = NotFused()
     in_proj_bias = None
@@ -120,8 +122,8 @@ class MultiHeadAttention(nn.Module):
             )
         if not batch_first:
             raise ConfigError(
-                "MultiHeadAttention takes inputs of (B, L, D): leave batch_first out, and transpose "
-                "inputs of (L, B, D)"
+                "MultiHeadAttention expects inputs of shape (B, L, D): leave out batch_first, and "
+                "transpose inputs of shape (L, B, D)"
             )
         refuse_extra_keys(add_bias_kv, add_zero_attn)
         width = embed_dim // num_heads
@@ -152,20 +154,22 @@ class MultiHeadAttention(nn.Module):
     def from_torch(
         cls, module: nn.MultiheadAttention, score: str | nn.Module = "scaled_dot", **options: Any
     ) -> "MultiHeadAttention":
-        """Return a layer with the projections of PyTorch's layer; those that are frozen stay frozen.
+        """Return a layer with the projections of PyTorch's layer; frozen parameters stay frozen.
 
         Args:
-            module: PyTorch's layer; the result takes inputs of (B, L, D), whatever its `batch_first`.
-            score: as in the constructor; a score given by name gets newly initialised
-                parameters.
-            **options: `normalizer`, `position_encoding` and options of the score.
+            module: PyTorch's layer. The returned layer expects inputs of shape (B, L, D), whatever
+                the value of `module.batch_first`.
+            score: as in the constructor; the parameters of a score specified by name are newly
+                initialised.
+            **options: `normalizer`, `position_encoding` and options for the score.
 
         Raises:
-            ConfigError: the module is no `torch.nn.MultiheadAttention`, or has `add_bias_kv` or
-                `add_zero_attn`, or another `forward`.
+            ConfigError: the module is not a `torch.nn.MultiheadAttention`, overrides its `forward`,
+                or was constructed with `add_bias_kv` or `add_zero_attn`.
         """
         layer = cls(score=score, **constructor_arguments(module), **options)
-        layer.load_state_dict(projections(module), strict=False)  # without those of the score
+        # not strict: PyTorch's layer has no parameters of the score
+        layer.load_state_dict(projections(module), strict=False)
         for name in frozen_parameters(module):
             layer.get_parameter(name).requires_grad_(False)
         return layer.train(module.training)
@@ -197,18 +201,18 @@ class MultiHeadAttention(nn.Module):
             attn_mask: (L, T), (B, L, T), (B H, L, T) or (B, H, L, T); bool, True = may not attend;
                 or float, added to the scores, -inf = may not attend.
             average_attn_weights: return the mean of the weights over the heads.
-            is_causal: mask the keys after the query's position. With an `attn_mask` it is
-                only a hint that the mask is causal, and is ignored.
+            is_causal: mask the keys after the query's position. With an `attn_mask`, this is only
+                a hint that the mask is causal, and is ignored.
             key_lengths: int (B,), the number of real keys, as in `Attention`.
 
         Returns:
-            The output (B, L, D), and the weights of every head (B, H, L, T), their mean (B, L, T) or
-            None. Masks act as in `Attention`. If query and key are the same tensor, queries at padding
-            that contain NaN or infinities are replaced by zeros.
+            The output (B, L, D), and the weights of every head (B, H, L, T), their mean (B, L, T), or
+            None. Masks have the same effect as in `Attention`. If query and key are the same tensor,
+            queries at padded positions that contain NaN or infinities are replaced with zeros.
 
         Raises:
-            ShapeError: the shapes or dtypes are incompatible, or a tensor is nested; the message names
-                them.
+            ShapeError: the shapes or dtypes are incompatible, or a tensor is nested; the message states
+                which.
         """
         if query.dim() == key.dim() == 2:
             return unbatched(
@@ -236,7 +240,7 @@ class MultiHeadAttention(nn.Module):
         return self.project_query(query), keys, values
 
     def _zeroed_queries(self, query: Tensor, key: Tensor, padding: Tensor | None) -> Tensor | None:
-        """Return which queries (B, L) are replaced by zeros; None without any."""
+        """Return a mask (B, L) of the queries to replace with zeros; None if there are none."""
         if padding is None or query is not key:
             return None
         return padding if self.zero_padded_queries else padding & nonfinite_rows(query)
@@ -282,12 +286,12 @@ class MultiHeadAttention(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """Self-attention: queries, keys and values come from one sequence.
+    """Self-attention: queries, keys and values come from the same sequence.
 
         Q = X W_Q    K = X W_K    V = X W_V    softmax(Q K' / sqrt(D)) V
 
-    Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.3, with any score. With one head,
-    `bias=False` and `output_projection=False` it computes exactly this equation.
+    Vaswani et al. 2017 (arXiv:1706.03762), section 3.2.3, with any score function. With one
+    head, `bias=False` and `output_projection=False`, the layer computes exactly this equation.
 
     Args:
         embed_dim: width D of the sequence.
@@ -298,7 +302,7 @@ class SelfAttention(nn.Module):
         bias: add a bias to all projections (default True).
         output_projection: multiply the concatenated contexts by W_O (default True).
         normalizer: as in `Attention`.
-        **options: further arguments of `MultiHeadAttention`.
+        **options: further arguments for `MultiHeadAttention`.
     """
 
     def __init__(
@@ -332,10 +336,10 @@ class SelfAttention(nn.Module):
         need_weights: bool = False,
         average_attn_weights: bool = False,
     ) -> AttentionOutput:
-        """Attend within `x`, (B, L, D) or (L, D); masks and result as in `MultiHeadAttention`.
+        """Attend within `x`, (B, L, D) or (L, D), with masks and result as in `MultiHeadAttention`.
 
-        The content of padded positions is treated as zeros, in queries too, so NaN there affects
-        neither the output nor the gradients.
+        The content of padded positions is treated as zeros, in queries too, so NaN at these
+        positions affects neither the output nor the gradients.
         """
         if self.causal and attn_mask is not None:
             rows = x[None] if x.dim() == 2 else x
@@ -351,7 +355,7 @@ class SelfAttention(nn.Module):
 
 
 def causal_mask(length: int, device: torch.device, keys: int | None = None) -> Bool[Tensor, "L T"]:
-    """Return a mask that is True where the key is after the query, by default for equally many."""
+    """Return a mask that is True where the key comes after the query; `keys` defaults to `length`."""
     size = length, length if keys is None else keys
     return torch.ones(size, dtype=torch.bool, device=device).triu(1)
 
@@ -359,8 +363,8 @@ def causal_mask(length: int, device: torch.device, keys: int | None = None) -> B
 def _check_encoding(encoding: object) -> None:
     if not isinstance(encoding, HeadPositions):
         raise ConfigError(
-            "position_encoding takes an encoding of heads, such as regard.positions.RotaryPositions(), "
-            f"got {encoding!r}"
+            "position_encoding must be an encoding for heads, such as "
+            f"regard.positions.RotaryPositions(), got {encoding!r}"
         )
 
 
@@ -377,8 +381,8 @@ def _head_score(
     if entry.head_class is not None:
         for option in options:
             raise ConfigError(
-                f"score {entry.name} takes no options in multi-head attention, got {option}: its W, "
-                "U and bias are those of the projections"
+                f"score {entry.name} does not accept options in multi-head attention, got {option}: "
+                "the projections provide its W, U and bias"
             )
         return getattr(scores, entry.head_class)(heads, width)
     widths = dict(query_dim=width, key_dim=width, hidden_dim=width)
@@ -386,6 +390,6 @@ def _head_score(
         if option in widths:
             raise ConfigError(
                 f"MultiHeadAttention sets {option} to the width of a head: leave it out, or set kdim "
-                "or vdim for keys or values of another width"
+                "or vdim for keys or values of a different width"
             )
     return make_score(score, **widths, **{**entry.model_options, **options})

@@ -13,9 +13,9 @@ _PROJECTIONS = {"q": "query_proj", "k": "key_proj", "v": "value_proj"}
 class NotFused:
     """Stand-in for the joint projection matrix, which `MultiHeadAttention` does not have.
 
-    In evaluation PyTorch's Transformer layers pass `self_attn.in_proj_weight` to a fused kernel for
-    the scaled dot product, past the module's `forward`, unless a parameter overrides PyTorch's
-    functions, as this one does.
+    In evaluation mode, PyTorch's Transformer layers bypass the module's `forward` and pass
+    `self_attn.in_proj_weight` to a fused kernel for the scaled dot product, unless a parameter
+    overrides PyTorch's functions, as this object does.
     """
 
     @classmethod
@@ -27,11 +27,11 @@ class NotFused:
 
 
 def rename_parameters(state_dict: dict[str, Any], prefix: str) -> None:
-    """Replace the projections of `torch.nn.MultiheadAttention` by ours, in place."""
+    """Replace the projections of `torch.nn.MultiheadAttention` with those of our layer, in place."""
     for name in ("weight", "bias"):
         joint = state_dict.pop(f"{prefix}in_proj_{name}", None)
         if joint is not None:
-            # of any number of rows, so that PyTorch names those that do not fit
+            # split any number of rows, so that PyTorch reports the parameters of the wrong shape
             parts = torch.atleast_1d(joint).tensor_split(3)
             for projection, part in zip(_PROJECTIONS.values(), parts, strict=True):
                 state_dict[f"{prefix}{projection}.{name}"] = part
@@ -42,15 +42,15 @@ def rename_parameters(state_dict: dict[str, Any], prefix: str) -> None:
 
 
 def constructor_arguments(module: nn.MultiheadAttention) -> dict[str, Any]:
-    """Return the arguments of our layer for the sizes and options of PyTorch's layer.
+    """Return the arguments that give our layer the sizes and options of PyTorch's layer.
 
     Raises:
-        ConfigError: the module has an option that our layer does not have, or another `forward`.
+        ConfigError: the module has an option that our layer lacks, or overrides `forward`.
     """
     if getattr(type(module), "forward", None) is not nn.MultiheadAttention.forward:
         raise ConfigError(
-            f"from_torch takes a torch.nn.MultiheadAttention, got a {type(module).__qualname__}, whose "
-            "forward differs"
+            "from_torch expects a torch.nn.MultiheadAttention, got a "
+            f"{type(module).__qualname__} with a different forward"
         )
     refuse_extra_keys(module.bias_k is not None, module.add_zero_attn)
     weight = module.out_proj.weight
@@ -67,7 +67,7 @@ def constructor_arguments(module: nn.MultiheadAttention) -> dict[str, Any]:
 
 
 def projections(module: nn.MultiheadAttention) -> dict[str, Any]:
-    """Return the projections of PyTorch's layer as it computes with them, pruned or parametrized."""
+    """Return the projections that PyTorch's layer uses, after any pruning or parametrization."""
     names = [f"in_proj_{name}" for name in ("weight", "bias")]
     names += [f"{letter}_proj_weight" for letter in _PROJECTIONS]
     tensors = {name: getattr(module, name) for name in names}
@@ -76,7 +76,7 @@ def projections(module: nn.MultiheadAttention) -> dict[str, Any]:
 
 
 def frozen_parameters(module: nn.MultiheadAttention) -> list[str]:
-    """Return the names in our layer of the parameters that PyTorch's layer does not train."""
+    """Return the names, in our layer, of the parameters that are frozen in PyTorch's layer."""
     names = projections(module)
     frozen = {
         name: parameter.detach()
@@ -88,10 +88,10 @@ def frozen_parameters(module: nn.MultiheadAttention) -> list[str]:
 
 
 def refuse_extra_keys(add_bias_kv: bool, add_zero_attn: bool) -> None:
-    """Raise a ConfigError for an option that appends a key which is not of the source."""
+    """Raise a ConfigError for an option that appends a key that is not in the source."""
     for name, given in (("add_bias_kv", add_bias_kv), ("add_zero_attn", add_zero_attn)):
         if given:
             raise ConfigError(
-                f"MultiHeadAttention has no {name}, which appends a key that is not of the source: "
-                "leave it out, or append the key to the arguments"
+                f"MultiHeadAttention does not support {name}, which appends a key that is not in the "
+                "source: leave it out, or append the key to the arguments"
             )

@@ -10,15 +10,15 @@ from regard.kernels.weighted_sum import to_compute_dtype
 class LocalWindow(nn.Module):
     """Window of local attention: positions at most `radius` from a centre p_t.
 
-    Luong et al. 2015 (arXiv:1508.04025), section 3.2. `local-m` is monotonic, p_t = t (at most the
-    last source position). `local-p` predicts p_t = (S - 1) sigmoid(v . tanh(W s_t)), S the length of
-    the source, and favours positions near it by a Gaussian with sigma = radius / 2. Here the Gaussian
-    is added to the scores as -(i - p_t)^2 / 2 sigma^2, so that weights still sum to 1; in the paper
-    it multiplies the weights.
+    Luong et al. 2015 (arXiv:1508.04025), section 3.2. `local-m` is monotonic: p_t = t, but at most the
+    last source position. `local-p` predicts p_t = (S - 1) sigmoid(v . tanh(W s_t)), where S is the
+    length of the source, and favours positions near p_t with a Gaussian, sigma = radius / 2. Here the
+    logarithm of the Gaussian, -(i - p_t)^2 / (2 sigma^2), is added to the scores, so that the weights
+    still sum to 1; in the paper, the Gaussian multiplies the weights.
 
     Args:
         kind: `local-m` or `local-p`.
-        radius: D of the paper: the window holds the positions p_t - D to p_t + D.
+        radius: D in the paper; the window contains the positions p_t - D to p_t + D.
         query_dim: width of s_t.
     """
 
@@ -34,7 +34,7 @@ class LocalWindow(nn.Module):
     def forward(
         self, query: Float[Tensor, "B L D"], padding: Bool[Tensor, "B T"], steps: Int[Tensor, " L"]
     ) -> tuple[Bool[Tensor, "B L T"], Float[Tensor, "B L T"] | None]:
-        """Return a mask of the positions outside the window, and the bias of the scores inside."""
+        """Return a mask of the positions outside the window, and the bias added to the scores."""
         last = ((~padding).sum(1) - 1).clamp(min=0)[:, None]
         positions = torch.arange(padding.shape[1], device=padding.device)
         if self.position_predictor is None:

@@ -1,8 +1,8 @@
 """Fast dropout on the CPU: 64 random bits serve four elements.
 
-PyTorch draws a random number for every element on CPUs, which took a sixth of the time of training
-a Transformer. The dropout probability is rounded to a multiple of 2^-16, and the other elements are
-scaled by the rounded probability, so that expectations are exact.
+On CPUs, PyTorch draws a random number for every element, which took a sixth of the training time of
+a Transformer. The dropout probability is rounded to a multiple of 2^-16, and the elements that are
+kept are scaled for the rounded probability, so that expectations are exact.
 """
 
 import torch
@@ -18,7 +18,7 @@ def dropout(rows: Float[Tensor, "*n"], share: float, training: bool) -> Float[Te
     if not training or share == 0:
         return rows
     if rows.device.type != "cpu" or torch.compiler.is_compiling() or _in_transform():
-        return functional.dropout(rows, share)  # which PyTorch can trace and transform
+        return functional.dropout(rows, share)  # it can be traced and transformed
     return rows * dropout_mask(rows, share)
 
 

@@ -1,7 +1,7 @@
-"""Linear layers without gradients, on the CPU with oneDNN's matrix product.
+"""Linear layers without gradients; on the CPU, with oneDNN's matrix product.
 
 PyTorch computes products of float32 matrices with MKL, which does not use AVX-512 on all processors
-that have it; oneDNN does, and stores the weight once in the order in which it is read.
+that support it; oneDNN does, and stores the weight once in the order in which it is read.
 """
 
 from typing import Any
@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 _MIN_ROWS = 4
-"""Rows below which the overhead of oneDNN is larger than its gain."""
+"""Number of rows below which the overhead of oneDNN exceeds its gain."""
 _MAX_EXACT_ROWS = 16
-"""Rows up to which none are added."""
+"""Number of rows up to which the input is not padded."""
 
 
 class FrozenLinear:
@@ -57,7 +57,7 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def weights_version(module: nn.Module) -> list[tuple[int, int]]:
-    """Return what changes with the weights: their addresses, and counts of changes in place.
+    """Return values that change with the weights: their addresses, and counts of in-place changes.
 
     Changes through `tensor.data` are not counted, as autograd does not count them either.
     """
@@ -68,9 +68,9 @@ def weights_version(module: nn.Module) -> list[tuple[int, int]]:
 
 
 def _padded_count(count: int) -> int:
-    """Return the number of rows with which oneDNN is called: one of four in every doubling.
+    """Return the number of rows to pass to oneDNN, which has four values per power of two.
 
-    oneDNN compiles and keeps a program for every number of rows, of about a megabyte.
+    For every number of rows, oneDNN compiles and keeps a program of about a megabyte.
     """
     if count <= _MAX_EXACT_ROWS:
         return count
@@ -83,7 +83,7 @@ def _onednn() -> Any:
 
 
 def _pack(weight: Tensor) -> Tensor | None:
-    """Return the weight in oneDNN's layout; None where oneDNN cannot multiply with it."""
+    """Return the weight in oneDNN's layout; None if oneDNN cannot multiply by it."""
     usable = weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16)
     if not (usable and torch.backends.mkldnn.is_available() and weight.numel()):
         return None

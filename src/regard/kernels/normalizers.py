@@ -13,9 +13,9 @@ NORMALIZERS: tuple[str, ...] = ("softmax", "sparsemax", "entmax15", "none")
 def normalize(
     scores: Float[Tensor, "*n L T"], masked: Bool[Tensor, "*#m #L T"] | None, normalizer: str
 ) -> Float[Tensor, "*n L T"]:
-    """Return the weights of scores: 0 for masked keys, and in rows with every key masked.
+    """Return the weights for the scores: 0 for masked keys, and in rows where every key is masked.
 
-    Scores of masked keys have no effect, NaN and infinities included, forward and backward.
+    Scores of masked keys, NaN and infinities included, have no effect, forward or backward.
     """
     if masked is None:
         return apply_normalizer(scores, normalizer)
@@ -27,7 +27,7 @@ def normalize(
 
 
 def apply_normalizer(scores: Float[Tensor, "*n T"], normalizer: str) -> Float[Tensor, "*n T"]:
-    """Apply the normaliser of this name to the last axis."""
+    """Apply the normaliser with this name along the last axis."""
     if normalizer == "none" or not scores.shape[-1]:
         return scores
     if normalizer == "softmax":
@@ -40,11 +40,11 @@ def apply_normalizer(scores: Float[Tensor, "*n T"], normalizer: str) -> Float[Te
 def normalizer_backward(
     gradient: Float[Tensor, "*n T"], weights: Float[Tensor, "*n T"], normalizer: str
 ) -> Float[Tensor, "*n T"]:
-    """Return the gradient of the scores from that of the weights; 0 for a row of weights 0.
+    """Return the gradient of the scores, given that of the weights; 0 for a row of zero weights.
 
-    It is s (g - (s . g) / sum(s)) with g the gradient of the weights, and s the weights (softmax),
-    1 on the positive weights (sparsemax) or the square roots of the weights (entmax15). Peters et
-    al. 2019 (arXiv:1905.05702), appendix A.
+    It is s (g - (s . g) / sum(s)), where g is the gradient of the weights, and s is the weights
+    (softmax), 1 for positive weights and 0 elsewhere (sparsemax), or the square roots of the weights
+    (entmax15). Peters et al. 2019 (arXiv:1905.05702), appendix A.
     """
     if normalizer == "none":
         return gradient
@@ -83,14 +83,16 @@ class _Sparse(torch.autograd.Function):
 
 
 class _TransformableSparse(_Sparse):
-    """The same function, for `torch.vmap` and forward mode too."""
+    """The same function, which also supports `torch.vmap` and forward mode."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Tensor:
         (weights,) = ctx.saved_tensors
-        return normalizer_backward(tangents[0], weights, ctx.normalizer)  # J is symmetric
+        return normalizer_backward(
+            tangents[0], weights, ctx.normalizer
+        )  # the Jacobian is symmetric
 
 
 def _sparsemax(scores: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Slow reference implementation of score, normalise and weighted sum, in any dtype.
+"""Slow reference implementation of the steps score, normalise and weighted sum, in any dtype.
 
 Tests compare every other implementation with these functions, gradients included. Masks are
-boolean, True = may not be attended to.
+boolean; True = may not be attended to.
 """
 
 import itertools
@@ -31,7 +31,7 @@ def additive_scores(
 def normalize(
     scores: Float[Tensor, "B L T"], masked: Bool[Tensor, "B L T"], normalizer: str
 ) -> Float[Tensor, "B L T"]:
-    """Return the weights of scores: 0 for masked keys, and in rows with every key masked."""
+    """Return the weights for the scores: 0 for masked keys, and in rows where every key is masked."""
     if normalizer == "none":
         return scores.masked_fill(masked, 0)
     weights = torch.zeros_like(scores)
@@ -48,7 +48,7 @@ def _softmax(scores: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
 
 
 def _sparsemax(scores: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """Return max(z - tau, 0) that sums to 1: try every size of the support."""
+    """Return the max(z - tau, 0) that sums to 1, trying every size of the support."""
     ordered = scores.sort(descending=True).values
     for count in range(1, len(scores) + 1):
         tau = (ordered[:count].sum() - 1) / count
@@ -58,7 +58,7 @@ def _sparsemax(scores: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
 
 
 def _entmax15(scores: Float[Tensor, " T"]) -> Float[Tensor, " T"]:
-    """Return max(z / 2 - tau, 0)^2 that sums to 1: try every size of the support."""
+    """Return the max(z / 2 - tau, 0)^2 that sums to 1, trying every size of the support."""
     halves = (scores - scores.max()) / 2
     ordered = halves.sort(descending=True).values
     for count in range(1, len(scores) + 1):

@@ -1,6 +1,6 @@
 """Context and weights from scores, on any device and in any dtype.
 
-The kernels compute half-precision inputs in float32, without autocast.
+Half-precision inputs are converted to float32 for the computation; autocast is disabled.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -16,7 +16,7 @@ from regard.kernels.normalizers import normalize
 
 
 def is_autocast_enabled(device: torch.device) -> bool:
-    """Return whether autocast is enabled on a device; some, as `meta`, have none."""
+    """Return whether autocast is enabled on a device; some, such as `meta`, do not support it."""
     kind = device.type
     known = kind in ("cpu", "cuda") or torch.amp.is_autocast_available(kind)
     return known and torch.is_autocast_enabled(kind)
@@ -24,19 +24,19 @@ def is_autocast_enabled(device: torch.device) -> bool:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context manager that disables autocast."""
-    # an exported program may run under an autocast that was not active at its export
+    # an exported program may run in an autocast context that was not active during export
     if torch.compiler.is_compiling() or is_autocast_enabled(device):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 
 
 def in_forward_mode() -> bool:
-    """Return whether forward-mode derivatives are computed, as by `torch.func.jvp`."""
+    """Return whether forward-mode derivatives are being computed, for example by `torch.func.jvp`."""
     return forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
 
 
 def in_vmap() -> bool:
-    """Return whether `torch.vmap` is active, outside of a compiler."""
+    """Return whether `torch.vmap` is active; False when compiling."""
     functorch: Any = torch._C._functorch  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     if torch.compiler.is_compiling():
         return False
@@ -57,7 +57,7 @@ def weighted_sum(
     normalizer: str = "softmax",
     dropout: float = 0.0,
 ) -> tuple[Float[Tensor, "*n L Dv"], Float[Tensor, "*n L T"]]:
-    """Return the context and the weights before dropout: c_t = sum_i alpha_ti h_i."""
+    """Return the context c_t = sum_i alpha_ti h_i, and the weights before dropout."""
     dtype = values.dtype
     with without_autocast(scores.device):
         scores = to_compute_dtype(scores)
@@ -72,5 +72,5 @@ def weighted_sum(
 
 
 def _contiguous(gradient: Tensor | None) -> Tensor | None:
-    """Materialise an expanded gradient (of a sum or mean), which is slow in batched products."""
+    """Materialise an expanded gradient (of a sum or mean), which would slow down batched products."""
     return None if gradient is None else gradient.contiguous()

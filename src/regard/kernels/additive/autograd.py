@@ -1,12 +1,12 @@
-"""Additive scores, and attention with them in blocks, as PyTorch operators with gradients.
+"""Additive scores, and attention computed with them in blocks, as PyTorch operators with gradients.
 
 `torch.compile` treats them as opaque, with known shapes and gradients; the backward passes are
 operators too. Where PyTorch's dispatcher need not see the call, the implementation is called
-directly: a call through a Python operator adds a twentieth to the time of 32 x 32 pairs of 32 items,
+directly: a call through a Python operator adds a twentieth to the time for 32 x 32 pairs in 32 items,
 and its first use imports 140 MB.
 
 Derivatives of any order are correct: a backward pass that is itself differentiated, and forward mode
-(`torch.func.jvp`), run on plain autograd and hold all B x L x T x D pairs.
+(`torch.func.jvp`), run on plain autograd and hold all B x L x T x D pairs in memory.
 """
 
 import functools
@@ -28,7 +28,7 @@ _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
 
 class _Computation:
-    """A computation on tensors: an operator where PyTorch's dispatcher must see the call."""
+    """A computation on tensors, called as an operator if PyTorch's dispatcher must see the call."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class _Computation:
     ) -> Callable[..., Any]:
         """Register the backward pass; return the computation with gradients.
 
-        In forward mode the result is that of `pairwise`, the same function in PyTorch's operators.
+        In forward mode the result is that of `pairwise`, the same function written with PyTorch's operators.
         """
         self.operator.register_autograd(differentiate, setup_context=save)
 
@@ -78,7 +78,7 @@ class _Computation:
 
 
 def _needs_dispatcher(inputs: Sequence[Any]) -> bool:
-    """Return whether a call is being recorded, or a tensor holds no data."""
+    """Return whether a call is being recorded, or a tensor has no data."""
     return (
         torch.compiler.is_compiling()
         or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
@@ -146,7 +146,7 @@ def _backward_of_scores(ctx: Any, grad_scores: Tensor) -> tuple[Tensor | None, .
 
 
 def _pairwise_scores(a: Tensor, b: Tensor, v: Tensor) -> list[Tensor]:
-    """Return the scores on plain autograd, with all pairs at once."""
+    """Return the scores, computed on plain autograd with all pairs at once."""
     vectors = v.repeat(a.shape[0] // v.shape[0], 1)[:, None, :, None]
     return [((a[:, :, None] + b[:, None]).tanh() @ vectors)[..., 0]]
 
@@ -174,7 +174,7 @@ def _backward_of_attention(
 
 
 def _pairwise_attention(options: tuple[Any, ...], *tensors: Any) -> list[Tensor]:
-    """Return the context and the log-sum-exp on plain autograd, with the same dropout."""
+    """Return the context and the log-sum-exp, computed on plain autograd with the same dropout."""
     arguments = Arguments(*tensors, *options)
     a, b, v, values, masked, bias, _, seed, normalizer, dropout, _ = arguments
     pairs = _pairwise_scores(blocks.flatten(a), blocks.flatten(b), v)[0]
@@ -193,10 +193,10 @@ def _pairwise_attention(options: tuple[Any, ...], *tensors: Any) -> list[Tensor]
 def _differentiable_backward(
     ctx: Any, gradients: list[Tensor | None], compute: Callable[..., list[Tensor]]
 ) -> tuple[Tensor | None, ...]:
-    """Return differentiable gradients of an operator's inputs.
+    """Return differentiable gradients with respect to an operator's inputs.
 
-    `torch.func.vjp` also takes inputs that do not require gradients: those of a `torch.func.vjp` that
-    is called after the forward pass, as by `torch.func.jacrev`.
+    `torch.func.vjp` also accepts inputs that do not require gradients: those of a `torch.func.vjp`
+    that is called after the forward pass, for example by `torch.func.jacrev`.
     """
     inputs: list[Any] = list(ctx.saved_tensors)
     required = [i for i, need in enumerate(ctx.needs_input_grad[: len(inputs)]) if need]
@@ -214,7 +214,7 @@ def _differentiable_backward(
 
 
 def _loop_over_batch(call: Callable[..., Any]) -> Any:
-    """Return the `vmap` rule of a call: a loop over the batch."""
+    """Return the `vmap` rule for a call: a loop over the batch."""
 
     def rule(info: Any, axes: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
         def item(index: int) -> list[Any]:
@@ -232,7 +232,7 @@ def _loop_over_batch(call: Callable[..., Any]) -> Any:
 scores = scores_forward.with_gradients(
     _save_scores, _backward_of_scores, lambda *inputs: _pairwise_scores(*inputs[:3])[0]
 )
-"""Return the scores of a (N, L, D), b (N, T, D), v (H, D); item n uses row n mod H of v."""
+"""Return the scores for a (N, L, D), b (N, T, D), v (H, D); item n uses row n mod H of v."""
 
 attention = attention_forward.with_gradients(
     _save_attention,

@@ -1,4 +1,4 @@
-"""Additive attention in blocks of queries: the weights of one block are held at a time.
+"""Additive attention in blocks of queries: only the weights of one block are in memory at a time.
 
 The backward pass recomputes the weights of every block.
 """
@@ -27,7 +27,7 @@ class Arguments(NamedTuple):
     values: Tensor
     """(B, H, T, Dv)."""
     masked: Tensor | None
-    """bool; as `bias`, broadcast to (B, H, L, T)."""
+    """bool; like `bias`, broadcast to (B, H, L, T)."""
     bias: Tensor | None
     prepared: Tensor | None
     """Result of `dispatch.prepare_keys`."""
@@ -36,7 +36,7 @@ class Arguments(NamedTuple):
     normalizer: str
     dropout: float
     workspace: int
-    """Bound in bytes."""
+    """Bound on temporary memory, in bytes."""
 
     def partition(self) -> list[tuple[slice, ...]]:
         """Return the blocks, as slices of (B, H, L)."""
@@ -46,7 +46,7 @@ class Arguments(NamedTuple):
 
 def queries_per_block(b: Tensor, normalizer: str, dropout: float, workspace: int) -> int:
     """Return the number of queries whose scores and temporary tensors fit into the workspace."""
-    # the scores, the weights and the gradients of both; with dropout its mask, twice
+    # the scores, the weights and the gradients of both; with dropout, two copies of its mask
     copies = 6 if dropout > 0 else 4
     # the sorted scores, their indices (integers of 8 bytes) and cumulative sums
     copies += 0 if normalizer in ("softmax", "none") else 8
@@ -61,15 +61,15 @@ class _Block(NamedTuple):
     keys: tuple[slice, ...]
     """Index of their keys, (B, H)."""
     scores: Tensor
-    """With the bias, -inf where masked."""
+    """Scores plus bias; -inf where masked."""
     weights: Tensor
-    """Before dropout. Where the normaliser is `none`, this is the tensor of the scores."""
+    """Weights before dropout; with the normaliser `none`, the same tensor as `scores`."""
     masked: Tensor | None
     dropout_mask: Tensor | None
 
 
 def _blocks(arguments: Arguments) -> Iterator[_Block]:
-    """Yield the blocks, equal in both passes, dropout included."""
+    """Yield the blocks, which are equal in both passes, dropout included."""
     a, b, v, _, masked, bias, prepared, seed, normalizer, dropout, workspace = arguments
     if prepared is None:
         prepared = dispatch.prepare_keys(b)
@@ -93,7 +93,7 @@ def _blocks(arguments: Arguments) -> Iterator[_Block]:
 
 
 def _slice(tensor: Tensor, queries: tuple[slice, ...]) -> Tensor:
-    """Return the block of a tensor whose axes have full size, or size 1 to be broadcast."""
+    """Return the block of a tensor whose axes have full size, or size 1 for broadcasting."""
     axes = zip(queries, tensor.shape, strict=False)
     return tensor[tuple(slice(None) if size == 1 else axis for axis, size in axes)]
 
@@ -107,7 +107,7 @@ def attend(*fields: Any) -> tuple[Tensor, Tensor]:
     for block in _blocks(arguments):
         weights = block.weights
         if arguments.normalizer == "softmax":
-            # the largest weight is e^(maximum - log_sum_exp); the maximum of no keys is -inf
+            # the largest weight is e^(maximum - log_sum_exp); the maximum is -inf if every key is masked
             maximum, log_weight = block.scores.amax(-1), weights.amax(-1).log()
             log_sum_exp[block.queries] = maximum - log_weight.masked_fill_(maximum == -torch.inf, 0)
         weights = weights if block.dropout_mask is None else weights.mul_(block.dropout_mask)
@@ -118,7 +118,7 @@ def attend(*fields: Any) -> tuple[Tensor, Tensor]:
 def gradients(
     grad_context: Tensor, grad_log_sum_exp: Tensor | None, *fields: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the gradients of a, b, v, values and bias; without a bias the last is empty."""
+    """Return the gradients of a, b, v, values and bias; the last is empty without a bias."""
     arguments = Arguments(*fields)
     a, b, v, values, _, bias, *_ = arguments
     grad_a, grad_b, grad_v, grad_values = (x.new_zeros(x.shape) for x in (a, b, v, values))

@@ -1,14 +1,14 @@
 # pyright: basic, reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-# (Triton reads the signatures of kernels itself; they carry no types)
-"""CUDA backend: Triton kernels of the additive scores and their gradients.
+# (Triton reads the signatures of kernels itself; they have no type annotations)
+"""CUDA backend: Triton kernels for the additive scores and their gradients.
 
     e_ti = v . tanh(a_t + b_i),    tanh(a + b) = 1 - 2 r,    r = 1 / (1 + e^{2a} e^{2b})
 
-The exponentials are computed once per row. Two features share a reciprocal in the scores,
-v / x + w / y = (v y + w x) / (x y). A program of the gradients owns a tile of queries or keys times
+The exponentials are computed once per row. In the scores, two features share a reciprocal:
+v / x + w / y = (v y + w x) / (x y). In the gradients, a program owns a tile of queries or keys by
 features and loops over the other side, so nothing is summed across programs and results are
-reproducible. Tiles with a number that is out of the range of the exponentials, infinite or NaN
-compute e^{2(a+b)} for every pair, which is exact at any magnitude; the host reads nothing back.
+reproducible. A tile that contains NaN, an infinity or a number out of the range of the exponentials
+computes e^{2(a+b)} for every pair, which is exact at any magnitude; the host reads nothing back.
 """
 
 import torch
@@ -19,33 +19,33 @@ from torch.nn import functional
 from triton import knobs
 
 MAX_EXPONENT = 43.5
-"""|x| up to which e^{2x} is a normal float32, and the product of two of them not 0 x infinity."""
+"""Largest |x| at which e^{2x} is a normal float32, and no product of two of them is 0 x infinity."""
 
 MAX_UNCLAMPED = 10.0
-"""|x| up to which the product of two 1 + e^{2(a+b)} is finite without the clamp."""
+"""Largest |x| at which the product of two terms 1 + e^{2(a+b)} is finite without the clamp."""
 
 CEILING = tl.constexpr(1e18)
-"""1 + e^{2(a+b)} is clamped here, so that the product of two stays finite; tanh is 1 long before."""
+"""Upper bound of 1 + e^{2(a+b)}, so that the product of two stays finite; tanh is 1 long before."""
 
 SCORE_TILE = 64
-"""Maximum number of queries and of keys of a tile of scores."""
+"""Maximum number of queries, and of keys, in a tile of scores."""
 
 TILE_ROWS, TILE_FEATURES = 32, 64
-"""Maximum numbers of rows and features of a tile of gradients."""
+"""Maximum numbers of rows and features in a tile of gradients."""
 
 # the interpreter does not support inline assembly
 _COMPILED = not knobs.runtime.interpret
 
 
 def prepare_keys(b: Tensor) -> Tensor | None:
-    """Return None: the kernels take the exponentials of the keys in every call."""
+    """Return None: the exponentials of the keys are computed in every call."""
     return None
 
 
 def scores(a: Tensor, b: Tensor, v: Tensor, prepared: Tensor | None = None) -> Tensor | None:
-    """Return the scores of a (N, L, D), b (N, T, D) and v (H, D); item n uses row n mod H of v.
+    """Return the scores for a (N, L, D), b (N, T, D) and v (H, D); item n uses row n mod H of v.
 
-    None for float64, which Triton's reciprocal does not support.
+    Return None for float64, which Triton's reciprocal does not support.
     """
     if a.dtype != torch.float32:
         return None
@@ -82,14 +82,14 @@ def gradients(
 
 
 def _operand(rows: Tensor, features_first: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries or keys as the kernels read them: x, e^{2x} and the range of every row.
+    """Return queries or keys as the kernels read them: x, e^{2x} and the range class of every row.
 
     With the features first, a tile reads one feature of its rows contiguously.
     """
     rows = rows.contiguous()
     size = rows.abs()
     exponentials = torch.exp(2 * rows.clamp(-MAX_EXPONENT, MAX_EXPONENT))
-    # for every row 2: no clamp, 1: clamp, 0: out of range; NaN compares false
+    # class of every row: 2 = no clamp, 1 = clamp, 0 = out of range; comparisons with NaN are false
     ranges = (size <= MAX_EXPONENT).all(-1).int() + (size <= MAX_UNCLAMPED).all(-1).int()
     if features_first:
         rows, exponentials = rows.mT.contiguous(), exponentials.mT.contiguous()
@@ -99,7 +99,7 @@ def _operand(rows: Tensor, features_first: bool = False) -> tuple[Tensor, Tensor
 def _gradient(
     grad_scores: Tensor, operand: tuple[Tensor, ...], other: tuple[Tensor, ...], v: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of an operand, and parts of that of v.
+    """Return the gradient of an operand, and partial sums of the gradient of v.
 
     `grad_scores` is (N, rows of the other operand, rows of this one).
     """
@@ -212,7 +212,7 @@ def gradient_kernel(  # noqa: D103
         else:
             b = tl.load(raw_b + b_offset, d_mask, 0.0)[None, :]
             r = reciprocal(1.0 + tl.exp(2.0 * (raw + b)), compiled)
-            # a pair with gradient 0 contributes nothing, NaN included
+            # a pair with gradient 0 contributes nothing, even if it contains NaN
             r = tl.where(g == 0.0, 0.5, r)
         gr = g * r
         sums += gr - gr * r

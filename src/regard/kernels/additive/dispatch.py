@@ -1,7 +1,7 @@
 """Backend selection by device type.
 
 A backend is a module with `prepare_keys`, `scores` and `gradients`, which return None for input that
-it does not support. Plain PyTorch (`pytorch.py`) serves all other devices and unsupported input.
+it does not support. Plain PyTorch (`pytorch.py`) handles all other devices and unsupported input.
 
 Shapes: a (N, L, D), b (N, T, D), v (H, D); item n uses row n mod H of v.
 """
@@ -43,7 +43,7 @@ def gradients(
 
 @functools.cache
 def load_backend(device_type: str) -> Any:
-    """Return the backend module, or None where there is none; warn where it cannot be imported."""
+    """Return the backend module, or None if there is none; warn if it cannot be imported."""
     name = BACKENDS.get(device_type)
     if name is None:
         return None
@@ -51,7 +51,7 @@ def load_backend(device_type: str) -> Any:
         return importlib.import_module(f"regard.kernels.additive.{name}")
     except Exception as error:  # a broken compiler raises any exception
         warnings.warn(
-            "additive attention runs on plain PyTorch, many times slower: "
+            "additive attention runs on plain PyTorch, which is many times slower: "
             f"{type(error).__name__}: {error}",
             stacklevel=2,
         )

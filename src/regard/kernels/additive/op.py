@@ -4,13 +4,13 @@
 
 Bahdanau et al. 2015 (arXiv:1409.0473), A.1.2; `a` is their W_a s_{t-1}, `b` their U_a h_i.
 `autograd.py` adds gradients and registers PyTorch operators, `blocks.py` bounds the memory,
-`dispatch.py` selects the backend. Half precisions are computed in float32 and rounded once.
+`dispatch.py` selects the backend. Half-precision inputs are computed in float32 and rounded once.
 
 The error of a score is absolute, in units of u = eps sum_d |v_d|, with eps = 2^-23 for float32: at
 most 4 u in the CPU kernels (2.1 u measured, for widths from 1 to 512), and 16 u where PyTorch's
-operators compute it (8.6 u measured). That of the gradients of a and b is at most 4 eps |v_d| times
-the sum of the |gradients| of the scores that contain the row (2.1 measured). Scores much smaller than
-u, of queries and keys near 0, have no correct digits.
+operators compute it (8.6 u measured). The error of the gradients of a and b is at most 4 eps |v_d|
+times the sum of the |gradients| of the scores that depend on the row (2.1 measured). Scores much
+smaller than u, as for queries and keys near 0, have no correct digits.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ class AdditiveOutput(NamedTuple):
     """Result of additive attention."""
 
     context: Tensor
-    """(B, L, Dv) or (B, H, L, Dv): for every query the weighted sum of the values."""
+    """(B, L, Dv) or (B, H, L, Dv): the weighted sum of the values for every query."""
     weights: Tensor | None
-    """(B, L, T) or (B, H, L, T): before dropout; None unless requested."""
+    """(B, L, T) or (B, H, L, T): the weights before dropout; None unless requested."""
     log_sum_exp: Tensor | None
     """(B, L) or (B, H, L): log of the partition function, -inf for a row with every key masked;
     None unless requested."""
@@ -45,7 +45,7 @@ class AdditiveKeys:
     projected: Tensor
     """(B, T, D) or (B, H, T, D)."""
     prepared: Tensor | None = None
-    """Of the same shape, without a gradient; None where the backend precomputes nothing."""
+    """Tensor of the same shape, without a gradient; None if the backend precomputes nothing."""
 
     def __getitem__(self, items: Tensor) -> "AdditiveKeys":
         """Return the keys of the selected batch items."""
@@ -54,7 +54,7 @@ class AdditiveKeys:
 
 
 def prepare_keys(b: Float[Tensor, "*n T D"]) -> AdditiveKeys:
-    """Precompute what `scores` and `attend` need of keys that many calls share."""
+    """Precompute what `scores` and `attend` need from keys that many calls share."""
     return AdditiveKeys(b, dispatch.prepare_keys(to_compute_dtype(b.detach())))
 
 
@@ -64,7 +64,7 @@ def scores(
     v: Float[Tensor, "*h D"],
     workspace: int = WORKSPACE,
 ) -> Float[Tensor, "*n L T"]:
-    """Return e_ti = v . tanh(a_t + b_i), (B, L, T) or with heads (B, H, L, T).
+    """Return e_ti = v . tanh(a_t + b_i), (B, L, T) or, with heads, (B, H, L, T).
 
     Args:
         a: projected queries, (B, L, D) or (B, H, L, D).
@@ -84,20 +84,20 @@ def scores(
 
 
 def frozen_scores(a: Tensor, b: AdditiveKeys, v: Tensor) -> Tensor:
-    """Return `scores` for v of one head, without checks and without gradients."""
+    """Return `scores` for one head, without checks and without gradients."""
     a, keys, v = to_compute_dtype(a), to_compute_dtype(b.projected), to_compute_dtype(v)
     return dispatch.scores(a, keys, v[None], b.prepared, WORKSPACE)
 
 
 def _check(a: Tensor, b: Tensor, v: Tensor) -> None:
-    """Raise a ShapeError unless the kernels, which read memory unchecked, can take these tensors."""
+    """Raise a ShapeError for tensors that the kernels, which do not check bounds, cannot process."""
     if (
         not a.shape[-1] == b.shape[-1] == v.shape[-1]
         or a.shape[:-2] != b.shape[:-2]
         or v.shape[:-1] != a.shape[1:-2]
     ):
         raise ShapeError(
-            "expected projected queries (B, L, D), keys (B, T, D) and a vector (D,), or with heads "
+            "expected projected queries (B, L, D), keys (B, T, D) and a vector (D,) or, with heads, "
             "(B, H, L, D), (B, H, T, D) and (H, D), got "
             f"{tuple(a.shape)}, {tuple(b.shape)} and {tuple(v.shape)}"
         )
@@ -107,13 +107,13 @@ def _check(a: Tensor, b: Tensor, v: Tensor) -> None:
     ):
         if not kinds[0] == kinds[1] == kinds[2]:
             raise ShapeError(
-                f"expected queries, keys and the vector of the score of one {name}, got "
-                f"{', '.join(map(str, kinds))}"
+                "expected queries, keys and the vector of the score to have the same "
+                f"{name}, got {', '.join(map(str, kinds))}"
             )
 
 
 def _fits(a: Tensor, b: Tensor, normalizer: str, dropout: float, workspace: int) -> bool:
-    """Return whether all scores can be held in memory; a compiled program serves every size."""
+    """Return whether all scores fit into the workspace; False in a compiler, for any size."""
     if torch.compiler.is_compiling():
         return False
     return a.shape[:-1].numel() <= blocks.queries_per_block(b, normalizer, dropout, workspace)
@@ -139,24 +139,24 @@ def attend(
     """Return the context of attention with scores v . tanh(a + b), and the weights if requested.
 
     Args:
-        a: projected queries, (B, L, D) or with heads (B, H, L, D).
+        a: projected queries, (B, L, D) or, with heads, (B, H, L, D).
         b: projected keys, (B, T, D) or (B, H, T, D), or the result of `prepare_keys`.
         v: the vector of the score, (D,) or (H, D).
         values: (B, T, Dv) or (B, H, T, Dv).
         masked: True = may not be attended to; with as many axes as `a`, broadcast.
         bias: added to the scores; with as many axes as `a`.
         normalizer: one of `NORMALIZERS`.
-        dropout: share of weights dropped, the others scaled up.
-        need_weights: return the weights too; all of them are held in memory then.
-        need_log_sum_exp: return the log of the partition function too, for `softmax`.
+        dropout: share of weights dropped; the others are scaled up.
+        need_weights: return the weights too, which holds all of them in memory.
+        need_log_sum_exp: return the log of the partition function too (`softmax` only).
         workspace: bound in bytes on the memory beyond inputs, outputs, their gradients and tensors
             of their size (exponentials), forward and backward, unless weights are requested.
 
-    A masked pair has no effect, whatever its score, forward and backward. Values of keys that are
-    masked for some queries must be finite.
+    A masked pair has no effect, whatever its score, forward or backward. Values of keys that are
+    masked for only some of the queries must be finite.
     """
     if need_log_sum_exp and normalizer != "softmax":
-        raise ConfigError(f"the normaliser {normalizer!r} has no log-sum-exp; softmax has")
+        raise ConfigError(f"the log-sum-exp requires the normaliser softmax, got {normalizer!r}")
     dtype = values.dtype
     b, prepared = _unpack(b)
     with without_autocast(a.device):

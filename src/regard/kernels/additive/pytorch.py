@@ -40,7 +40,7 @@ def gradients(
 ) -> tuple[Float[Tensor, "N L D"], Float[Tensor, "N T D"], Float[Tensor, "H D"]]:
     """Return the gradients of a, b and v, computed in blocks.
 
-    A pair whose score has gradient 0 contributes nothing, NaN and infinities included.
+    A pair whose score has gradient 0 contributes nothing, even if it contains NaN or infinities.
     """
     grad_a, grad_b = torch.zeros_like(a), torch.zeros_like(b)
     vectors = _vector_per_item(v, a)

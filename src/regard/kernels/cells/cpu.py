@@ -1,8 +1,9 @@
-"""CPU kernels of one step of a recurrent cell, from the products with its matrices.
+"""CPU kernels for one step of a recurrent cell, given the products with its matrices.
 
-A row adds its inputs, which are a row of a table (of the projected embeddings, or of the projected
-outputs of another layer), to a part of the context and to the product of its state. Exponents are
-bounded where sigmoid is 1 or below 2e-35, and tanh is 1 or -1.
+The input part of an item's gates is a row of a table (of the projected embeddings, or of the
+projected outputs of another layer), plus the projected context if there is one; the recurrent part
+is a product with the state. Exponents are clamped where sigmoid is 1 or below 2e-35, and tanh is 1
+or -1.
 """
 
 from collections.abc import Callable
@@ -16,19 +17,19 @@ from regard.kernels.cpu import simd, threads
 from regard.kernels.cpu.threads import Sizes, run_kernel
 
 _BOUND = 40.0
-"""|x| up to which e^{2x} is computed."""
+"""Largest |x| at which e^{2x} is computed."""
 _ROWS_PER_TASK = 8
 
 
 def step(
     name: str, inputs: Tensor, rows: Tensor, extra: Tensor | None, recurrent: Tensor, state: Tensor
 ) -> tuple[Tensor, ...] | None:
-    """Return the new state tensors (N, D), the output first; None for what the kernels do not support.
+    """Return the new state tensors (N, D), the output first; None for input that the kernels do not support.
 
     Args:
         name: name of the cell; there are kernels for `lstm` and `gru`.
         inputs: (M, G), the input part of the gates.
-        rows: (N,), int64: the row of `inputs` of each item, in [0, M).
+        rows: (N,), int64: the row of `inputs` for each item, in [0, M).
         extra: (N, S) with S >= G: added to the inputs; columns from G on are ignored.
         recurrent: (N, G), the recurrent part of the gates.
         state: (N, D), the last state tensor: the memory of an LSTM, the state of a GRU.
@@ -38,7 +39,7 @@ def step(
     if name not in _KERNELS or width % (simd.BYTES // 4) or not len(inputs):
         return None
     gates = _GATES[name] * width
-    # the kernels read memory unchecked
+    # the kernels do not check bounds
     if not (
         all(tensor.dtype == torch.float32 for tensor in (inputs, recurrent, state, added))
         and rows.dtype == torch.int64
@@ -85,7 +86,7 @@ def _input(x: Any, extra: Any, stride: Any, d: Any) -> Any:
 
 @simd.inlined
 def _read(arguments: Any, gates: Any, one: Any) -> Any:
-    """Return inputs, extra, recurrent part and state, one array each, the rows, and the stride of extra."""
+    """Return arrays of the inputs, extra, recurrent part, state and rows, and the stride of extra."""
     entries, count, stride, width = threads.read_sizes(arguments)
     return (
         threads.array(arguments, 0, (entries * gates * width,), one),
@@ -99,20 +100,20 @@ def _read(arguments: Any, gates: Any, one: Any) -> Any:
 
 @simd.inlined
 def _entry(rows: Any, row: Any, arguments: Any) -> Any:
-    """Return the row of the inputs of an item, within their bounds."""
+    """Return the index of an item's row in the inputs, clamped to their number."""
     return min(max(rows[row], 0), arguments[threads.HEADS] - 1)
 
 
 @simd.inlined
 def _next_rows(arguments: Any) -> Any:
-    """Return the range of rows of the next task; empty where no task is left."""
+    """Return the range of rows of the next task; empty if no task is left."""
     tile = arguments[threads.TILE]
     start = threads.fetch_add(arguments, threads.NEXT_TASK) * tile
     return start, min(start + tile, arguments[threads.QUERIES])
 
 
 def lstm(real: Any) -> Callable[[Any], None]:
-    """Return the kernel of an LSTM, with the gates of `regard.cells.lstm_step`."""
+    """Return the kernel for an LSTM, with the gates of `regard.cells.lstm_step`."""
     size = simd.BYTES // np.dtype(real).itemsize
 
     def kernel(arguments: Any) -> None:
@@ -150,7 +151,7 @@ def lstm(real: Any) -> Callable[[Any], None]:
 
 
 def gru(real: Any) -> Callable[[Any], None]:
-    """Return the kernel of a GRU, with the gates of `regard.cells.gru_step`."""
+    """Return the kernel for a GRU, with the gates of `regard.cells.gru_step`."""
     size = simd.BYTES // np.dtype(real).itemsize
 
     def kernel(arguments: Any) -> None:

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 StepFunction = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
-"""Next state from the input part and the recurrent part of the gates, (N, G) each, and the state."""
+"""Returns the next state, given the input and recurrent parts of the gates, (N, G), and the state."""
 
 
 def frozen_step(
@@ -24,8 +24,8 @@ def frozen_step(
 
     Args:
         name: name of the cell, for which there may be a kernel.
-        step: the equations of the cell, computed where there is no kernel.
-        inputs: (M, G), of which row `rows[n]` is the input part of the gates of item n.
+        step: the equations of the cell, used if there is no kernel.
+        inputs: (M, G); row `rows[n]` is the input part of the gates for item n.
         rows: (N,).
         extra: (N, S) with S >= G: its first G columns are added to the input part.
         recurrent: (N, G), the recurrent part of the gates.
@@ -44,7 +44,7 @@ def frozen_step(
 
 @functools.cache
 def _load_backend() -> Any:
-    """Return the module of the CPU kernels; None where numba cannot be imported."""
+    """Return the module of the CPU kernels; None if it cannot be imported."""
     try:
         from regard.kernels.cells import cpu
     except Exception:  # a broken compiler raises any exception

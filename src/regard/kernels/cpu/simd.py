@@ -1,7 +1,7 @@
 """Explicit SIMD vectors for numba.
 
-A vector fills a register of this processor. The operators + - * and the functions of this module
-compute with vectors; a product and a sum may be fused. NaN propagates.
+A vector fills a register of this processor. The operators + - * and the functions in this module
+operate on vectors; a product and a sum may be fused. NaN propagates.
 """
 
 import functools
@@ -20,7 +20,7 @@ BYTES = 64 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 32
 """Size of a vector."""
 
 inlined: Any = register_jitable(forceinline=True)
-"""Decorator of a part of a kernel, which is inlined wherever it is called."""
+"""Decorator for a part of a kernel, which is inlined wherever it is called."""
 
 
 class SimdVector(types.Type):
@@ -47,7 +47,7 @@ class SimdVectorModel(models.PrimitiveModel):
 
 
 def _elementwise(emit: Callable[..., Any]) -> Any:
-    """Return the function of vectors of one type for which `emit` emits LLVM code."""
+    """Return the function of vectors of the same type for which `emit` emits LLVM code."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return emit(builder, *arguments)
@@ -60,7 +60,7 @@ def _elementwise(emit: Callable[..., Any]) -> Any:
 
 
 def _reduction(compute: Callable[[Any, Any, Any], Any]) -> Any:
-    """Return the reduction of a vector to a number, which combines halves repeatedly."""
+    """Return the reduction of a vector to a number, computed by combining its halves repeatedly."""
 
     def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x = arguments[0]
@@ -85,7 +85,7 @@ def _constant(kind: ir.VectorType, number: float) -> ir.Constant:
 
 
 def _call_llvm(builder: Any, name: str, *arguments: Any) -> Any:
-    """Call an LLVM intrinsic, which works lane by lane."""
+    """Call an LLVM intrinsic that operates lane by lane."""
     kind = arguments[0].type
     name = f"llvm.{name}.v{kind.count}{kind.element.intrinsic_name}"
     function = ir.FunctionType(kind, [kind] * len(arguments))
@@ -99,10 +99,10 @@ def _broadcast(builder: Any, kind: ir.VectorType, number: Any) -> Any:
 
 
 def memory_access(result: Callable[[types.Float], Any]) -> Callable[..., Any]:
-    """Return a decorator: the function of an array or pointer, an index and further arguments.
+    """Return a decorator for a function of an array or pointer, an index and further arguments.
 
-    The decorated function emits LLVM code, given the pointer to the element and the type of a vector
-    in LLVM; `result` returns the type of the result.
+    The decorated function emits LLVM code, given a pointer to the element and the LLVM type of a
+    vector; `result` returns the type of the result.
     """
 
     def decorate(emit: Callable[..., Any]) -> Any:
@@ -143,7 +143,7 @@ def load_splat(builder: Any, element: Any, kind: Any) -> Any:
 
 @memory_access(lambda real: types.none)
 def store(builder: Any, element: Any, kind: Any, x: Any) -> None:
-    """Write a vector to a row, from an element on."""
+    """Write a vector to a row, starting at an element."""
     builder.store(x, builder.bitcast(element, kind.as_pointer()), align=4)
 
 
@@ -190,8 +190,8 @@ def fma(builder: Any, x: Any, y: Any, z: Any) -> Any:
 def reciprocal(builder: Any, x: Any) -> Any:
     """Return 1 / x for 1e-37 <= |x| <= 1e37; wrong for zero and infinity.
 
-    Processors with an instruction for an estimate use it and a step of Newton's method, accurate to
-    2 units of rounding; a division would be the slowest part of any loop.
+    On processors with an instruction for an estimate, the estimate is refined by a step of Newton's
+    method, accurate to 2 units of rounding; a division would be the slowest part of any loop.
     """
     return builder.fdiv(_constant(x.type, 1.0), x, flags=("arcp", "ninf", "contract"))
 
@@ -223,7 +223,7 @@ def minimum(builder: Any, x: Any, y: Any) -> Any:
 
 
 def _max_abs(builder: Any, x: Any, y: Any) -> Any:
-    # without the sign, the bits of floats are ordered as their values, with NaN last
+    # without the sign, the bits of floats have the same order as their values, with NaN last
     width = 64 if isinstance(x.type.element, ir.DoubleType) else 32
     bits = ir.VectorType(ir.IntType(width), x.type.count)
     pair = [builder.bitcast(_call_llvm(builder, "fabs", value), bits) for value in (x, y)]
@@ -235,7 +235,7 @@ max_abs: Any = _elementwise(_max_abs)
 """The larger absolute value of two vectors, lane by lane; NaN is the largest."""
 
 reduce_max_abs: Any = _reduction(_max_abs)
-"""The largest absolute value in a vector, NaN where one is NaN."""
+"""The largest absolute value in a vector; NaN if any lane is NaN."""
 
 
 @_reduction
@@ -266,7 +266,7 @@ for _sign, _instruction in (
 
 def exp_2x(x: Any) -> Any:
     """Return e^{2x} of a vector."""
-    raise NotImplementedError("compiled by numba alone")
+    raise NotImplementedError("exp_2x works only in code that numba compiles")
 
 
 @overload(exp_2x)
@@ -309,7 +309,7 @@ def sum_and_max_abs(row: Any, zeros: Any) -> Any:
 
 @inlined
 def store_columns(columns: Any, rows: Any, low: Any, filled: Any, size: Any) -> None:
-    """Write one vector to every row from column `low` on, `filled` lanes of it."""
+    """Write the first `filled` lanes of a vector to every row, starting at column `low`."""
     for row in range(len(rows)):
         if filled == size:
             store(rows[row], low, load(columns, row * size))

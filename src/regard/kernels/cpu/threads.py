@@ -1,8 +1,8 @@
 """Execution of CPU kernels: compiled C functions that share tasks, on PyTorch's own threads.
 
 A kernel takes one argument, a pointer to counters, sizes and addresses of tensors (int64). It takes
-tasks from a counter until none is left, so any number of threads can run it at once. One thread
-computes every number completely: results are equal to the bit for any number of threads.
+tasks from a counter until none are left, so any number of threads can run it at once. Each number
+is computed entirely by one thread, so results are bitwise equal for any number of threads.
 """
 
 import ctypes
@@ -26,30 +26,31 @@ from torch import Tensor
 from regard.kernels.cpu.simd import inlined, memory_access, pointer_at
 
 NEXT_TASK, NEXT_WORKSPACE, OUT_OF_RANGE = 0, 1, 2
-"""Indices of the counters: the next task, the next workspace of a thread, and tasks whose input is
-out of the range in which the kernel is exact."""
+"""Indices of the counters: the next task, the next workspace of a thread, and the number of tasks
+whose input is out of the range in which the kernel is exact."""
 
 WORKSPACE = 16
-"""Index of the address of the workspaces. What follows is read only, and shares no cache line with
-the counters, which all threads write."""
+"""Index of the address of the workspaces. The entries from here on are read-only, and share no cache
+line with the counters, to which all threads write."""
 
 TASKS, HEADS, QUERIES, KEYS, WIDTH, TILE, PREPARED, POINTERS = range(17, 25)
 """Indices of the number of tasks, of the fields of `Sizes`, and of the first address of a tensor."""
 
 WORK_PER_THREAD = 1 << 15
-"""Iterations of the innermost loop below which another thread does not pay."""
+"""Iterations of the innermost loop below which another thread does not pay off."""
 
 FLAGS = {"contract"}
-"""A product and a sum may be fused; no reordering, and no check for NaN or infinity."""
+"""A product and a sum may be fused; the compiler may neither reorder sums nor assume that there are
+no NaN and infinities."""
 
 if numba.config.DISABLE_JIT:  # pyright: ignore
-    raise ImportError("NUMBA_DISABLE_JIT disables the compiler of the kernels")
+    raise ImportError("NUMBA_DISABLE_JIT disables the compiler that the kernels need")
 
 _PROCESS = os.getpid()
 
 KernelFunction = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 KernelFactory = Callable[[Any], Callable[[Any], None]]
-"""A function that returns the kernel for a floating type."""
+"""A function that returns the kernel for a floating-point type."""
 
 
 class Sizes(NamedTuple):
@@ -60,9 +61,9 @@ class Sizes(NamedTuple):
     keys: int
     width: int
     tile: int = 0
-    """Queries of a task of scores, vectors of features of a task of gradients."""
+    """Size of a task: queries (scores), vectors of features (gradients) or rows (cells)."""
     prepared: int = 0
-    """1 where the keys are exponentials already."""
+    """1 if the keys are already exponentials."""
 
 
 @memory_access(lambda integer: integer)
@@ -92,7 +93,7 @@ def array(arguments: Any, index: Any, shape: Any, one: Any) -> Any:
 
 @inlined
 def thread_workspace(arguments: Any, shape: Any, one: Any) -> Any:
-    """Return a workspace that no other thread uses, an array of 2 dimensions."""
+    """Return a workspace that no other thread uses, as a two-dimensional array."""
     offset = fetch_add(arguments, NEXT_WORKSPACE) * shape[0] * shape[1]
     return carray(pointer_at(as_pointer(arguments[WORKSPACE], one), offset), shape)
 
@@ -125,15 +126,15 @@ def run_kernel(
 ) -> bool:
     """Run all tasks of a kernel, on as many threads as PyTorch would use.
 
-    Return False where the input of a task is out of range; the output is undefined then.
+    Return False if the input of a task is out of range; the output is then undefined.
 
     Args:
         factory: returns the kernel.
         tasks: number of tasks.
         sizes: sizes that the kernel reads.
-        tensors: contiguous; the first one has the dtype for which the kernel is compiled.
+        tensors: contiguous tensors; the first one has the dtype for which the kernel is compiled.
         work: iterations of the innermost loop, over all tasks.
-        workspace: shape of the workspace of a thread.
+        workspace: shape of the workspace of each thread.
     """
     if tasks == 0:
         return True
@@ -150,8 +151,8 @@ def run_kernel(
 def run_on_threads(kernel: Callable[[int], None], job: int, threads: int) -> None:
     """Call a kernel with the address of its arguments, on every thread.
 
-    PyTorch's OpenMP threads spin for some milliseconds after its operators and would slow down any
-    others. A forked process has none of its parent's threads.
+    PyTorch's OpenMP threads spin for some milliseconds after an operator and would slow down other
+    threads. A forked process has none of its parent's threads.
     """
     if threads == 1 or os.getpid() != _PROCESS:
         kernel(job)
@@ -166,7 +167,7 @@ def run_on_threads(kernel: Callable[[int], None], job: int, threads: int) -> Non
 
 @functools.cache
 def openmp() -> Callable[..., Any] | None:
-    """Return GOMP_parallel(function, data, threads, 0), or None where it is not available.
+    """Return GOMP_parallel(function, data, threads, 0), or None if it is not available.
 
     It is the entry point of GNU's and LLVM's OpenMP.
     """
@@ -186,9 +187,9 @@ def _executor(size: int) -> ThreadPoolExecutor:
 
 @functools.cache
 def compiled(factory: KernelFactory, dtype: torch.dtype) -> Callable[[int], None]:
-    """Return the kernel as a C function, from numba's cache on disk where one is writable."""
+    """Return the kernel as a C function, from numba's cache on disk if one is writable."""
     kernel = factory(np.float64 if dtype == torch.float64 else np.float32)
-    # numba detects changes in the kernel's own file only, and this name is part of its cache key
+    # numba detects changes only in the kernel's own file; the name is part of its cache key
     folder = Path(__file__).parents[1]
     sources = b"".join(file.read_bytes() for file in sorted(folder.rglob("*.py")))
     kernel.__qualname__ += f".{hashlib.sha256(sources).hexdigest()[:12]}"
@@ -199,5 +200,5 @@ def compiled(factory: KernelFactory, dtype: torch.dtype) -> Callable[[int], None
     except Exception:  # the cache is damaged, cannot be written, or has no folder
         function = numba.cfunc(signature, **options)(kernel)
     pointer: Any = KernelFunction(cast("Any", function.address))
-    pointer.owner = function  # the machine code lives as long as this object
+    pointer.owner = function  # the machine code exists as long as this object
     return pointer

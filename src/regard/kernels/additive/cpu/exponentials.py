@@ -3,8 +3,8 @@
     e_ti = v . tanh(a_t + b_i),    tanh(a + b) = 1 - 2 r,    r = 1 / (1 + e^{2a} e^{2b})
 
 The exponentials are computed once per row. What remains for every pair and feature, in the gradient
-too, is a multiplication, an addition and a share of a reciprocal. A function that takes a floating
-type (`exponentials` here, and those of `scores.py` and `gradients.py`) returns a kernel for it.
+too, is a multiplication, an addition and a share of a reciprocal. A function of a floating-point
+type (`exponentials` here, and those in `scores.py` and `gradients.py`) returns a kernel for the type.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,19 @@ import numpy as np
 from regard.kernels.cpu import simd, threads
 
 RANGES = {np.float32: (4, 43.0, 1e9), np.float64: (8, 353.0, 1e75)}
-"""Bytes of a number; |x| up to which half of e^{2x} is a normal number and the product of two e^{2x}
-not 0 x infinity; 1 + e^{2x} from which on tanh is 1 and the product of four of them still finite."""
+"""For each type: the bytes of a number; the largest |x| at which half of e^{2x} is a normal number
+and no product of two e^{2x} is 0 x infinity; and a bound on 1 + e^{2x}, at which tanh is 1 and the
+product of four is still finite."""
 
 LARGEST_VECTOR = 1e10
-"""|v| up to which the sum of four products with three of the latter is finite."""
+"""Largest |v| at which a sum of four products of v with three such bounds is finite."""
 
 ELEMENTS_PER_TASK = 1 << 14
 
 
 @simd.inlined
 def exp_2x_row(x: Any, y: Any, buffer: Any) -> Any:
-    """Write e^{2x} of a row to y; return the largest |x|, or NaN. `buffer` holds one vector."""
+    """Write e^{2x} of a row to y; return the largest |x|, or NaN. `buffer` has room for one vector."""
     size = len(buffer)
     end = len(x) // size * size
     buffer[:] = 0

@@ -1,4 +1,4 @@
-"""CPU kernels of the gradients of additive scores.
+"""CPU kernels for the gradients of additive scores.
 
 dL/da_td = v_d sum_i g_ti (1 - tanh^2),  dL/db_id = v_d sum_t g_ti (1 - tanh^2),
 dL/dv_d = sum_ti g_ti tanh,              tanh = tanh(a_td + b_id), g_ti = dL/de_ti
@@ -17,7 +17,7 @@ from regard.kernels.additive.cpu.exponentials import (
 from regard.kernels.cpu import simd, threads
 
 KEY_TILE = 256
-"""Keys of which a vector of features stays in the L1 cache while all queries pass."""
+"""Number of keys of which a vector of features stays in the L1 cache during a loop over queries."""
 
 
 @simd.inlined
@@ -113,7 +113,7 @@ def _load_columns(rows: Any, low: Any, filled: Any, size: Any, columns: Any) -> 
 
 @simd.inlined
 def _tanh_of_two(a0: Any, a1: Any, b: Any, half: Any, ceiling: Any, clamp: Any) -> Any:
-    """Return the tanh of two queries at a key with one reciprocal; a0 and a1 are e^{2a} / 2."""
+    """Return tanh for two queries and a key, with one reciprocal; a0 and a1 are e^{2a} / 2."""
     x, y = half + a0 * b, half + a1 * b
     if clamp:
         x, y = simd.minimum(x, ceiling), simd.minimum(y, ceiling)
@@ -126,9 +126,9 @@ def _four_rows(
     a: Any, b: Any, g: Any, da: Any, db: Any, keys: Any, stride: Any, half: Any, ceiling: Any,
     clamp: Any,
 ) -> Any:  # fmt: skip
-    """Add sums of g (1 - t^2) to da and db for four queries and a range of keys; return that of g t.
+    """Add sums of g (1 - t^2) to da and db for four queries and a range of keys; return the sum of g t.
 
-    `keys` are the first key and the end; `stride` separates the rows of g.
+    `keys` contains the first key and the end; `stride` is the distance between rows of g.
     """
     one, zeros, size = half + half, half - half, simd.lane_count(half)
     a0, a1 = simd.load(a, 0), simd.load(a, size)
@@ -172,7 +172,7 @@ def _one_row(a: Any, b: Any, g: Any, da: Any, db: Any, keys: Any, half: Any, cei
 def _prefetch_rows(rows: Any, grad_rows: Any, first: Any, low: Any, size: Any) -> None:
     """Prefetch the next features of four rows, and the gradients of the current ones.
 
-    Rows are far apart in memory: otherwise every pass over the features would wait for it.
+    Rows are far apart in memory: without this, every pass over the features would wait for them.
     """
     for row in range(first, min(first + 4, len(rows))):
         simd.prefetch(rows[row], low + size)

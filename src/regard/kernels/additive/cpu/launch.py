@@ -1,6 +1,6 @@
-"""CPU backend: launches the kernels of the additive scores and their gradients.
+"""CPU backend: launches the kernels for the additive scores and their gradients.
 
-The functions return None where an exponential is NaN, or so large that the result would be inexact.
+The functions return None if an exponential is NaN, or so large that the result would be inexact.
 """
 
 import math
@@ -15,10 +15,10 @@ from regard.kernels.cpu import simd
 from regard.kernels.cpu.threads import Sizes, run_kernel
 
 TASKS_PER_THREAD = 16
-"""Tasks of a thread from which on larger tasks are better than more."""
+"""Number of tasks per thread above which larger tasks are better than more tasks."""
 
 PREPARE_ABOVE = 8
-"""Queries, or tiles of queries, up to which computing the exponentials of keys first does not pay."""
+"""Largest number of queries, or of tiles, for which precomputing exponentials of keys is slower."""
 
 
 def prepare_keys(b: Tensor) -> Tensor | None:
@@ -32,7 +32,7 @@ def prepare_keys(b: Tensor) -> Tensor | None:
 
 
 def scores(a: Tensor, b: Tensor, v: Tensor, prepared: Tensor | None = None) -> Tensor | None:
-    """Return the scores of a (N, L, D), b (N, T, D) and v (H, D); item n uses row n mod H of v."""
+    """Return the scores for a (N, L, D), b (N, T, D) and v (H, D); item n uses row n mod H of v."""
     items, queries, width = a.shape
     lanes = simd.BYTES // a.element_size()
     padded = score_kernels.padded_width(width, lanes)

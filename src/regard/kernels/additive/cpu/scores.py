@@ -1,4 +1,4 @@
-"""CPU kernel of the additive scores.
+"""CPU kernel for the additive scores.
 
     e_ti = sum_d v_d tanh(a_td + b_id) = sum_d v_d - 2 sum_d v_d / (1 + e^{2 a_td} e^{2 b_id})
 
@@ -18,7 +18,7 @@ from regard.kernels.additive.cpu.exponentials import (
 from regard.kernels.cpu import simd, threads
 
 TILE_ELEMENTS = 1 << 13
-"""Elements of a tile of queries, which stay in the L1 cache while all keys pass."""
+"""Elements in a tile of queries, which stays in the L1 cache during the loop over all keys."""
 
 
 @simd.inlined
@@ -101,8 +101,8 @@ def padded_width(width: Any, size: Any) -> Any:
 def workspace_shape(padded: Any, tile: Any, size: Any) -> Any:
     """Return the shape of a thread's workspace.
 
-    It holds a tile of queries, one key, v (zero in the padding), a vector of scores for every query
-    (as their rows are far apart), and a buffer of one vector.
+    It contains a tile of queries, one key, v (zero in the padding), a vector of scores for every
+    query (because rows of scores are far apart in memory), and a buffer for one vector.
     """
     return 1, (tile + 2) * padded + (tile + 1) * size
 
@@ -128,10 +128,10 @@ def scores(real: Any) -> Callable[[Any], None]:
     """Return the kernel of the scores; a task is a tile of queries of one item, with all keys.
 
     The keys are given as they are, or as their exponentials. 1 + e^{2(a+b)} is clamped, so that the
-    product of four stays finite, unless it is known to be far below.
+    product of four stays finite, unless it is known to be below the bound.
     """
     real_bytes, limit, largest = RANGES[real]
-    # below the ceiling by more than all rounding: without the clamp the bits are the same
+    # below the ceiling by more than any rounding error: without the clamp, the bits are the same
     size, near = simd.BYTES // real_bytes, math.log(largest) / 2 - 0.01
 
     def kernel(arguments: Any) -> None:
