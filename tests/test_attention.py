@@ -283,10 +283,10 @@ def test_a_score_by_name() -> None:
             {"query_dim": 4},
             r"score takes one of .*'additve'; did you mean additive\?",
         ),
-        (("additive",), {"key_dim": 4}, "score additive has parameters: give query_dim"),
-        (("inner_product",), {}, "score inner_product has parameters: give query_dim"),
-        ((Dot(),), {"query_dim": 4}, "query_dim is an option of a score given by its name"),
-        ((Dot(),), {"scaled": True}, "scaled is an option of a score given by its name.*Dot"),
+        (("additive",), {"key_dim": 4}, "score additive has parameters: pass query_dim"),
+        (("inner_product",), {}, "score inner_product has parameters: pass query_dim"),
+        ((Dot(),), {"query_dim": 4}, "query_dim is an option for a score specified by name"),
+        ((Dot(),), {"scaled": True}, "scaled is an option for a score specified by name.*Dot"),
     ],
 )
 def test_invalid_options_of_a_score(

@@ -759,7 +759,9 @@ def test_a_format_is_a_whole_number_from_1(sentence: Call, copied: Path, number:
 def test_texts_that_would_take_minutes_are_refused(sentence: Call, copied: Path) -> None:
     (copied / "long.txt").write_text("a" * 10_001)
     line = sentence("translate", copied, copied / "long.txt")
-    assert "a text has 10,001 tokens, at most 10,000 can be translated: aa" in line
+    assert (
+        "a text has 10,001 tokens, but at most 10,000 can be translated; split the text: aa" in line
+    )
     config = json.loads((copied / "config.json").read_text())
     config["data"]["max_length"] = 1_000_000
     (copied / "config.json").write_text(json.dumps(config))

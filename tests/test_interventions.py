@@ -152,8 +152,8 @@ def test_apply_rescales_the_weights_that_are_not_pinned() -> None:
         ({"pin": {-1: {0: 0.5}}}, "got step -1"),
         ({"pin": {0: {0: 0.7, 1: 0.7}}}, "sum to at most 1, got 1.4 at step 0"),
         ({"pin": {0: {0: -0.1}}}, "must be at least 0"),
-        ({"pin": [{}, {}]}, "expected one pin for all texts or one each, got 2"),
-        ({"prefix": ["a", "b"]}, "expected one prefix for all texts or one each, got 2"),
+        ({"pin": [{}, {}]}, "expected one pin for all texts or one pin per text, got 2"),
+        ({"prefix": ["a", "b"]}, "expected one prefix for all texts or one prefix per text, got 2"),
         (
             {"ablate_heads": [(0, 1)]},
             "no head 1 in layer 0 to ablate; the model has 1 layer of 1 head",
@@ -193,5 +193,5 @@ def test_a_pin_beyond_the_length_limit_raises(make_translator: MakeTranslator) -
 
 
 def test_pins_outside_a_text_name_the_text(make_translator: MakeTranslator) -> None:
-    with pytest.raises(ConfigError, match=r"pins for 'a' take .* source tokens from 0 to 1, got"):
+    with pytest.raises(ConfigError, match=r"pins for 'a' must .* source tokens from 0 to 1, got"):
         make_translator().translate(["a b c", "a"], pin={0: {3: 0.5}})

@@ -495,7 +495,7 @@ def test_a_source_of_unknown_tokens_gives_a_warning(page: Page) -> None:
     expect(warning).to_be_hidden()
     _submit(page, "a zebra أسد")
     expect(warning).to_have_text(
-        "The output is unreliable: 2 of 3 source tokens not in the model's vocabulary."
+        "The output is unreliable: 2 of 3 source tokens are not in the model's vocabulary."
     )
     assert _view(page).locator(".note bdi").all_text_contents()[:2] == ["zebra", "أسد"]
 

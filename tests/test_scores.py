@@ -280,7 +280,7 @@ def test_options_of_a_score_are_accepted_by_name() -> None:
     assert scaled.scale == 0.5
     cosine = make_score("cosine", **widths, temperature=0.5)
     assert float(cosine.formula_parameters()["temperature"]) == pytest.approx(0.5)
-    with pytest.raises(ConfigError, match="dot does not take the option bias; its options: none"):
+    with pytest.raises(ConfigError, match="dot does not accept the option bias; its options: none"):
         make_score("dot", **widths, bias=True)
     with pytest.raises(ConfigError, match="option bias; its options: scaled"):
         make_score("bilinear", **widths, bias=True)

@@ -257,7 +257,7 @@ def test_invalid_arguments_of_a_search(
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        ([[4], [5]], "one target per source, got 2 and 3"),
+        ([[4], [5]], "as many targets as sources, got 2 and 3"),
         ([[4], [5, PAD], [6]], r"without PAD, BOS and EOS, got the ids \[5, 0\]"),
         ([[4], [5], [BOS]], r"got the ids \[2\]"),
         ([[4], [5], [V]], r"ids of the vocabulary, 0 to 6, got 7"),

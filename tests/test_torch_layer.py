@@ -171,7 +171,7 @@ def test_invalid_options_are_refused() -> None:
         MultiHeadAttention(D, H, "additive", scaled=True)
     with pytest.raises(ConfigError, match="sets key_dim to the width of a head"):
         MultiHeadAttention(D, H, "bilinear", key_dim=5)
-    with pytest.raises(ConfigError, match="scaled is an option of a score given by its name"):
+    with pytest.raises(ConfigError, match="scaled is an option for a score specified by name"):
         MultiHeadAttention(D, H, regard.Dot(), scaled=True)
 
 

@@ -153,7 +153,7 @@ def test_a_chart_hides_joiners_and_marks_unknown_tokens():
     unknown = dataclasses.replace(translation, unknown=["‿!"])
     assert "unknown=['!']" in repr(unknown)
     unknown = dataclasses.replace(unknown, unknown=["‿!", "!", "أ"])
-    listed = "not in the vocabulary of the model: “\u2068!\u2069”, “\u2068أ\u2069”<"
+    listed = "not in the model's vocabulary: “\u2068!\u2069”, “\u2068أ\u2069”<"
     assert listed in unknown._repr_html_()
     left_out = dataclasses.replace(translation, unknown=[], left_out=["‿!"])
     assert "left_out=['!']" in repr(left_out)
@@ -168,8 +168,8 @@ def test_a_chart_hides_joiners_and_marks_unknown_tokens():
     [
         ([], None),
         (["a"], None),
-        (["a", "a"], "2 of 3 source tokens not in the model's vocabulary."),
-        (["a", "a", "b"], "3 of 3 source tokens not in the model's vocabulary."),
+        (["a", "a"], "2 of 3 source tokens are not in the model's vocabulary."),
+        (["a", "a", "b"], "3 of 3 source tokens are not in the model's vocabulary."),
     ],
 )
 def test_mostly_unknown_tokens_give_a_warning(unknown: list[str], warning: str | None):

@@ -146,7 +146,9 @@ except regard.ConfigError as error:
     for line, item in zip(lines, ["3", "None", "nan", "['a', 'b']", "b'a'"], strict=False):
         assert line.startswith("expected a string or a pair (source, features) as text 1 (counted ")
         assert line.endswith(f"got {item}")
-    assert lines[5:7] == [f"expected a string or several, got {x}" for x in ("5", "None")]
+    assert lines[5:7] == [
+        f"expected a string or an iterable of strings, got {x}" for x in ("5", "None")
+    ]
     for line, item in zip(lines[7:10], ["'ab'", "('a',)", "'es'"], strict=True):
         assert line.startswith(
             "expected (source, target) or (source, target, features) as pair 1, "
@@ -219,7 +221,7 @@ def test_align_equals_search() -> None:
         assert output.score == pytest.approx(forced_output.score, abs=1e-5)
         np.testing.assert_allclose(output.attention, forced_output.attention, atol=1e-5)
         assert output.alignment() == forced_output.alignment()
-    with pytest.raises(regard.DataError, match="one target per text, got 1 and 2"):
+    with pytest.raises(regard.DataError, match="as many targets as texts, got 2 and 1"):
         translator.align(["a"], ["b", "c"])
 
 
@@ -271,7 +273,7 @@ def test_an_unknown_device_raises() -> None:
 
     assert find_device("cpu") == torch.device("cpu")
     with pytest.raises(
-        regard.ConfigError, match=r"no device 'tpu' here; choose auto or one of .*cpu"
+        regard.ConfigError, match=r"device 'tpu' is not available; choose one of auto, .*cpu"
     ):
         find_device("tpu")
 
@@ -307,7 +309,7 @@ def test_a_chart_of_one_layer_or_head() -> None:
     )
     np.testing.assert_allclose(output.chart(layer=2).weights, output.attention_heads[:, 2].mean(1))
     np.testing.assert_array_equal(output.chart().weights, output.attention)
-    with pytest.raises(ConfigError, match="no layer 3: this attention has 3 layers of 2"):
+    with pytest.raises(ConfigError, match="no layer 3: the model has 3 layers of 2"):
         output.chart(layer=3)
 
 

@@ -1,7 +1,7 @@
 """Train sequence-to-sequence models and inspect or edit their attention.
 
-Three entry points: a layer (`regard.Attention`), a translator (`regard.Translator`) and a command
-(`regard`). `__init__.pyi` declares the public names; they are imported on first use, so that
+There are three entry points: a layer (`regard.Attention`), a translator (`regard.Translator`) and a
+command (`regard`). `__init__.pyi` declares the public names; they are imported on first use, so that
 `import regard` stays fast.
 """
 

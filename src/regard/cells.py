@@ -12,7 +12,7 @@ from regard.kernels.cells.op import StepFunction
 
 
 def gru_step(inputs: Tensor, recurrent: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Cho et al. 2014 (arXiv:1406.1078), as `torch.nn.GRU` computes it."""
+    """Compute one step of the GRU of Cho et al. 2014 (arXiv:1406.1078), as in `torch.nn.GRU`."""
     width = 2 * state[0].shape[-1]
     reset, update = torch.sigmoid(inputs[:, :width] + recurrent[:, :width]).chunk(2, dim=-1)
     new = torch.tanh(inputs[:, width:] + reset * recurrent[:, width:])
@@ -20,7 +20,7 @@ def gru_step(inputs: Tensor, recurrent: Tensor, state: Sequence[Tensor]) -> tupl
 
 
 def lstm_step(inputs: Tensor, recurrent: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Hochreiter and Schmidhuber 1997, with forget gates, as `torch.nn.LSTM` computes it."""
+    """Compute one step of the LSTM with forget gates (Hochreiter and Schmidhuber 1997), as in `torch.nn.LSTM`."""
     enter, forget, new, out = (inputs + recurrent).chunk(4, dim=-1)
     memory = torch.sigmoid(forget) * state[1] + torch.sigmoid(enter) * torch.tanh(new)
     return torch.sigmoid(out) * torch.tanh(memory), memory
@@ -34,7 +34,7 @@ class CellType(NamedTuple):
     state_tensors: int
     """Number of tensors (N, D) in the state; the first is the output."""
     step: StepFunction
-    """Next state from the input part and the recurrent part of the gates, (N, G) each, and the state."""
+    """Returns the next state, given the input and recurrent parts of the gates, (N, G), and the state."""
 
 
 CELLS = {"gru": CellType(nn.GRU, 1, gru_step), "lstm": CellType(nn.LSTM, 2, lstm_step)}
@@ -45,11 +45,11 @@ class Cell(nn.Module):
     """A recurrent cell that runs one step, or a whole sequence with PyTorch's layer.
 
     Its input has two parts: `inputs`, known for all steps beforehand and projected together, and
-    `extra`, computed in each step.
+    `extra`, computed at each step.
 
     Args:
         input_dim: width of the part that is known beforehand.
-        extra_dim: width of the part that is computed in each step; 0 for none.
+        extra_dim: width of the part that is computed at each step; 0 if there is none.
         hidden_dim: width D of the state.
         cell: a name in `CELLS`.
     """
@@ -85,21 +85,21 @@ class Cell(nn.Module):
 
     @property
     def known(self) -> tuple[Float[Tensor, "G I"], Float[Tensor, " G"]]:
-        """The matrix that multiplies the part of the input known beforehand, and its bias."""
+        """The matrix that multiplies the part of the input known beforehand, and the bias."""
         weight, _, bias, _ = self._weights()
         return weight[:, : self.input_dim], bias
 
     @property
     def extra_weight(self) -> Float[Tensor, "G E"]:
-        """The matrix that multiplies the part of the input computed in each step."""
+        """The matrix that multiplies the part of the input computed at each step."""
         return self._weights()[0][:, self.input_dim :]
 
     @property
     def recurrent(self) -> tuple[Float[Tensor, "G D"], Float[Tensor, " G"]]:
-        """The matrix that multiplies the state, and its bias."""
+        """The matrix that multiplies the state, and the bias."""
         _, weight, _, bias = self._weights()
         return weight, bias
 
     def _weights(self) -> list[nn.Parameter]:
-        """Return the weights of input and state, then their biases, in PyTorch's order."""
+        """Return the weights for input and state, then the biases, in PyTorch's order."""
         return self.rnn.all_weights[0]

@@ -1,7 +1,8 @@
-"""Copying: source tokens as ids of the target side.
+"""Copying: source tokens as target-side ids.
 
-A source token of the target vocabulary has its id there; the others follow the vocabulary of size V
-as V, V + 1, …, in the order of each source (the extended vocabulary of See et al. 2017).
+A source token that is in the target vocabulary has its id in that vocabulary. The others have the
+ids V, V + 1, …, in the order in which they occur in each source, where V is the size of the
+vocabulary (the extended vocabulary of See et al. 2017).
 """
 
 import random
@@ -11,8 +12,8 @@ from regard.batching import Example
 from regard.text import EOS, SPECIAL_TOKENS, UNK, Encoding, Tokenizer
 
 HIDDEN_SHARE = 0.05
-"""Share of a pair's distinct tokens that are hidden in training, so that copying unknown ones is
-learned: a vocabulary learned from the training pairs contains them all."""
+"""Share of a pair's distinct tokens that are hidden in training, so that the model learns to copy
+unknown tokens: a vocabulary learned from the training pairs contains all of their tokens."""
 
 
 class Copies(NamedTuple):
@@ -25,7 +26,7 @@ class Copies(NamedTuple):
 
 
 def make_example(source: Encoding, target: Encoding, target_side: Tokenizer, copy: bool) -> Example:
-    """Return a pair as an example; with `copy`, its target may hold ids of the extended vocabulary."""
+    """Return a pair as an example; with `copy`, its target may contain ids of the extended vocabulary."""
     example = Example([*source.ids, EOS], target.ids)
     if not copy:
         return example
@@ -47,7 +48,7 @@ def copies_of(source: Encoding, target: Tokenizer) -> Copies:
 
 
 def extended_ids(target: Encoding, copies: Copies, vocabulary: int) -> list[int]:
-    """Return the ids of a target, with those of copied tokens that are not in the vocabulary."""
+    """Return the ids of a target; copied tokens outside the vocabulary have their extended ids."""
     extra = {token: id for id, token in enumerate(copies.extra_tokens, start=vocabulary)}
     return [
         extra.get(token, UNK) if id == UNK else id
@@ -56,7 +57,7 @@ def extended_ids(target: Encoding, copies: Copies, vocabulary: int) -> list[int]
 
 
 def hide_tokens(example: Example, vocabulary: int, rng: random.Random) -> Example:
-    """Return the example with a share of its tokens unknown on both sides, to be copied."""
+    """Return the example with a share of its tokens made unknown on both sides, to be copied."""
     next_id = max(vocabulary, *(id + 1 for id in example.copies))
     new: dict[int, int] = {}
     for id in sorted(set(example.copies)):

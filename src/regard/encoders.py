@@ -1,4 +1,4 @@
-"""Recurrent and Transformer encoders: source ids to states."""
+"""Recurrent and Transformer encoders, which map source ids to states."""
 
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -17,7 +17,7 @@ from regard.positions import HEAD_POSITIONS
 
 
 class RecurrentEncoder(nn.Module):
-    """GRU or LSTM over the embedded source, in one or both directions, one or more layers.
+    """GRU or LSTM over the embedded source, in one or both directions, with one or more layers.
 
     Padding never reaches a state: the backward direction reads every sequence reversed within its
     length, so PyTorch's layers run without packing.
@@ -29,8 +29,8 @@ class RecurrentEncoder(nn.Module):
         layers: number of layers (default 1).
         bidirectional: read in both directions (default True).
         cell: a name in `regard.cells.CELLS`.
-        dropout: share of activations dropped on embeddings, between layers and on the states.
-        output_dim: project the states once to this width; None leaves them as they are.
+        dropout: share of activations dropped in the embeddings, between layers and in the states.
+        output_dim: project the states once to this width; None leaves them unchanged.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class RecurrentEncoder(nn.Module):
         self.projection = _projection(self.final_dim, self.output_dim)
 
     def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Memory:
-        """Encode ids (B, T), of which the first `lengths` (B,) of each row are real."""
+        """Encode ids (B, T), given the number of real ids in each row, `lengths` (B,)."""
         padding = padding_from_lengths(lengths, source.shape[1])
         reversal = reversal_indices(lengths, source.shape[1])[..., None]
         states = self._dropout(self.embedding(source))
@@ -88,12 +88,14 @@ class RecurrentEncoder(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Layer of an encoder, base of a decoder's: self-attention and feed-forward network, with residual connections.
+    """Encoder layer and base class of decoder layers: self-attention and feed-forward network.
+
+    Both sublayers have residual connections.
 
     Args:
         config: sizes and options.
         source_dim: width of the encoder's states, to which `cross_attention` attends; None for a
-            layer without it.
+            layer without cross-attention.
     """
 
     def __init__(self, config: TransformerConfig, source_dim: int | None = None) -> None:
@@ -158,14 +160,14 @@ class TransformerLayer(nn.Module):
 
 
 class TransformerEncoder(nn.Module):
-    """Layers of self-attention over the embedded source, all positions in parallel.
+    """Layers of self-attention over the embedded source, computed for all positions in parallel.
 
     Vaswani et al. 2017 (arXiv:1706.03762), section 3.1.
 
     Args:
         config: sizes and options.
         vocabulary: size V of the source vocabulary.
-        output_dim: project the states once to this width; None leaves them as they are.
+        output_dim: project the states once to this width; None leaves them unchanged.
     """
 
     def __init__(
@@ -182,7 +184,7 @@ class TransformerEncoder(nn.Module):
         self.projection = _projection(dim, self.output_dim)
 
     def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Memory:
-        """Encode ids (B, T), of which the first `lengths` (B,) of each row are real."""
+        """Encode ids (B, T), given the number of real ids in each row, `lengths` (B,)."""
         padding = padding_from_lengths(lengths, source.shape[1])
         states = self.embedding(source)
         for layer in self.layers:

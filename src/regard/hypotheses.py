@@ -1,6 +1,7 @@
-"""Hypotheses of a beam search: the best continuations, those that finished, and their way back.
+"""Hypotheses of a beam search: the best continuations, finished hypotheses and backtracking.
 
-The arrays have one row for each of A active sources, in ascending order of their indices; K beams.
+The arrays have one row for each of A active sources, in ascending order of their indices; K is the
+number of beams.
 """
 
 from typing import Any, NamedTuple, overload
@@ -15,17 +16,17 @@ class Hypothesis(NamedTuple):
     """One output of a search."""
 
     ids: list[int]
-    """Its tokens, without EOS."""
+    """Ids of the tokens, without EOS."""
     score: float
-    """Sum of the log-probabilities, EOS included, over the length penalty."""
+    """Sum of the log-probabilities, EOS included, divided by the length penalty."""
     weights: np.ndarray | None
     """(len(ids), layers, heads, T): the attention weights; None without attention."""
     complete: bool
     """False if EOS was forced at the length limit."""
     tree: "list[SearchNode] | None" = None
-    """All hypotheses that the search kept, open or finished; None unless asked for."""
+    """All hypotheses that the search kept, open or finished; None unless requested."""
     top: "list[list[TokenLogProb]] | None" = None
-    """The most probable tokens of each of the len(ids) + 1 steps, best first; None unless asked for."""
+    """The most probable tokens at each of the len(ids) + 1 steps, best first; None unless requested."""
 
 
 class TokenLogProb(NamedTuple):
@@ -33,16 +34,16 @@ class TokenLogProb(NamedTuple):
 
     id: int
     log_prob: float
-    """Its log-probability in nats, given the tokens before it."""
+    """Log-probability of the token in nats, given the tokens before it."""
 
 
 class SearchNode(NamedTuple):
     """A node of a search tree: a hypothesis that the search kept, open or finished."""
 
     parent: int
-    """Index of the node that it continues; -1 at the start."""
+    """Index of the node that this one continues; -1 at the start."""
     id: int
-    """Its last token."""
+    """Id of the last token."""
     log_prob: float
     """Sum of the log-probabilities so far."""
 
@@ -67,16 +68,16 @@ class Continuations(NamedTuple):
     """Continuations of the hypotheses of A sources."""
 
     log_probs: np.ndarray
-    """(A, C): the sum of the log-probabilities; -inf where there is none."""
+    """(A, C): the sum of the log-probabilities; -inf where there is no continuation."""
     parents: np.ndarray
-    """(A, C): the beam that each one continues."""
+    """(A, C): the beam that each continuation extends."""
     tokens: np.ndarray
-    """(A, C): the token that it adds."""
+    """(A, C): the token that each continuation adds."""
 
 
 def best_continuations(totals: Tensor, beams: int) -> tuple[Continuations, Continuations]:
-    """Return the best continuations that stay open, and those that end, of totals (A, K, V)."""
-    # twice as many candidates as beams: even if every beam ends, as many stay open
+    """Return the best continuations that stay open, and those that end, given totals (A, K, V)."""
+    # with twice as many candidates as beams, enough stay open even if every beam ends
     count = min(2 * beams if beams > 1 else 1, totals[0].numel())
     best, flat = (tensor.cpu().numpy() for tensor in totals.flatten(1).topk(count))
     parents, tokens = np.divmod(flat, totals.shape[2])
@@ -98,13 +99,13 @@ class BeamStep(NamedTuple):
     parents: np.ndarray
     """(A, K): the previous beam that each new beam continues."""
     tokens: np.ndarray
-    """(A, K): the token that it adds."""
+    """(A, K): the token that each new beam adds."""
     weights: np.ndarray | None
     """(A x K', layers, heads, T): the attention weights of the previous beams."""
     top_log_probs: np.ndarray
     """(A x K', N): log-probabilities of the most probable next tokens of the previous beams."""
     top_ids: np.ndarray
-    """(A x K', N)."""
+    """(A x K', N): ids of these tokens."""
 
 
 class SearchTrees:
@@ -115,7 +116,7 @@ class SearchTrees:
         self._beams = [[-1] for _ in range(sources)]
 
     def add(self, items: np.ndarray, beam: Continuations, ended: Continuations) -> None:
-        """Add one step of the active sources."""
+        """Add one step for the active sources."""
         columns = [np.concatenate(pair, axis=1).tolist() for pair in zip(beam, ended, strict=True)]
         for item, *candidates in zip(items.tolist(), *columns, strict=True):
             nodes, previous, indices = self.nodes[item], self._beams[item], list[int]()
@@ -152,9 +153,9 @@ class FinishedHypotheses:
             column[items] = np.concatenate([column[items], new], axis=1)[rows, order]
 
     def active(self, items: np.ndarray, best_open: np.ndarray, length: int) -> np.ndarray:
-        """Return whether the search goes on after `length` tokens, for each of these sources.
+        """Return, for each of these sources, whether the search continues after `length` tokens.
 
-        It does within the limit while an open hypothesis may become one of the `n_best`.
+        It continues within the limit, as long as an open hypothesis may become one of the `n_best`.
         """
         bounds = best_open / self.max_divisors[items]
         return (self.scores[items, -1] < bounds) & (self.limits[items] > length)
@@ -162,7 +163,7 @@ class FinishedHypotheses:
     def trace(
         self, steps: list[BeamStep], trees: list[list[SearchNode]] | None
     ) -> list[list[Hypothesis]]:
-        """Trace the finished hypotheses back through the steps; [] for a source without any."""
+        """Trace the finished hypotheses back through the steps; [] for a source that has none."""
         items, ranks = np.nonzero(np.isfinite(self.scores))
         lengths = self.lengths[items, ranks]
         ids, rows = _trace(steps, items, lengths, self.beams[items, ranks])
@@ -188,9 +189,10 @@ class FinishedHypotheses:
 def _trace(
     steps: list[BeamStep], items: np.ndarray, lengths: np.ndarray, beams: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids (n, L) of n hypotheses, and the row of each in every step, (n, L + 1).
+    """Return the ids (n, L) of n hypotheses, and the row of each one at every step, (n, L + 1).
 
-    Row i of step t is that of the first t tokens of hypothesis i; the rest of both is undefined.
+    At step t, the row of a hypothesis is that of its first t tokens. Entries of both arrays beyond
+    the end of a hypothesis are undefined.
     """
     ids = np.zeros((len(items), len(steps)), np.int64)
     rows = np.zeros_like(ids)
@@ -218,7 +220,7 @@ def _gather(by_step: list[np.ndarray | None], rows: np.ndarray) -> np.ndarray | 
 
 
 def _most_probable(steps: list[BeamStep], rows: np.ndarray) -> list[list[TokenLogProb]] | None:
-    """Return the most probable next tokens of each step, without impossible ones; None unless asked for."""
+    """Return the most probable next tokens of each step, without impossible ones; None unless requested."""
     if not steps[0].top_ids.shape[1]:
         return None
     return [

@@ -1,4 +1,4 @@
-"""Models for inference: the weights of a model, with its linear layers computed by oneDNN on CPUs."""
+"""Models for inference, which share a model's weights; oneDNN computes linear layers on CPUs."""
 
 from typing import Any, cast
 
@@ -12,7 +12,7 @@ from regard.models import Seq2Seq
 class InferenceModel:
     """A model and the steps of its decoder, prepared for inference.
 
-    Weights, modules, types and hooks of the model may change: it is prepared again where necessary.
+    The weights, modules, types and hooks of the model may change: it is prepared again if necessary.
     """
 
     def __init__(self, model: Seq2Seq) -> None:
@@ -31,22 +31,22 @@ class InferenceModel:
 
 
 def _structure(model: nn.Module) -> list[Any]:
-    """Return what changes with the modules, their hooks, and the types of the weights."""
+    """Return values that change with the modules, their hooks and the types of the weights."""
     modules = [*model.modules()]
     types = [(type(module), has_hooks(module)) for module in modules]
     return [modules, types, [weight.dtype for weight in model.parameters()]]
 
 
 def for_inference(model: Seq2Seq) -> Seq2Seq:
-    """Return a model that shares the weights and hooks of `model` and computes the same, without gradients.
+    """Return a model with the outputs of `model`, without gradients; it shares weights and hooks.
 
-    Linear layers with hooks stay as they are.
+    Linear layers with hooks are left unchanged.
     """
     return cast("Seq2Seq", _for_inference(model))
 
 
 def _for_inference(module: nn.Module) -> nn.Module:
-    """Return a module in evaluation mode that shares everything with another one but its modules."""
+    """Return a module in evaluation mode that shares everything but its submodules with another one."""
     plain = type(module) is nn.Linear and not has_hooks(module)
     faster = nn.Module.__new__(InferenceLinear if plain else type(module))
     children = {

@@ -29,7 +29,8 @@ from regard.score_registry import SCORES
 from regard.text import PAD
 
 _LOWEST = -30.0
-"""Lower bound on log-probabilities of a copying decoder: label smoothing includes impossible tokens."""
+"""Lower bound on log-probabilities of a copying decoder, since label smoothing includes impossible
+tokens."""
 
 
 class Seq2Seq(nn.Module):
@@ -48,7 +49,7 @@ class Seq2Seq(nn.Module):
     ) -> Memory:
         """Encode a batch of sources: compute, once, what the decoder needs at every step.
 
-        `copies` are the target-side ids of the source's tokens, for a copying decoder.
+        `copies` contains the target-side ids of the source's tokens, for a copying decoder.
         """
         memory = self.decoder.prepare_memory(self.encoder(source, lengths))
         return dataclasses.replace(memory, copies=copies)
@@ -58,7 +59,7 @@ class Seq2Seq(nn.Module):
     ) -> Tensor:
         """Compute the cross-entropy, in nats per target token, of the batch's targets.
 
-        Padding in `targets` does not count. The coverage loss of See et al. 2017
+        Padding in `targets` is ignored. The coverage loss of See et al. 2017
         (arXiv:1704.04368, eq. 13), times `coverage_loss`, is added.
         """
         targets, copies = batch.targets, batch.copies
@@ -91,7 +92,7 @@ class Seq2Seq(nn.Module):
 
 
 def build(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
-    """Return the model that the settings describe, with new weights.
+    """Return the model that the settings describe, with newly initialised weights.
 
     Raises:
         ConfigError: the weights do not fit in memory.
@@ -139,7 +140,7 @@ def _transformer_config(config: ModelConfig, dim: int, layers: int) -> Transform
         positions=config.positions,
         pre_norm=config.pre_norm,
         dropout=config.dropout,
-        # none means a decoder without attention; the encoder attends all the same
+        # `none` means a decoder without attention; the encoder still uses self-attention
         score="scaled_dot" if config.attention == "none" else cast("str", config.attention),
         score_options={"scaled": True} if config.attention_scaled else {},
         normalizer=config.normalizer,
@@ -195,5 +196,5 @@ def _decoder(
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Return the number of trainable parameters, shared ones counted once."""
+    """Return the number of trainable parameters; shared ones are counted once."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

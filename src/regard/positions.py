@@ -1,6 +1,6 @@
 """Positional encodings, by name: added to embeddings, or applied to the queries and keys of heads.
 
-An encoding takes rows and the position of the first of them, and returns rows of the same shape.
+An encoding maps a sequence of vectors and the position of the first one to vectors of the same shape.
 """
 
 import math
@@ -17,12 +17,12 @@ MAX_POSITIONS = 1024
 
 
 def angles(first: int, length: int, pairs: int, like: Tensor) -> Float[Tensor, "L P"]:
-    """Return position times frequency, for `length` positions from `first` and `pairs` frequencies.
+    """Return position times frequency, for `length` positions from `first` on and `pairs` frequencies.
 
     The frequencies 10000^(-p / P), p = 0, 1, …, form a geometric series that starts at 1 (Vaswani et
     al. 2017, arXiv:1706.03762, section 3.5).
     """
-    # float32 for every dtype of the rows: bfloat16 cannot represent all positions above 256
+    # at least float32: bfloat16 cannot represent all positions above 256
     dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
     positions = torch.arange(first, first + length, device=like.device, dtype=dtype)
     steps = torch.arange(pairs, device=like.device, dtype=dtype)
@@ -33,7 +33,7 @@ class SinusoidalPositions(nn.Module):
     """Add sines and cosines of the position (Vaswani et al. 2017, section 3.5). No parameters."""
 
     def forward(self, rows: Float[Tensor, "B L D"], first: int = 0) -> Float[Tensor, "B L D"]:
-        """Return the rows plus the encodings of the positions from `first`."""
+        """Return the vectors plus the encodings of their positions, which start at `first`."""
         phases = angles(first, rows.shape[1], (rows.shape[-1] + 1) // 2, rows)
         encodings = torch.stack([phases.sin(), phases.cos()], dim=-1).flatten(-2)
         return rows + encodings[:, : rows.shape[-1]].to(rows.dtype)
@@ -51,7 +51,7 @@ class LearnedPositions(nn.Module):
         nn.init.normal_(self.weight, std=math.sqrt(0.5))  # the mean square of sines and cosines
 
     def forward(self, rows: Float[Tensor, "B L D"], first: int = 0) -> Float[Tensor, "B L D"]:
-        """Return the rows plus the vectors of the positions from `first`."""
+        """Return the vectors plus the learned vectors of their positions, which start at `first`."""
         positions = torch.arange(first, first + rows.shape[1], device=rows.device)
         return rows + self.weight[positions.clamp(max=MAX_POSITIONS - 1)]
 
@@ -60,23 +60,23 @@ class HeadPositions(nn.Module):
     """Base class of encodings that multi-head attention applies to projected queries and keys."""
 
     def check(self, score: str, pairwise: bool, head_dim: int) -> None:
-        """Raise a ConfigError if the score, or a head of this width, cannot use the encoding."""
+        """Raise a ConfigError if the encoding does not support the score or the width of a head."""
 
 
 class RotaryPositions(HeadPositions):
     """Rotate queries and keys by angles proportional to the position (Su et al. 2021, arXiv:2104.09864).
 
-    Feature d of the first half and feature d of the second half of a head form a plane, rotated by
+    Feature d of the first half and feature d of the second half of a head form a plane, which is rotated by
     position x 10000^(-2d / D) (eq. 34), so that inner products depend only on the distance between
     positions. No parameters; for scores that are inner products.
     """
 
     def check(self, score: str, pairwise: bool, head_dim: int) -> None:
-        """Raise a ConfigError if the score is no inner product or the width is odd."""
+        """Raise a ConfigError if the score is not an inner product or the width is odd."""
         check_rotary(score, pairwise, head_dim)
 
     def forward(self, rows: Float[Tensor, "B H L D"], first: int = 0) -> Float[Tensor, "B H L D"]:
-        """Return the rows rotated by the positions from `first`; D must be even."""
+        """Return the vectors rotated by their positions, which start at `first`; D must be even."""
         phases = angles(first, rows.shape[2], rows.shape[-1] // 2, rows)
         left, right = rows.chunk(2, dim=-1)
         sines, cosines = phases.sin().to(rows.dtype), phases.cos().to(rows.dtype)
@@ -87,7 +87,7 @@ EMBEDDING_POSITIONS: dict[str, Callable[[int], nn.Module]] = {
     "sinusoidal": lambda dim: SinusoidalPositions(),
     "learned": LearnedPositions,
 }
-"""Encodings added to embeddings, by name; each is constructed from the width."""
+"""Encodings added to embeddings, by name; each is constructed from their width."""
 
 HEAD_POSITIONS: dict[str, Callable[[], HeadPositions]] = {"rotary": RotaryPositions}
 """Encodings applied to the queries and keys of every head, by name."""

@@ -1,4 +1,4 @@
-"""Requests: texts and interventions, checked and tokenised once, in batches for the decoder."""
+"""Requests: texts and interventions, checked, tokenised and divided into batches for the decoder."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,10 +42,10 @@ class Source:
     features: str | None
     encoding: Encoding
     prefix: Encoding
-    """Tokens that the output begins with, or the whole output in forced decoding."""
+    """Tokens that the output begins with; in forced decoding, the whole output."""
     pins: Pins
     limit: int
-    """The most tokens of the output, its prefix included."""
+    """Maximum number of tokens in the output, prefix included."""
     copies: Copies | None
     """Target-side ids of the source tokens, for a copying decoder."""
 
@@ -99,7 +99,7 @@ class PreparedRequest:
     def ablated_heads(
         self, decoder: Decoder, device: torch.device
     ) -> Bool[Tensor, "layers heads"] | None:
-        """Return True for heads to ablate; None if there are none."""
+        """Return a mask that is True for heads to ablate; None if there are none."""
         if not self.ablate_heads:
             return None
         ablated = torch.zeros(decoder.attention_layers, decoder.attention_heads).bool()
@@ -108,7 +108,7 @@ class PreparedRequest:
 
     @property
     def pins_shape(self) -> tuple[int, int, int]:
-        """(B, S, T): the sources, their steps up to the last pinned one, and their tokens."""
+        """(B, S, T): the numbers of sources, steps up to the last pinned one, and source tokens."""
         steps = max((step + 1 for source in self.sources for step in source.pins), default=0)
         return len(self.sources), steps, max(source.length for source in self.sources)
 
@@ -130,7 +130,7 @@ def prepare(
     *,
     forced: bool = False,
 ) -> PreparedRequest:
-    """Check and tokenise texts and interventions; with `forced`, prefixes are whole targets.
+    """Check and tokenise texts and interventions; with `forced`, each prefix is a whole target.
 
     Raises:
         ConfigError: an intervention cannot be applied to the model or the text.
@@ -144,7 +144,7 @@ def prepare(
         unknown = [*encoding.unknown, *encoding.left_out]
         if isinstance(text, str) and unknown and not forced:
             raise ConfigError(
-                "the prefix has tokens that the vocabulary of the model lacks: "
+                "the prefix contains tokens that are not in the model's vocabulary: "
                 f"{shortened(', '.join(unknown))}; leave them out"
             )
     longest = trained.metadata.get("max_target_length", 100)
@@ -152,8 +152,8 @@ def prepare(
     for encoding in (*encodings, *prefixes):
         if len(encoding.ids) > MAX_LENGTH:
             raise DataError(
-                f"a text has {len(encoding.ids):,} tokens, at most {MAX_LENGTH:,} can be translated: "
-                f"{shortened(''.join(encoding.tokens))}; split it"
+                f"a text has {len(encoding.ids):,} tokens, but at most {MAX_LENGTH:,} can be "
+                f"translated; split the text: {shortened(''.join(encoding.tokens))}"
             )
     sources: list[Source] = []
     for text, encoding, start, by_step in zip(texts, encodings, prefixes, pins, strict=True):
@@ -170,7 +170,7 @@ def prepare(
 
 
 def _encode_targets(target: Tokenizer, texts: Sequence[TextOrTokens]) -> list[Encoding]:
-    """Return targets as ids; lists of tokens are taken as they are."""
+    """Return targets as ids; lists of tokens are not tokenised again."""
     plain = target.encode_batch([text if isinstance(text, str) else "" for text in texts])
     return [
         encoding
@@ -196,11 +196,14 @@ def _check_interventions(
 
 
 def _one_each(values: Any, texts: Sequence[SourceLike], name: str) -> list[Any]:
-    """Return one value per text, from one for all or one each."""
+    """Return one value per text, given one value for all texts or one value per text."""
     if isinstance(values, str | Mapping):
         return [values] * len(texts)
     if len(values) != len(texts):
-        raise ConfigError(f"expected one {name} for all texts or one each, got {len(values)}")
+        raise ConfigError(
+            f"expected one {name} for all texts or one {name} per text, got {len(values)} for "
+            f"{quantity(len(texts), 'text')}"
+        )
     return list(values)
 
 
@@ -208,8 +211,8 @@ def _check_pins(weights: Mapping[int, float], step: int, source: Source) -> None
     last_step, last_token = source.limit - 1, source.length - 1
     if not (0 <= step <= last_step and all(0 <= position <= last_token for position in weights)):
         raise ConfigError(
-            f"pins for {shortened(source.text)!r} take steps from 0 to {last_step} and source tokens from 0 to "
-            f"{last_token}, got step {step} and tokens {shortened(', '.join(map(str, weights)) or 'none')}"
+            f"pins for {shortened(source.text)!r} must have steps from 0 to {last_step} and source tokens from 0 "
+            f"to {last_token}, got step {step} and tokens {shortened(', '.join(map(str, weights)) or 'none')}"
         )
     total = sum(weights.values())
     if not (all(weight >= 0 for weight in weights.values()) and total <= 1 + 1e-6):

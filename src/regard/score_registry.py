@@ -1,6 +1,6 @@
-"""Registry of the scores: every fact about a score that other modules read, one row per score.
+"""Registry of the score functions: one entry per score, with all facts that other modules read.
 
-Settings and help texts read it too, so it imports neither PyTorch nor NumPy.
+Settings and help texts read it too, so this module imports neither PyTorch nor NumPy.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ Parameters = Mapping[str, Any]
 class ScoreEntry:
     """One score: its names, its class, its kind and its formula.
 
-    In formulas s is a query and h a key; letters of parameters are those of the paper.
+    In formulas, s is a query and h is a key; the letters of the parameters are those of the paper.
     """
 
     name: str
@@ -27,11 +27,11 @@ class ScoreEntry:
     """Class in `regard.scores`."""
     head_class: str | None = None
     """Class in `regard.scores` that computes the score in multi-head attention, constructed from
-    the number of heads and their width; None: `class_name`, with parameters shared by all heads."""
+    the number of heads and their width; None for `class_name`, with parameters shared by all heads."""
     equal_widths: bool = False
-    """Queries and keys must have equal width."""
+    """Whether queries and keys must have equal width."""
     pairwise: bool = False
-    """The score is v . tanh(a + b); otherwise it is an inner product."""
+    """Whether the score is v . tanh(a + b); otherwise, it is an inner product."""
     model_options: Parameters = dataclasses.field(default_factory=dict[str, Any])
     """Constructor options used inside models."""
     text: str
@@ -41,10 +41,10 @@ class ScoreEntry:
     source: str
     """Paper, or what the score computes."""
     compute: Callable[[Any, Any, Parameters], Any]
-    """Score of one query and one key (NumPy vectors), given the parameters by letter."""
+    """Computes the score of one query and one key (NumPy vectors), given the parameters by letter."""
     parameters: Mapping[str, str | None] = dataclasses.field(default_factory=dict[str, str | None])
-    """Axes of the parameters by letter: widths q and k, q+k for blocks of columns, "" for a number;
-    None for an optional parameter."""
+    """Axes of each parameter, by letter: the widths q and k, q+k for blocks of columns, "" for a
+    number; None for an optional parameter."""
 
 
 def _tanh(vector: Any) -> Any:
@@ -79,7 +79,7 @@ _ENTRIES = (
         model_options={"learned_temperature": True},
         text="s . h / (|s| |h| temperature)",
         latex=r"s \cdot h / (|s| |h| \tau)",
-        source="the cosine of the angle between them",
+        source="the cosine of the angle between query and key",
         compute=lambda s, h, p: s @ h / (math.sqrt(s @ s) * math.sqrt(h @ h) * p["temperature"]),
         parameters={"temperature": ""},
     ),
@@ -129,14 +129,14 @@ _ENTRIES = (
 )
 
 SCORES = {entry.name: entry for entry in _ENTRIES}
-"""Every score by its canonical name."""
+"""The entry of every score, by canonical name."""
 
 ALL_NAMES = (*SCORES, *(alias for entry in _ENTRIES for alias in entry.aliases))
-"""Every name of a score: the canonical ones, then the aliases."""
+"""All names of scores: the canonical names, then the aliases."""
 
 
 def find_score(name: str) -> ScoreEntry:
-    """Return the score with this name or alias.
+    """Return the entry of the score with this name or alias.
 
     Raises:
         ConfigError: no score has this name.
@@ -156,6 +156,6 @@ def check_rotary(score: str, pairwise: bool, head_dim: int) -> None:
         )
     if head_dim % 2:
         raise ConfigError(
-            f"rotary positions need heads of even width, got {head_dim}; choose another number of "
-            "heads"
+            f"rotary positions need heads of even width, got {head_dim}; choose a different number "
+            "of heads"
         )

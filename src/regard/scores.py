@@ -1,6 +1,6 @@
-"""Scores: functions that compare a query with a key.
+"""Score functions, which compare a query with a key.
 
-Every score here has one of two forms: an inner product of projected rows,
+Every score here has one of two forms: an inner product of projected vectors,
 `project_query(s) . project_key(h)`, or pairwise, `v . tanh(project_query(s) + project_key(h))`.
 `Attention` selects the computation by the form; a custom score of neither form only needs
 `forward(query, key) -> (B, L, T)`. Names, aliases and formulas are in `score_registry`.
@@ -28,10 +28,10 @@ from regard.setting_checks import check_positive, check_widths
 
 
 class Score(nn.Module, ABC):
-    """Base class of the scores: queries and keys are projected independently, then compared."""
+    """Base class of score functions: queries and keys are projected separately, then compared."""
 
     widths: tuple[int, int] | None = None
-    """Widths of a query and a key; None: they do not depend on the parameters."""
+    """Widths of a query and a key; None if the parameters do not determine them."""
 
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
         """Return the projected queries; by default the queries themselves."""
@@ -45,10 +45,10 @@ class Score(nn.Module, ABC):
     def compare(
         self, queries: Float[Tensor, "*n L E"], keys: Float[Tensor, "*n T E"]
     ) -> Float[Tensor, "*n L T"]:
-        """Return the scores of projected queries with projected keys."""
+        """Return the scores of every projected query with every projected key."""
 
     def check(self, query: Tensor, key: Tensor) -> None:
-        """Raise a ShapeError that names both shapes if this score cannot compare rows of their widths."""
+        """Raise a ShapeError that states both shapes if this score cannot compare their widths."""
         if self.widths is not None and (query.shape[-1], key.shape[-1]) != self.widths:
             raise ShapeError(
                 f"{type(self).__name__} expects queries of width {self.widths[0]} and keys of width "
@@ -56,7 +56,7 @@ class Score(nn.Module, ABC):
             )
 
     def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
-        """Return the parameters by their letters in the formula; those of `head` if heads have their own."""
+        """Return the parameters by their letters in the formula; if heads differ, those of `head`."""
         return {}
 
     def forward(self, query: Float[Tensor, "B L Dq"], key: Float[Tensor, "B T Dk"]) -> Tensor:
@@ -72,12 +72,12 @@ class Score(nn.Module, ABC):
 
 
 class InnerProductScore(Score):
-    """Base class of scores that are an inner product of projected rows."""
+    """Base class of scores that are an inner product of projected vectors."""
 
     def compare(
         self, queries: Float[Tensor, "*n L E"], keys: Float[Tensor, "*n T E"]
     ) -> Float[Tensor, "*n L T"]:
-        """Return e_ti = q_t . k_i; half-precision inputs are computed in float32, to avoid overflow."""
+        """Return e_ti = q_t . k_i; half-precision inputs are converted to float32, to avoid overflow."""
         with without_autocast(queries.device):
             return to_compute_dtype(queries) @ to_compute_dtype(keys).mT
 
@@ -90,7 +90,7 @@ class EqualWidthScore(InnerProductScore):
         if query.shape[-1] != key.shape[-1]:
             raise ShapeError(
                 f"{type(self).__name__} needs queries and keys of equal width, got query "
-                f"{shape(query)} and key {shape(key)}; Bilinear and Additive take two widths"
+                f"{shape(query)} and key {shape(key)}; Bilinear and Additive accept different widths"
             )
 
 
@@ -101,8 +101,8 @@ class Dot(EqualWidthScore):
 class ScaledDot(EqualWidthScore):
     """e = s . h / sqrt(D) (Vaswani et al. 2017, arXiv:1706.03762, section 3.2.1). No parameters.
 
-    For independent components of variance 1 the dot product has variance D; divided by sqrt(D), it
-    has variance 1 at any width.
+    If the components are independent with mean 0 and variance 1, the dot product has variance D;
+    divided by sqrt(D), it has variance 1 at any width.
     """
 
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
@@ -111,13 +111,13 @@ class ScaledDot(EqualWidthScore):
 
 
 class Cosine(EqualWidthScore):
-    """e = s . h / (|s| |h| temperature): bounded by 1 / temperature at any norm.
+    """e = s . h / (|s| |h| temperature): bounded by 1 / temperature, whatever the norms.
 
     Norms of half-precision vectors are computed in float32; the score of a zero vector is 0.
 
     Args:
         temperature: divisor of the cosine, above 0 (default 1).
-        learned_temperature: train the temperature (as exp of a parameter, so it stays above 0).
+        learned_temperature: train the temperature (as exp of a parameter, so that it stays above 0).
     """
 
     def __init__(self, temperature: float = 1.0, learned_temperature: bool = False) -> None:
@@ -142,14 +142,14 @@ class Cosine(EqualWidthScore):
 
 
 def _unit_rows(rows: Tensor) -> Tensor:
-    """Return rows scaled to norm 1, in the dtype of the computation.
+    """Return the vectors scaled to norm 1, in the dtype of the computation.
 
-    Rows of zeros stay zero, and their gradient, which does not exist, is zero too.
+    Zero vectors stay zero; their gradient, which is undefined, is set to zero too.
     """
     rows = to_compute_dtype(rows)
     if not rows.shape[-1]:
         return rows
-    # squares of elements of any magnitude stay in range; the direction does not depend on the scale
+    # keeps squares of elements of any magnitude in range, and does not change the direction
     largest = rows.detach().abs().amax(-1, keepdim=True)
     zero = largest == 0
     return functional.normalize(rows / largest.masked_fill(zero, 1), dim=-1).masked_fill(zero, 0)
@@ -181,7 +181,7 @@ class Bilinear(InnerProductScore):
 
 
 class InnerProduct(InnerProductScore):
-    """e = s W h with W = A A' + eps I, symmetric and positive definite: <u, u> > 0 for u != 0.
+    """e = s W h with W = A A' + eps I, symmetric and positive definite: u W u > 0 for u != 0.
 
     Args:
         dim: width D of queries and keys.
@@ -208,7 +208,7 @@ class InnerProduct(InnerProductScore):
 
 
 class PairwiseScore(Score):
-    """Base class of scores v . tanh(a + b) of projected queries a and projected keys b."""
+    """Base class of scores v . tanh(a + b) with projected queries a and projected keys b."""
 
     vector: nn.Parameter
     """v: (D,), or (H, D) with one row per head."""
@@ -228,7 +228,7 @@ class PairwiseScore(Score):
 class Additive(PairwiseScore):
     """e = v . tanh(W s + U h + bias) (Bahdanau et al. 2015, arXiv:1409.0473, A.1.2).
 
-    Our `query` is their s_{t-1}, W their W_a, U their U_a, v their v_a.
+    In their notation, `query` is s_{t-1}, W is W_a, U is U_a and v is v_a.
 
     Args:
         query_dim: width Dq of a query.
@@ -269,8 +269,8 @@ class Additive(PairwiseScore):
 class Concat(PairwiseScore):
     """e = v . tanh(W [s; h] + bias) (Luong et al. 2015, section 3.1, 'concat').
 
-    The same function as `Additive` with W split at column Dq, and computed that way: queries are
-    never concatenated with keys. Arguments as in `Additive`.
+    This is the same function as `Additive`, with W split at column Dq, and is computed in this way:
+    queries are never concatenated with keys. The arguments are those of `Additive`.
     """
 
     def __init__(self, query_dim: int, key_dim: int, hidden_dim: int, bias: bool = False) -> None:
@@ -283,11 +283,11 @@ class Concat(PairwiseScore):
         nn.init.xavier_uniform_(self.vector[None])
 
     def project_query(self, query: Float[Tensor, "*n L Dq"]) -> Float[Tensor, "*n L E"]:
-        """Return the first Dq columns of W times s."""
+        """Return the product of the first Dq columns of W with s."""
         return functional.linear(query, self.weight[:, : self.query_dim])
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
-        """Return the last Dk columns of W times h, plus the bias."""
+        """Return the product of the last Dk columns of W with h, plus the bias."""
         return functional.linear(key, self.weight[:, self.query_dim :], self.bias)
 
     def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
@@ -310,11 +310,11 @@ class AdditiveHeads(PairwiseScore):
     def __init__(self, heads: int, dim: int) -> None:
         super().__init__()
         self.vector = nn.Parameter(torch.empty(heads, dim))
-        bound = math.sqrt(6 / (dim + 1))  # Xavier's, as for one head
+        bound = math.sqrt(6 / (dim + 1))  # Xavier initialisation, as for one head
         nn.init.uniform_(self.vector, -bound, bound)
 
     def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
-        """Return v of the head; the projected queries and keys contain W and U."""
+        """Return v of the head; the projected queries and keys already include W and U."""
         return {"v": self.vector[head]}
 
 
@@ -326,7 +326,7 @@ def make_score(
     hidden_dim: int | None = None,
     **options: Any,
 ) -> Score:
-    """Construct a score by its name or alias.
+    """Construct a score function from its name or alias.
 
     Args:
         name: `dot`, `scaled_dot`, `cosine`, `bilinear` (`general`), `inner_product`, `additive`
@@ -335,12 +335,12 @@ def make_score(
         key_dim: width Dk of a key (default `query_dim`).
         hidden_dim: width of the hidden layer of `additive` and `concat` (default `query_dim`); the
             other scores ignore it.
-        **options: further arguments of the class, such as `bias`, `scaled` or `temperature`.
+        **options: further arguments for the class, such as `bias`, `scaled` or `temperature`.
 
     Raises:
         ConfigError: the name is unknown, the score does not accept an option, or `query_dim` is
             missing.
-        ShapeError: the score needs equal widths and they differ.
+        ShapeError: the score needs equal widths, and `query_dim` and `key_dim` differ.
     """
     entry = find_score(name)
     check_widths(query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim)
@@ -360,34 +360,34 @@ def make_score(
         if option not in allowed:
             known = [*allowed, "query_dim", "key_dim", "hidden_dim"]
             raise ConfigError(
-                f"score {entry.name} does not take the option {option}; its options: "
+                f"score {entry.name} does not accept the option {option}; its options: "
                 f"{', '.join(allowed) or 'none'}{nearest(option, known)}"
             )
     given = {argument: widths[argument] for argument in arguments if argument in widths}
     if None in given.values():
         raise ConfigError(
-            f"score {entry.name} has parameters: give query_dim, the width of a query"
+            f"score {entry.name} has parameters: pass query_dim, the width of a query"
         )
     return score_class(**given, **options)
 
 
 def check_no_options(score: nn.Module, *options: Mapping[str, Any]) -> None:
-    """Raise a ConfigError for a score that is no module, and for options beside one that is."""
+    """Raise a ConfigError if the score is not a module, or if options accompany a module."""
     if not isinstance(score, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
-            f"score takes the name of a score or a torch.nn.Module, got {score!r}; it comes before "
-            "dropout, which is best given by name"
+            f"score must be the name of a score or a torch.nn.Module, got {score!r}; it precedes "
+            "dropout, which is best passed by keyword"
         )
     for name, value in itertools.chain(*(mapping.items() for mapping in options)):
         if value is not None:
             raise ConfigError(
-                f"{name} is an option of a score given by its name, got the score "
-                f"{type(score).__name__}: construct it with this option"
+                f"{name} is an option for a score specified by name, got the score module "
+                f"{type(score).__name__}: construct the module with this option"
             )
 
 
 def shape(tensor: Tensor) -> str:
-    """Return the shape as messages print it, such as (2, 3, 4)."""
+    """Return the shape in the format of error messages, such as (2, 3, 4)."""
     return str(tuple(tensor.shape))
 
 

@@ -1,4 +1,4 @@
-"""Search over any decoder: greedy search, beam search and forced decoding.
+"""Search with any decoder: greedy search, beam search and forced decoding.
 
 Hypotheses carry the attention weights of their steps, so every output of a search has its attention.
 """
@@ -36,7 +36,7 @@ class SearchConstraints(NamedTuple):
     prefixes: Int[Tensor, "B P"]
     """Tokens that each output begins with, padded at the end."""
     pins: Float[Tensor, "B S T"]
-    """Pinned weights of the steps 0 to S - 1, NaN where there are none."""
+    """Pinned weights at steps 0 to S - 1; NaN where a weight is not pinned."""
     ablated_heads: Bool[Tensor, "layers heads"] | None = None
     """True for heads whose weights are set to 0, at every step."""
 
@@ -49,7 +49,7 @@ class SearchConstraints(NamedTuple):
         return Intervention(pins.expand(len(items), self.pins.shape[2]), self.ablated_heads)
 
     def force(self, totals: Float[Tensor, "A K V"], step: int, items: Int[Tensor, " A"]) -> None:
-        """Set all tokens but that of the prefix to -inf, within the prefix."""
+        """Within the prefix, set the totals of all tokens except the prefix token to -inf."""
         if step >= self.prefixes.shape[1]:
             return
         token = self.prefixes[items, step, None]
@@ -70,27 +70,29 @@ def beam_search(
     top_logprobs: int = 0,
     on_step: Callable[[], None] | None = None,
 ) -> list[list[Hypothesis]]:
-    """Return the best outputs of each of B sources, best first; a beam of 1 is greedy search.
+    """Return the best outputs for each of B sources, best first; a beam size of 1 is greedy search.
 
-    The search for a source ends when none of its open hypotheses could still enter its `n_best`,
-    even if all remaining tokens had probability 1, so stopping early never changes the result.
+    The search for a source ends when none of its open hypotheses could still be among its `n_best`
+    outputs, even if all remaining tokens had probability 1, so stopping early never changes the
+    result.
 
     Args:
         decoder: any object with the methods `start` and `step` of `Decoder`.
         memory: the encoded sources.
-        limits: (B,), the maximum number of tokens of each output; EOS is forced at that length.
-        beam_size: number of hypotheses kept per source; `n_best`, if that is larger.
-        n_best: outputs per source.
+        limits: (B,), the maximum number of tokens in each output; EOS is forced at that length.
+        beam_size: number of hypotheses kept per source, or `n_best` if that is larger.
+        n_best: number of outputs per source.
         length_penalty: exponent of the length penalty.
         constraints: prefixes and interventions.
         return_tree: store the search tree of the source in the field `tree` of each output.
-        top_logprobs: how many of the most probable tokens of every step to return, under the
-            decoder's own distribution, which prefixes do not restrict.
+        top_logprobs: number of most probable tokens to return for every step, under the decoder's
+            own distribution, which prefixes do not restrict.
         on_step: called before every step; an exception that it raises ends the search.
 
     Raises:
         ConfigError: `beam_size` or `n_best` is not in [1, `MAX_BEAM_SIZE`], `length_penalty` is not
-            in [0, 10], `top_logprobs` or a limit is negative, or no output has a finite log-probability.
+            in [0, 10], `top_logprobs` or a limit is negative, or a source has no output with a
+            finite log-probability.
         ShapeError: the number of limits differs from the number of sources.
     """
     _check_options(memory, limits, beam_size, n_best, length_penalty, top_logprobs)
@@ -132,11 +134,12 @@ def _check_options(
     check_length_penalty(length_penalty)
     if top_logprobs < 0:
         raise ConfigError(f"top_logprobs must be at least 0, got {top_logprobs}")
-    # other decoders may have a memory of their own kind
+    # other decoders may have their own type of memory
     sources = len(memory.states) if isinstance(memory, Memory) else len(limits)
     if limits.shape != (sources,) or limits.is_floating_point():
         raise ShapeError(
-            f"expected limits of int (B,) = {(sources,)}, got {limits.dtype} {tuple(limits.shape)}"
+            f"expected limits of an integer dtype and shape (B,) = {(sources,)}, got {limits.dtype} "
+            f"{tuple(limits.shape)}"
         )
     check_limits(limits.tolist())
 
@@ -149,12 +152,13 @@ def forced_decode(
 
     Raises:
         ConfigError: the log-probability of a target is NaN, or `length_penalty` is not in [0, 10].
-        DataError: there is not one target per source, or a target has ids that are PAD, BOS, EOS or unknown.
+        DataError: the number of targets differs from the number of sources, or a target contains
+            PAD, BOS, EOS or an unknown id.
     """
     check_length_penalty(length_penalty)
     if len(targets) != len(memory.states):
         raise DataError(
-            f"expected one target per source, got {len(targets)} and {len(memory.states)}"
+            f"expected as many targets as sources, got {len(targets)} and {len(memory.states)}"
         )
     copies = [] if memory.copies is None else memory.copies.flatten().tolist()
     check_ids(targets, max([decoder.vocabulary - 1, *copies]), reserved={PAD, BOS, EOS})
@@ -179,7 +183,7 @@ def _check_finite(finite: bool | np.bool_) -> None:
     if not finite:
         raise ConfigError(
             "the log-probabilities of the decoder are infinite or NaN; train again with a lower "
-            "training.learning_rate, or from weights that are finite"
+            "training.learning_rate, or start from finite weights"
         )
 
 
@@ -191,7 +195,7 @@ def _step(
     number: int,
     items: Int[Tensor, " A"],
 ) -> Step:
-    """Compute one step of all hypotheses; a decoder without interventions need not accept them."""
+    """Compute one step for all hypotheses; a decoder need only accept interventions if there are any."""
     intervention = None if constraints is None else constraints.intervention(number, items)
     if intervention is None:
         return decoder.step(tokens.flatten(), state)
@@ -201,7 +205,7 @@ def _step(
 def _totals(
     step_log_probs: Float[Tensor, "N V"], log_probs: np.ndarray, at_limit: np.ndarray
 ) -> Float[Tensor, "A K V"]:
-    """Return the log-probabilities of all continuations; at the limit, of EOS only."""
+    """Return the log-probabilities of all continuations; at the limit, only EOS is possible."""
     device = step_log_probs.device
     previous = torch.from_numpy(log_probs).to(device)[..., None]
     totals = previous + step_log_probs.view(*log_probs.shape, -1)
@@ -220,7 +224,7 @@ def _select(
     shape: tuple[int, ...],
     device: torch.device,
 ) -> Any:
-    """Return the state of the parents, of the active sources; `shape` is (A, K') before the step."""
+    """Return the state of the parents for the active sources; `shape` is (A, K') before the step."""
     rows = torch.from_numpy((np.arange(shape[0])[:, None] * shape[1] + parents)[active]).flatten()
     remaining = None if active.all() else torch.from_numpy(np.flatnonzero(active)).to(device)
     return state.select(rows.to(device), remaining)

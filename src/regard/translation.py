@@ -1,4 +1,4 @@
-"""One output and its attention."""
+"""The output of a translation, with its attention."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ class Branch(NamedTuple):
     """A node of a search tree: a hypothesis that the search kept."""
 
     parent: int
-    """Index of the branch that it continues; -1 at the start."""
+    """Index of the branch that this one continues; -1 at the start."""
     token: str | None
-    """Its last token; None for EOS."""
+    """The last token; None for EOS."""
     log_prob: float
-    """Sum of the log-probabilities so far, nats."""
+    """Sum of the log-probabilities so far, in nats."""
 
 
 class TokenLogProb(NamedTuple):
@@ -34,28 +34,28 @@ class TokenLogProb(NamedTuple):
     token: str | None
     """The token; None for EOS."""
     log_prob: float
-    """Its log-probability, nats."""
+    """Log-probability of the token, in nats."""
 
 
 @dataclass(frozen=True, repr=False)
 class Translation:
-    """One output and its attention."""
+    """One output of a translator, with its attention."""
 
     source: str
     """The source text."""
     source_tokens: list[str]
-    """Tokens that the encoder read, EOS included; unknown tokens in their own spelling."""
+    """Tokens that the encoder read, EOS included; unknown tokens keep their spelling."""
     tokens: list[str]
     """Tokens of the output, without EOS."""
     text: str
     """The output as a string."""
     score: float
-    """Sum of log-probabilities (nats), EOS included, divided by the length penalty."""
+    """Sum of the log-probabilities in nats, EOS included, divided by the length penalty."""
     attention: np.ndarray | None
-    """(len(tokens), len(source_tokens)), rows sum to 1 unless the normalizer is `none`; None without attention.
-    The average over the heads of one layer, chosen after training."""
+    """(len(tokens), len(source_tokens)): the average over the heads of one layer, which is selected
+    after training; None without attention. Rows sum to 1 unless the normaliser is `none`."""
     attention_heads: np.ndarray | None = None
-    """(len(tokens), layers, heads, len(source_tokens)): attention of every head of every layer."""
+    """(len(tokens), layers, heads, len(source_tokens)): attention of every head in every layer."""
     complete: bool = True
     """False if the output was truncated at its length limit."""
     unknown: list[str] = field(default_factory=list)
@@ -63,9 +63,9 @@ class Translation:
     left_out: list[str] = field(default_factory=list)
     """Punctuation that is not in the vocabulary and was left out of the source tokens."""
     source_words: list[int | None] = field(default_factory=list, repr=False)
-    """Index of the word of every source token; None for EOS."""
+    """Index of the word to which each source token belongs; None for EOS."""
     target_words: list[int | None] = field(default_factory=list, repr=False)
-    """Index of the word of every token of the output."""
+    """Index of the word to which each token of the output belongs."""
     tree: list[Branch] | None = field(default=None, repr=False)
     """The search tree, if `return_tree` was set."""
     top_logprobs: list[list[TokenLogProb]] | None = field(default=None, repr=False)
@@ -76,7 +76,7 @@ class Translation:
 
     @property
     def source_labels(self) -> list[str]:
-        """The source tokens as charts display them: without joiners, unknown ones with `<unk>`."""
+        """The source tokens as charts display them: without joiners; unknown ones marked `<unk>`."""
         unknown = set(self.unknown)
         labels = [
             f"{display_token(token)} {SPECIAL_TOKENS[UNK]}"
@@ -97,9 +97,10 @@ class Translation:
         total, unknown = len(self.source_tokens[:-1]), len(self.unknown)
         if 2 * unknown <= total:
             return None
+        verb = "is" if unknown == 1 else "are"
         return (
-            f"The output is unreliable: {unknown} of {quantity(total, 'source token')} not in the "
-            "model's vocabulary."
+            f"The output is unreliable: {unknown} of {quantity(total, 'source token')} {verb} not in "
+            "the model's vocabulary."
         )
 
     def __repr__(self) -> str:
@@ -125,7 +126,7 @@ class Translation:
         if self.source_tokens:
             notes = [f"{_isolated(self.source)} (score {self.score:.3f})"]
         if self.unknown:
-            notes.append(f"not in the vocabulary of the model: {_listed(self.unknown)}")
+            notes.append(f"not in the model's vocabulary: {_listed(self.unknown)}")
         if self.left_out:
             left_out = _listed(self.left_out)
             notes.append(f"left out: {left_out} (punctuation that the model does not use)")
@@ -163,7 +164,8 @@ class Translation:
     def alignment(self) -> Alignment:
         """Return the pairs (source word, target word), 0-based; `str()` returns Pharaoh format, `0-0 1-2`.
 
-        Words are separated by spaces (subwords merged); in text without spaces every token is a word.
+        Words are separated by spaces, and subwords are merged; in text without spaces, every token is
+        a word.
 
         Raises:
             ConfigError: the model has no attention.
@@ -177,11 +179,12 @@ class Translation:
 
         Args:
             title: title above the heatmap.
-            layer: a layer of `attention_heads`, counted from 0, or None for the layer of `attention`.
-            head: a head of that layer, counted from 0, or None for the average over its heads.
+            layer: a layer of `attention_heads`, counted from 0; None means layer 0 if `head` is given,
+                otherwise the layer of `attention`.
+            head: a head of that layer, counted from 0; None means the average over its heads.
 
         Raises:
-            ConfigError: the model has no attention, or no such layer or head.
+            ConfigError: the model has no attention, or does not have this layer or head.
             DataError: the text or the output is empty.
         """
         from regard.charts import heatmap
@@ -201,8 +204,8 @@ class Translation:
             if not (0 <= layer < layers and (head is None or 0 <= head < count)):
                 where = f"layer {layer}" if head is None else f"layer {layer}, head {head}"
                 raise ConfigError(
-                    f"there is no {where}: this attention has "
-                    f"{quantity(layers, 'layer')} of {quantity(count, 'head')}, both counted from 0"
+                    f"there is no {where}: the model has {quantity(layers, 'layer')} of "
+                    f"{quantity(count, 'head')}, both counted from 0"
                 )
             weights = heads[:, layer].mean(1) if head is None else heads[:, layer, head]
         return heatmap(weights, self.source_labels, self.target_labels, title=title, heads=heads)
@@ -210,9 +213,9 @@ class Translation:
     def words(self) -> "Translation":
         """Return the translation with subwords merged into words, so that `words().chart()` shows words.
 
-        Weights of the parts of a source word are added and rows of the parts of a target word
-        averaged, so that the row sums and `alignment()` do not change. Tokens that do not belong to
-        a word, such as EOS, are left unchanged. A word with an unknown part counts as unknown.
+        The weights of the parts of a source word are added, and the rows of the parts of a target
+        word are averaged, so that the row sums and `alignment()` do not change. Tokens that do not
+        belong to a word, such as EOS, are left unchanged. A word with an unknown part is unknown.
         """
         source = _word_groups(self.source_words, len(self.source_tokens))
         target = _word_groups(self.target_words, len(self.tokens))
@@ -241,8 +244,9 @@ class Translation:
         """Return the arguments for BertViz's `head_view` or `model_view`: `head_view(**t.to_bertviz())`.
 
         Returns:
-            cross_attention, a tensor (1, heads, L, T) for every layer; encoder_tokens, the T tokens of
-            the source; decoder_tokens, the L tokens of the output.
+            A dict with `cross_attention`, a list with one tensor (1, heads, L, T) per layer;
+            `encoder_tokens`, the T tokens of the source; and `decoder_tokens`, the L tokens of the
+            output.
 
         Raises:
             ConfigError: the model has no attention.
@@ -259,7 +263,7 @@ class Translation:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the object that `regard translate --attention` writes."""
+        """Return the object that `regard translate --attention` writes, as a dict."""
         names = ("source", "source_tokens", "tokens", "text", "score", "complete")
         values = {name: getattr(self, name) for name in names}
         return {**values, "attention": rounded(self.attention)}
@@ -267,14 +271,14 @@ class Translation:
     def _weights(self) -> np.ndarray:
         if self.attention is None:
             raise ConfigError(
-                "this model has no attention to show (model.attention none); train one with "
-                "another model.attention"
+                "this model has no attention to show (model.attention none); train a model with a "
+                "different model.attention"
             )
         return self.attention
 
 
 def _isolated(text: str) -> str:
-    """Return text whose direction of writing has no effect on the text around it."""
+    """Return text whose writing direction has no effect on the text around it."""
     return f"\u2068{text}\u2069"
 
 
@@ -284,7 +288,7 @@ def _listed(tokens: Sequence[str]) -> str:
 
 
 def rounded(weights: np.ndarray | None) -> list[Any] | None:
-    """Return weights as nested lists for JSON, with six decimals."""
+    """Return weights as nested lists for JSON, rounded to six decimals."""
     return None if weights is None else weights.astype(float).round(6).tolist()
 
 
@@ -304,7 +308,7 @@ def with_alternatives(outputs: Sequence[Translation]) -> list[Translation]:
 
 
 def _word_groups(words: Sequence[int | None], length: int) -> list[list[int]]:
-    """Return the token positions of each word, in order; a token without a word is a group."""
+    """Return the token positions of each word, in order; a token without a word is its own group."""
     groups: dict[Any, list[int]] = {}
     for position, word in enumerate(words or [None] * length):
         groups.setdefault(("alone", position) if word is None else word, []).append(position)
@@ -314,13 +318,13 @@ def _word_groups(words: Sequence[int | None], length: int) -> list[list[int]]:
 def _merge_weights(
     heads: np.ndarray, source: Sequence[Sequence[int]], target: Sequence[Sequence[int]]
 ) -> np.ndarray:
-    """Add the columns and average the rows of each group of (L, layers, heads, T)."""
+    """Add the columns and average the rows of each group, in weights (L, layers, heads, T)."""
     columns = np.stack([heads[..., group].sum(-1) for group in source], -1)
     return np.stack([columns[group].mean(0) for group in target])
 
 
 def _merge_tokens(tokens: Sequence[str], groups: Sequence[Sequence[int]]) -> list[str]:
-    """Join the tokens of every group; single tokens stay as they are if all groups have one."""
+    """Join the tokens of every group; if every group has one token, the tokens are unchanged."""
     if len(groups) == len(tokens):
         return list(tokens)
     parts = [[tokens[position] for position in group] for group in groups]
@@ -328,5 +332,5 @@ def _merge_tokens(tokens: Sequence[str], groups: Sequence[Sequence[int]]) -> lis
 
 
 def _strip_marks(token: str) -> str:
-    """Strip the marks of a preceding space and of a joint from a token."""
+    """Strip the marks for a preceding space and for a joint from a token."""
     return token[1:] if token.startswith("▁") else display_token(token)

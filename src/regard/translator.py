@@ -1,4 +1,4 @@
-"""Translator: texts in, translations with their attention out."""
+"""Translator: maps texts to translations with their attention."""
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +28,7 @@ from regard.translation import (
 )
 
 _FULL_BATCH_BEAMS = 20
-"""Beam size above which batches are smaller in proportion, so that their memory stays bounded."""
+"""Beam size above which batches shrink in proportion, so that their memory stays bounded."""
 
 
 class ForcedOptions(TypedDict, total=False):
@@ -53,7 +53,7 @@ class Options(ForcedOptions, total=False):
 class Translator:
     """A trained model with its tokenizers, on one device.
 
-    `Translator.load(folder)` and `regard.train` return one.
+    `Translator.load(folder)` and `regard.train` return a translator.
     """
 
     trained: model_folder.TrainedModel
@@ -77,7 +77,7 @@ class Translator:
             device: `auto` (a GPU if available), `cpu`, `cuda` or `mps`.
 
         Raises:
-            FolderError: the folder is missing, damaged or of a newer format.
+            FolderError: the folder is missing, damaged or in a newer format.
             ConfigError: the device is not available.
         """
         translator = cls(model_folder.load(folder), find_device(device))
@@ -95,7 +95,7 @@ class Translator:
         return self.trained.target
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is copied and pickled: not what is prepared for this process."""
+        """Return the fields to copy or pickle, without those that are cached for this process."""
         return {"trained": self.trained, "device": self.device}
 
     @functools.cached_property
@@ -104,7 +104,7 @@ class Translator:
 
     @property
     def attention_layer(self) -> int:
-        """The layer whose heads `Translation.attention` averages; the middle one until training selects one."""
+        """The layer whose heads `Translation.attention` averages: the middle one until training selects one."""
         middle = self.trained.model.decoder.attention_layers // 2
         return self.trained.metadata.get("attention_layer", middle)
 
@@ -151,33 +151,33 @@ class Translator:
         return_tree: bool = False,
         top_logprobs: int = 0,
     ) -> Translation | list[Translation] | list[list[Translation]]:
-        """Translate one text or several; the outputs are in the order of the texts.
+        """Translate one or more texts; the outputs are in the same order as the texts.
 
         Args:
-            texts: a source, or any iterable of sources (a list, a column of a table, a file), each a
-                string or a pair (source, features); a blank source gives `n_best` translations
-                with no tokens.
-            beam_size: number of hypotheses kept per source, at most 1,000; 1 is greedy search.
-            n_best: outputs per source, at most 1,000; if above 1, every item of the result is a list,
-                best first.
+            texts: a string, or any iterable of sources (a list, a column of a table, a file), each of
+                which is a string or a pair (source, features). A blank source gives `n_best`
+                translations with no tokens.
+            beam_size: number of hypotheses kept per source, at most 1,000; 1 means greedy search.
+            n_best: number of outputs per source, at most 1,000.
             length_penalty: exponent of the length penalty ((5 + length) / 6) ** length_penalty.
-            batch_tokens: source tokens per batch, padding included; fewer with more than 20 beams.
-            on_progress: called with the number of texts just translated.
-            prefix: the beginning of the output: one text for all sources, or a list with one prefix
-                per source, each a text or a list of tokens.
+            batch_tokens: number of source tokens per batch, padding included; reduced for more than
+                20 beams.
+            on_progress: called after each batch with the number of texts translated in it.
+            prefix: the beginning of the output: one string for all sources, or a list with one
+                prefix per source, each of which is a string or a list of tokens.
             pin: attention weights to impose, as `{step: {source token: weight}}` with steps and
-                source tokens counted from 0 as in `attention`: one dict for all texts, or one per
-                text. The other source tokens share the remaining weight in proportion to their own
-                weights.
-            ablate_heads: (layer, head) pairs, counted from 0, of the Transformer heads whose
-                weights are set to 0.
-            return_tree: store the search tree in `tree` of each output.
-            top_logprobs: how many of the most probable next tokens of every step to store in
-                `top_logprobs` of each output (0: none).
+                source tokens counted from 0, as in `attention`: one dict for all texts, or a list
+                with one dict per text. The other source tokens share the remaining weight in
+                proportion to their own weights.
+            ablate_heads: Transformer heads whose weights are set to 0, as (layer, head) pairs,
+                counted from 0.
+            return_tree: store the search tree in the field `tree` of each output.
+            top_logprobs: number of most probable next tokens to store for every step, in the field
+                `top_logprobs` of each output (default 0).
 
         Returns:
-            For one string, its translation; for several, a list of translations. With `n_best` above
-            1, each translation is replaced by a list, best first.
+            A string gives one translation; an iterable gives a list with one translation per source.
+            If `n_best` is above 1, each translation is replaced with a list of them, best first.
 
         Raises:
             DataError: an item is neither a string nor a pair (source, features).
@@ -204,9 +204,9 @@ class Translator:
         top_logprobs: int = 0,
         on_step: Callable[[], None] | None = None,
     ) -> list[list[Translation]]:
-        """Return the `n_best` outputs of each text, best first; arguments as in `translate`.
+        """Return the `n_best` outputs for each text, best first; other arguments as in `translate`.
 
-        `regard.request.prepare` returns the request. `on_step` is called before every step of a
+        `regard.request.prepare` creates the request. `on_step` is called before every step of a
         search; an exception that it raises ends the search.
         """
         check_beam_size(beam_size=beam_size, n_best=n_best)
@@ -246,10 +246,10 @@ class Translator:
         batch_tokens: int = 4096,
         on_progress: Callable[[int], None] | None = None,
     ) -> Translation | list[Translation]:
-        """Return the score and the attention of each given target, a text or a list of tokens.
+        """Return the score and the attention for each given target, a string or a list of tokens.
 
-        The result has the same form as that of `translate` and contains the tokens of the targets:
-        one translation if both arguments are strings, otherwise a list.
+        The result has the same form as that of `translate`, but with the tokens of the targets: one
+        translation if both arguments are strings, otherwise a list.
 
         Raises:
             DataError: the number of targets differs from the number of texts.
@@ -258,7 +258,7 @@ class Translator:
         references = [targets] if isinstance(targets, str) else list(targets)
         if len(sources) != len(references):
             raise DataError(
-                f"expected one target per text, got {len(sources)} and {len(references)}"
+                f"expected as many targets as texts, got {len(references)} and {len(sources)}"
             )
         request = prepare(self.trained, sources, references, forced=True)
 
@@ -299,7 +299,7 @@ class Translator:
         return outputs
 
     def _tokens(self, ids: Sequence[int], copies: Copies | None) -> list[str]:
-        """Return the tokens of ids; those beyond the vocabulary are copied from the source."""
+        """Return the tokens of ids; ids beyond the vocabulary are those of copied source tokens."""
         if copies is None:
             return self.target.ids_to_tokens(ids)
         size = len(self.target)
@@ -360,10 +360,10 @@ def to_list(texts: str | Iterable[SourceLike]) -> list[SourceLike]:
     """Return the texts as a list.
 
     Raises:
-        DataError: an item is no text.
+        DataError: `texts` is not iterable, or an item is neither a string nor (source, features).
     """
     if not isinstance(texts, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DataError(f"expected a string or several, got {texts!r}")
+        raise DataError(f"expected a string or an iterable of strings, got {texts!r}")
     items: list[Any] = [texts] if isinstance(texts, str) else list(texts)
     for index, item in enumerate(items):
         if not _is_source(item):
@@ -375,7 +375,7 @@ def to_list(texts: str | Iterable[SourceLike]) -> list[SourceLike]:
 
 
 def _is_source(item: Any) -> bool:
-    """Return whether an item is a text, or a text and its features."""
+    """Return whether an item is a string, or a pair of a string and its features."""
     if isinstance(item, tuple):
         fields: list[Any] = [*item]
         return len(fields) == 2 and isinstance(fields[0], str) and isinstance(fields[1], str | None)
@@ -383,7 +383,7 @@ def _is_source(item: Any) -> bool:
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device of this name; `auto` takes a GPU if one is available.
+    """Return the device with this name; `auto` selects a GPU if one is available.
 
     Raises:
         ConfigError: the device is not available.
@@ -392,6 +392,6 @@ def find_device(name: str) -> torch.device:
     available = [kind for kind, backend in accelerators.items() if backend.is_available()]
     available.append("cpu")
     if name not in ("auto", *available):
-        choices = ", ".join(available)
-        raise ConfigError(f"there is no device {name!r} here; choose auto or one of {choices}")
+        choices = ", ".join(["auto", *available])
+        raise ConfigError(f"device {name!r} is not available; choose one of {choices}")
     return torch.device(available[0] if name == "auto" else name)

@@ -1,10 +1,10 @@
-"""Decoders, and the protocol that search and training know of them.
+"""Decoders, and the protocol that search and training use.
 
     start(memory) -> State                      before the first token
     step(token, state) -> Step                  one token: log-probabilities, state, weights
-    unroll(memory, tokens) -> Unrolled          all steps of given targets at once (the same numbers)
+    unroll(memory, tokens) -> Unrolled          all steps of given targets at once (the same results)
 
-A state holds N rows, the same number for every source of its memory and grouped by source, so that
+A state has N rows, grouped by source, with the same number for every source in its memory, so that
 N = B x beams; the queries of one source share its memory.
 """
 

@@ -23,7 +23,7 @@ class BahdanauDecoder(AttendingDecoder):
     def unroll(
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
     ) -> Unrolled:
-        """Compute all steps: the first layer one by one, everything else at once."""
+        """Compute all steps: one by one in the first layer, all at once in the rest."""
         state = self.start(memory)
         hidden = state.hidden[0]
         states: list[Tensor] = []

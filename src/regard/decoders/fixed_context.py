@@ -23,7 +23,7 @@ class FixedContextDecoder(RecurrentDecoder):
     def unroll(
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
     ) -> Unrolled:
-        """Compute all steps at once; no weights."""
+        """Compute all steps at once; there are no attention weights."""
         context = memory.final[:, None].expand(-1, tokens.shape[1], -1)
         inputs = torch.cat([self._embed(tokens), context], dim=-1)
         top = self._run_cells(inputs, self.start(memory).hidden)

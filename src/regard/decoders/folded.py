@@ -24,7 +24,7 @@ _OWN_MODULES = ("regard.", "torch.nn.modules.")
 
 
 def fold(decoder: Decoder) -> StepDecoder:
-    """Return a decoder with the same steps that is faster in inference; others are returned as they are."""
+    """Return a decoder with the same steps that is faster in inference, or `decoder` if it cannot be folded."""
     if not isinstance(decoder, AttendingDecoder):
         return decoder
     exact = all(weight.dtype in _DTYPES for weight in decoder.parameters())
@@ -32,9 +32,9 @@ def fold(decoder: Decoder) -> StepDecoder:
 
 
 def _calls_own_modules(decoder: AttendingDecoder) -> bool:
-    """Return whether all modules but a custom score are of this package or PyTorch, without hooks.
+    """Return whether no module has hooks and all are from this package or PyTorch, a score excepted.
 
-    The folded decoder calls none of the others.
+    The folded decoder would bypass any other module.
     """
     score = {*decoder.attention.score.modules()}
     return not any(
@@ -47,13 +47,14 @@ def _calls_own_modules(decoder: AttendingDecoder) -> bool:
 class FoldedDecoder:
     """A recurrent decoder with attention, without gradients.
 
-    The embeddings are projected for the first cell once per entry of the vocabulary, and the encoder's
-    states, which are the values, once per source instead of the context at every step:
+    The embeddings are projected for the first cell once per entry of the vocabulary. The encoder's
+    states, which are the values, are projected once per source, instead of projecting the context at
+    every step:
 
         W c_t = W sum_i alpha_ti h_i = sum_i alpha_ti (W h_i)
 
-    The weights are folded again when those of the decoder have changed (`weights_version`). Autocast has
-    no effect.
+    If the weights of the decoder change (`weights_version`), they are folded again. Autocast has no
+    effect.
     """
 
     def __init__(self, decoder: AttendingDecoder) -> None:
@@ -84,7 +85,7 @@ class FoldedDecoder:
         self._values = FrozenLinear(torch.cat(blocks))
 
     def start(self, memory: Memory) -> RecurrentState:
-        """Return the first state; the values of its memory are projected."""
+        """Return the first state; the values in its memory are projected."""
         version = weights_version(self.decoder)
         if version != self._version:
             self._fold()
@@ -129,7 +130,7 @@ class FoldedDecoder:
         return Step(log_probs, state, weights)
 
     def _fold_query(self) -> Callable[[Tensor], Tensor] | None:
-        """Return the projection of queries; None where attention is more than scores of them."""
+        """Return the projection of queries; None if the decoder must compute the attention itself."""
         decoder, score = self.decoder, self.decoder.attention.score
         if not isinstance(score, Score) or decoder.window or decoder.coverage:
             return None

@@ -16,14 +16,15 @@ class LuongDecoder(AttendingDecoder):
 
         s_t = cell(s_{t-1}, [y_{t-1}; feed])    c_t = attention(s_t, h)    s~_t = tanh(W_c [c_t; s_t])
 
-    With input feeding (section 3.3) the attentional state s~_{t-1} is read beside the embedding.
-    Without it and without coverage no step depends on an attention, so whole targets run at once.
+    With input feeding (section 3.3), the first cell reads the attentional state s~_{t-1} in addition
+    to the embedding. Without input feeding and coverage, no step depends on the attention of another
+    step, so all steps of a target are computed at once.
     The arguments are those of `AttendingDecoder`.
     """
 
     @staticmethod
     def extra_dim(config: RecurrentDecoderConfig) -> int:
-        """Return the width of the attentional state, with input feeding."""
+        """Return the width of the attentional state; 0 without input feeding."""
         return config.readout_dim if config.input_feeding else 0
 
     def start(self, memory: Memory) -> RecurrentState:
@@ -48,7 +49,7 @@ class LuongDecoder(AttendingDecoder):
         return Unrolled(self._read_out(context, top), weights)
 
     def query(self, before: RecurrentState, after: RecurrentState) -> Float[Tensor, "N D"]:
-        """s_t."""
+        """Return the query, s_t."""
         return after.hidden[-1][0]
 
     def advance(

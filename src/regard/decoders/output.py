@@ -1,4 +1,4 @@
-"""Output layers: readout states to the next token, from the vocabulary or copied from the source."""
+"""Output layers, which predict the next token, from the vocabulary or copied from the source."""
 
 import torch
 from jaxtyping import Float, Int, Shaped
@@ -9,7 +9,7 @@ from regard.text import UNK
 
 
 class OutputDecoder(nn.Module):
-    """Base of decoders with an output layer, which `_add_output` creates."""
+    """Base class of decoders with an output layer, which `_add_output` creates."""
 
     vocabulary: int
     output: "nn.Linear | CopyingOutput"
@@ -25,26 +25,26 @@ class OutputDecoder(nn.Module):
         weights: Float[Tensor, "*n layers heads T"] | None = None,
         copies: Int[Tensor, "*m T"] | None = None,
     ) -> Float[Tensor, "*n V"]:
-        """Return the logits over the vocabulary, or log-probabilities of a copying decoder."""
+        """Return the logits over the vocabulary or, for a copying decoder, log-probabilities."""
         if not isinstance(self.output, CopyingOutput):
             return self.output(states)
         return self.output(states, weights, copies)
 
     def log_probs(self, states: Tensor, weights: Tensor | None, copies: Tensor | None) -> Tensor:
-        """Return the log-probabilities of one step, for N = B x beams rows."""
+        """Return the log-probabilities at one step, for N = B x beams rows."""
         copies = None if copies is None else repeat_beams(copies, len(states))
         return torch.log_softmax(to_compute_dtype(self.predict(states, weights, copies)), dim=-1)
 
 
 class CopyingOutput(nn.Linear):
-    """A mixture of generating a token of the vocabulary and copying one of the source.
+    """A mixture of generating a token from the vocabulary and copying one from the source.
 
         P(w) = p_gen P_vocab(w) + (1 - p_gen) sum_{i: x_i = w} alpha_i
 
     See et al. 2017, "Get To The Point" (arXiv:1704.04368), eq. 8 and 9. Our p_gen is a sigmoid of
     the readout state, which a recurrent decoder computes from their c_t and s_t; alpha is the average
-    over the heads of the last layer. Source tokens that are not in the vocabulary follow it as V, V + 1, …,
-    in the order of each source, so the outputs have V + K entries.
+    over the heads of the last layer. Source tokens that are not in the vocabulary have the ids V, V + 1, …,
+    in the order in which they occur in each source, so the outputs have V + K entries.
     """
 
     def __init__(self, in_features: int, out_features: int) -> None:
@@ -57,7 +57,7 @@ class CopyingOutput(nn.Linear):
         weights: Float[Tensor, "*n layers heads T"] | None = None,
         copies: Int[Tensor, "*m T"] | None = None,
     ) -> Float[Tensor, "*n VK"]:
-        """Return log-probabilities; -inf for tokens of neither vocabulary nor source."""
+        """Return log-probabilities; -inf for tokens in neither the vocabulary nor the source."""
         assert weights is not None
         assert copies is not None
         p_vocab = torch.softmax(to_compute_dtype(super().forward(input)), dim=-1)
@@ -73,10 +73,10 @@ class CopyingOutput(nn.Linear):
 
 
 def repeat_beams(rows: Shaped[Tensor, "B *n"], count: int) -> Shaped[Tensor, "N *n"]:
-    """Repeat the row of each source for its beams, N = `count` = B x beams."""
+    """Repeat the row of each source for each of its beams; N = `count` = B x beams."""
     return rows.repeat_interleave(count // max(1, len(rows)), dim=0)
 
 
 def known_tokens(tokens: Int[Tensor, "*n"], vocabulary: int) -> Int[Tensor, "*n"]:
-    """Replace copied tokens, which lie beyond the vocabulary, with UNK: decoders read these back."""
+    """Replace copied tokens, whose ids are beyond the vocabulary, with UNK, which decoders can read."""
     return tokens.masked_fill(tokens >= vocabulary, UNK)

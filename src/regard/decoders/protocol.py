@@ -1,4 +1,4 @@
-"""The decoder protocol: all that search, training, alignment and explanation know of a decoder."""
+"""The decoder protocol: everything that search, training, alignment and explanation require."""
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -13,7 +13,7 @@ class State(Protocol):
     """What a decoder carries from step to step; only its decoder reads it."""
 
     def select(self, rows: Tensor, items: Tensor | None = None) -> "State":
-        """Return these rows (N',), in this order; `items` (B',) are the sources that stay, None: all."""
+        """Return these rows (N',), in this order; `items` (B',) are the sources to keep, None for all."""
         ...
 
 
@@ -23,7 +23,7 @@ class Step(NamedTuple):
     log_probs: Tensor
     """(N, V): log-probability of every token."""
     state: Any
-    """The `State` that the next step takes."""
+    """The `State` to pass to the next step."""
     weights: Tensor | None
     """(N, layers, heads, T): the attention weights; None for a decoder without attention."""
 
@@ -34,11 +34,11 @@ class Unrolled(NamedTuple):
     states: Tensor
     """(B, L, R): the readout states, from which `predict` computes logits."""
     weights: Tensor | None
-    """(B, L, layers, heads, T): the attention weights; None unless asked for."""
+    """(B, L, layers, heads, T): the attention weights; None unless requested."""
 
 
 class AttentionInputs(NamedTuple):
-    """Arguments of one attention over the source, for all steps of a target."""
+    """Inputs with which one attention head attends to the source, for all steps of a target."""
 
     attention: Attention
     query: Tensor
@@ -76,7 +76,7 @@ class Decoder(StepDecoder, Protocol):
     attention_layers: int
     """Number of layers that attend to the source; 0 without attention."""
     attention_heads: int
-    """Attention heads of each of these layers; 0 without attention."""
+    """Number of attention heads in each of these layers; 0 without attention."""
 
     def prepare_memory(self, encoded: Memory) -> Memory:
         """Add to the encoder's output what every step needs from the source, computed once."""
@@ -96,15 +96,15 @@ class Decoder(StepDecoder, Protocol):
     ) -> Float[Tensor, "*n V"]:
         """Return the logits over the vocabulary for readout states.
 
-        A copying decoder needs their attention weights and the target-side ids of the source's
-        tokens, (B, T) or one row per state; it returns log-probabilities of V + K tokens.
+        A copying decoder also needs the attention weights of these states and the target-side ids of
+        the source's tokens, (B, T) or one row per state; it returns log-probabilities of V + K tokens.
         """
         ...
 
     def attention_inputs(
         self, memory: Memory, tokens: Int[Tensor, "B L"], layer: int = 0, head: int = 0
     ) -> AttentionInputs:
-        """Return what one head attends with, for all steps of `unroll`.
+        """Return the inputs with which one head attends, for all steps of `unroll`.
 
         Raises:
             ConfigError: the decoder has no attention.

@@ -37,13 +37,13 @@ class RecurrentDecoderConfig:
     cell: str = "lstm"
     """A name in `regard.cells.CELLS`."""
     dropout: float = 0.0
-    """Share of activations dropped on embeddings, between layers and on the readout."""
+    """Share of activations dropped in the embeddings, between layers and in the readout."""
     tie_embeddings: bool = False
-    """One matrix for embeddings and output layer."""
+    """Whether the embeddings and the output layer share one matrix."""
     copying: bool = False
-    """The next token may be copied from the source."""
+    """Whether the next token may be copied from the source."""
     input_feeding: bool = False
-    """The first cell reads the previous attentional state (`LuongDecoder` only)."""
+    """Whether the first cell reads the previous attentional state (`LuongDecoder` only)."""
 
     @property
     def readout_dim(self) -> int:
@@ -53,7 +53,7 @@ class RecurrentDecoderConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RecurrentState:
-    """The state of a recurrent decoder, N rows."""
+    """The state of a recurrent decoder, with N rows."""
 
     memory: Memory
     hidden: tuple[tuple[Tensor, ...], ...]
@@ -66,7 +66,7 @@ class RecurrentState:
     """(N, T): the sum of the attention weights so far, with coverage."""
 
     def select(self, rows: Int[Tensor, " N2"], items: Tensor | None = None) -> "RecurrentState":
-        """Return these rows; with `items`, the memory of these sources only."""
+        """Return these rows; with `items`, the memory contains only these sources."""
         return type(self)(
             memory=self.memory if items is None else self.memory.select(items),
             hidden=tuple(tuple(tensor[rows] for tensor in layer) for layer in self.hidden),
@@ -77,7 +77,7 @@ class RecurrentState:
 
 
 class RecurrentDecoder(OutputDecoder):
-    """Base of the recurrent decoders: embedding, bridge, cells, readout and output layer."""
+    """Base class of the recurrent decoders: embedding, bridge, cells, readout and output layer."""
 
     attention_layers = 0
     attention_heads = 0
@@ -100,7 +100,7 @@ class RecurrentDecoder(OutputDecoder):
 
     @staticmethod
     def extra_dim(config: RecurrentDecoderConfig) -> int:
-        """Return the width of what a step feeds to its first cell besides the embedding."""
+        """Return the width of the first cell's input at each step, in addition to the embedding."""
         return config.context_dim
 
     def prepare_memory(self, encoded: Memory) -> Memory:
@@ -171,7 +171,7 @@ class RecurrentDecoder(OutputDecoder):
         return self._dropout(self.embedding(known_tokens(tokens, self.vocabulary)))
 
     def _read_out(self, context: Tensor, hidden: Tensor) -> Tensor:
-        """Luong et al. 2015, eq. 5: tanh(W_c [c_t; s_t])."""
+        """Return tanh(W_c [c_t; s_t]) (Luong et al. 2015, eq. 5)."""
         return self._dropout(torch.tanh(self.readout(torch.cat([context, hidden], dim=-1))))
 
     def _dropout(self, tensor: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ class RecurrentDecoder(OutputDecoder):
     def _run_cells(
         self, inputs: Tensor, hidden: Sequence[Sequence[Tensor]], first: int = 0
     ) -> Tensor:
-        """Return the top states of the layers from `first` on for a whole sequence."""
+        """Run the layers from `first` on over a whole sequence; return the states of the top layer."""
         for layer in range(first, len(self.cells)):
             inputs = self._dropout(inputs) if layer else inputs
             inputs = self.cells[layer].run(inputs, hidden[layer])
@@ -203,13 +203,13 @@ class RecurrentDecoder(OutputDecoder):
 
 
 class AttendingDecoder(RecurrentDecoder):
-    """Base of the recurrent decoders with attention to the source.
+    """Base class of the recurrent decoders with attention to the source.
 
     Args:
         config: sizes and options.
-        attention: with queries of width `hidden_dim`.
-        window: attend to a part of the source only; None: to all of it.
-        coverage: feed accumulated attention to the score; for additive scores.
+        attention: the attention layer, for queries of width `hidden_dim`.
+        window: the part of the source to attend to; None for the whole source.
+        coverage: adds accumulated attention weights to the score; for additive scores only.
     """
 
     attention_layers = 1
@@ -232,7 +232,7 @@ class AttendingDecoder(RecurrentDecoder):
     def prepare_memory(self, encoded: Memory) -> Memory:
         """Project the keys, once per source."""
         keys = self.attention.project_key(encoded.states)
-        if self.coverage is None:  # which changes the keys at every step
+        if self.coverage is None:  # coverage changes the keys at every step
             keys = self.attention.prepare_keys(keys)
         return dataclasses.replace(encoded, keys=(keys,))
 
@@ -256,7 +256,7 @@ class AttendingDecoder(RecurrentDecoder):
         )
 
     def query(self, before: RecurrentState, after: RecurrentState) -> Float[Tensor, "N D"]:
-        """Return the query of the step between two states, by default s_{t-1}."""
+        """Return the query at the step between two states, by default s_{t-1}."""
         return before.hidden[0][0]
 
     def _attend(
@@ -267,7 +267,7 @@ class AttendingDecoder(RecurrentDecoder):
         coverage: Float[Tensor, "B L T"] | None,
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend to the source; `steps` are the numbers of the steps, from 0."""
+        """Attend to the source; `steps` contains the numbers of the steps, counted from 0."""
         masked, bias = memory.padding[:, None], None
         if self.window is not None:
             outside, bias = self.window(query, memory.padding, steps)
@@ -276,7 +276,7 @@ class AttendingDecoder(RecurrentDecoder):
             return self.attention.attend(
                 query, memory.keys[0], memory.states, masked, bias, need_weights
             )
-        # coverage gives every row its own keys
+        # with coverage, every row has its own keys
         batch, length = query.shape[:2]
         masked, bias = (
             None if mask is None else mask.expand(batch, length, -1).flatten(0, 1)[:, None]
@@ -317,6 +317,6 @@ class AttendingDecoder(RecurrentDecoder):
 
 
 def stack_steps(weights: Sequence[Tensor | None]) -> Float[Tensor, "B L 1 1 T"] | None:
-    """Return the weights (B, T) of all steps as those of one layer and head; None if there are none."""
+    """Stack the weights (B, T) of all steps, with one layer and one head; None if there are none."""
     present = [step for step in weights if step is not None]
     return torch.stack(present, dim=1)[:, :, None, None] if present else None

@@ -22,14 +22,14 @@ from regard.layers import Embedding, TransformerConfig
 
 @dataclasses.dataclass(frozen=True)
 class TransformerState:
-    """Keys and values of the target so far, to which later steps attend; N rows."""
+    """Keys and values of the target so far, to which later steps attend, for N rows."""
 
     memory: Memory
     past: tuple[KeyValue, ...]
-    """For each layer the keys and values of the t tokens read, (N, H, t, E) each."""
+    """For each layer, the keys and values of the t tokens read so far, (N, H, t, E) each."""
 
     def select(self, rows: Int[Tensor, " N2"], items: Tensor | None = None) -> "TransformerState":
-        """Return these rows; with `items`, the memory of these sources only."""
+        """Return these rows; with `items`, the memory contains only these sources."""
         return TransformerState(
             memory=self.memory if items is None else self.memory.select(items),
             past=tuple(KeyValue(past.keys[rows], past.values[rows]) for past in self.past),
@@ -50,9 +50,10 @@ class DecoderLayer(TransformerLayer):
     ) -> tuple[Tensor, KeyValue, Tensor | None]:
         """Return the new states, all keys and values of the target so far, and the weights.
 
-        Without a past the states are whole targets, N = B; with one they are the next token of each
-        of N = B x beams hypotheses. The weights are (B, H, L, T) and (B, H, beams, T). `index` is
-        the number of this layer, from 0.
+        If `past` is None, the states are those of whole targets, N = B, and the weights are
+        (B, H, L, T). Otherwise, the states are those of the next token of each of N = B x beams
+        hypotheses, and the weights are (B, H, beams, T). `index` is the number of this layer, counted
+        from 0.
         """
         states, past = self.self_attend_causal(states, past)
         # the queries of one source form one axis, whether steps or beams
@@ -81,17 +82,17 @@ class DecoderLayer(TransformerLayer):
 
 
 class TransformerDecoder(OutputDecoder):
-    """Layers of self-attention and attention to the source, all steps of a target in parallel.
+    """Layers of self-attention and attention to the source; all steps of a target run in parallel.
 
-    In step-by-step decoding the state holds the keys and values of the target so far, so that a
-    step computes one row per layer.
+    In step-by-step decoding, the state contains the keys and values of the target so far, so that a
+    step computes only one row per layer.
 
     Args:
         config: sizes and options.
         vocabulary: size V of the target vocabulary.
         source_dim: width of the encoder's states.
-        tie_embeddings: one matrix for embeddings and output layer.
-        copying: the next token may be copied from the source.
+        tie_embeddings: use one matrix for embeddings and output layer (default False).
+        copying: allow copying the next token from the source (default False).
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class TransformerDecoder(OutputDecoder):
         self._add_output(dim, self.embedding.tokens, tie_embeddings, copying)
 
     def prepare_memory(self, encoded: Memory) -> Memory:
-        """Project keys and values of the source for every layer, once per source."""
+        """Project the keys and values for every layer, once per source."""
         keys: list[Tensor | AdditiveKeys] = []
         values: list[Tensor] = []
         for layer in self.layers:
@@ -123,7 +124,7 @@ class TransformerDecoder(OutputDecoder):
         return dataclasses.replace(encoded, keys=tuple(keys), values=tuple(values))
 
     def start(self, memory: Memory) -> TransformerState:
-        """Return the state of empty targets."""
+        """Return the state for empty targets."""
         states = memory.states
         empty = states.new_zeros(states.shape[0], 0, self.layers[0].self_attention.embed_dim)
         past = [layer.self_attention.project_key_value(empty, empty) for layer in self.layers]
@@ -175,7 +176,7 @@ class TransformerDecoder(OutputDecoder):
         tokens: Int[Tensor, "B L"],
         intervention: Intervention | None = None,
     ) -> tuple[Float[Tensor, "B layers H L L"], Float[Tensor, "B layers H L T"]]:
-        """Return the weights of self-attention and of attention to the source, reading `tokens`."""
+        """Return the weights of self-attention and of attention to the source for `tokens`."""
         masked = causal_mask(tokens.shape[1], tokens.device)[None, None]
         states = self.embedding(known_tokens(tokens, self.vocabulary))
         own, cross = list[Tensor](), list[Tensor]()
@@ -194,9 +195,10 @@ class TransformerDecoder(OutputDecoder):
         intervention: Intervention | None = None,
         layers: int | None = None,
     ) -> tuple[Tensor, tuple[KeyValue, ...], Tensor | None]:
-        """Run all layers, or the first ones: states, keys and values so far, weights if asked for.
+        """Run all layers, or the first `layers`.
 
-        The weights are (B, L, layers, H, T) and (B, beams, layers, H, T).
+        Return the states, the keys and values so far and, if requested, the weights: (B, L, layers,
+        H, T) if `past` is None, otherwise (B, beams, layers, H, T).
         """
         new_past: list[KeyValue] = []
         by_layer: list[Tensor] = []

@@ -38,7 +38,7 @@ class FrozenLinear:
 
 
 class InferenceLinear(nn.Linear):
-    """A linear layer without gradients; it has the attributes of another one."""
+    """A linear layer without gradients, which has the attributes of another layer."""
 
     _frozen: tuple[list[tuple[int, int]], FrozenLinear] | None = None
     """The prepared weights, and their `weights_version`."""
@@ -52,7 +52,7 @@ class InferenceLinear(nn.Linear):
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether functions are called before or after the module."""
+    """Return whether hooks are called before or after the module's `forward`."""
     return bool(module._forward_hooks or module._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
 
 
