@@ -790,7 +790,7 @@ def _invalid_arguments() -> dict[str, tuple[dict[str, Tensor], str]]:
         "values too few": ({"value": key[:, 1:]}, r"value \(2, 5, 5\) and key \(2, 6, 5\)"),
         "padding shape": (
             {"key_padding_mask": torch.zeros(B, L, dtype=torch.bool)},
-            r"bool \(B, T\) = \(2, 6\).*\(2, 4\)",
+            r"bool and shape \(B, T\) = \(2, 6\).*\(2, 4\)",
         ),
         "padding dtype": ({"key_padding_mask": torch.zeros(B, T)}, r"bool.*torch.float32 \(2, 6\)"),
         "lengths shape": (
@@ -1034,7 +1034,7 @@ def test_masks_are_tensors(name: str, unchecked: None) -> None:
 def test_a_score_is_a_name_or_a_module(score: Any, unchecked: None) -> None:
     for make in (lambda: regard.MultiHeadAttention(8, 2, score), lambda: Attention(score)):
         with pytest.raises(
-            ConfigError, match=r"name of a score or a torch\.nn\.Module, got .*before dropout"
+            ConfigError, match=r"name of a score or a torch\.nn\.Module, got .*precedes dropout"
         ):
             make()
 

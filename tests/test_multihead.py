@@ -410,7 +410,7 @@ def test_errors_name_the_shapes(unchecked: None) -> None:
         MultiHeadAttention(8, 2, regard.Additive(8, 8, 5))
     with pytest.raises(ShapeError, match="expected attn_mask"):
         SelfAttention(8, causal=True)(torch.randn(2, 4, 8), attn_mask=torch.zeros(1, 4).bool())
-    with pytest.raises(ShapeError, match="of bool"):
+    with pytest.raises(ShapeError, match="of dtype bool"):
         SelfAttention(8, causal=True)(torch.randn(2, 4, 8), attn_mask=torch.zeros(4, 4).long())
     with pytest.raises(ShapeError, match=r"\(B, H, L, T\) = \(2, 3, 4, 6\), got \(2, 2, 4, 6\)"):
         attention(*_rows(torch.float32), attn_mask=torch.zeros(2, 2, 4, 6, dtype=torch.bool))

@@ -242,7 +242,7 @@ def test_special_tokens_are_never_generated() -> None:
         ({"n_best": True}, ConfigError, "n_best takes a whole number, got True"),
         ({"limits": torch.tensor([5])}, ShapeError, r"\(3,\), got torch.int64 \(1,\)"),
         ({"limits": _limits(4, -1, 4)}, ConfigError, "limits must be at least 0, got -1"),
-        ({"limits": torch.ones(3)}, ShapeError, r"int .*, got torch.float32 \(3,\)"),
+        ({"limits": torch.ones(3)}, ShapeError, r"integer .*, got torch.float32 \(3,\)"),
     ],
 )
 def test_invalid_arguments_of_a_search(

@@ -153,9 +153,13 @@ def test_from_torch_refuses_layers_that_compute_otherwise() -> None:
 @pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
 def test_options_that_append_a_key_are_refused(option: str) -> None:
     theirs = nn.MultiheadAttention(D, H, **{option: True})
-    with pytest.raises(ConfigError, match=f"MultiHeadAttention has no {option}, which appends"):
+    with pytest.raises(
+        ConfigError, match=f"MultiHeadAttention does not support {option}, which appends"
+    ):
         MultiHeadAttention.from_torch(theirs)
-    with pytest.raises(ConfigError, match=f"MultiHeadAttention has no {option}, which appends"):
+    with pytest.raises(
+        ConfigError, match=f"MultiHeadAttention does not support {option}, which appends"
+    ):
         MultiHeadAttention(D, H, **{option: True})
     MultiHeadAttention(D, H, **{option: False})
 
@@ -163,7 +167,7 @@ def test_options_that_append_a_key_are_refused(option: str) -> None:
 def test_invalid_options_are_refused() -> None:
     with pytest.raises(ConfigError, match="leave out batch_first, and transpose inputs"):
         MultiHeadAttention(D, H, batch_first=False)
-    with pytest.raises(ConfigError, match=r"take the option scald; .*did you mean scaled"):
+    with pytest.raises(ConfigError, match=r"accept the option scald; .*did you mean scaled"):
         MultiHeadAttention(D, H, "bilinear", scald=True)
     with pytest.raises(
         ConfigError, match=r"additive does not accept options in multi-head.*got scaled"
@@ -243,7 +247,9 @@ def test_float_padding_hides_its_content(fill_value: float) -> None:
 
 def test_errors_name_the_masks(unchecked: None) -> None:
     _, ours = _pair()
-    with pytest.raises(ShapeError, match=r"bool or float \(B, T\) = \(2, 6\).*torch.int64"):
+    with pytest.raises(
+        ShapeError, match=r"bool or float and shape \(B, T\) = \(2, 6\).*torch.int64"
+    ):
         ours(*_rows(), key_padding_mask=torch.zeros(B, T).long())
     with pytest.raises(ShapeError, match=r"\(B H, L, T\) = \(4, 4, 6\) or .*got \(3, 4, 6\)"):
         ours(*_rows(), attn_mask=torch.zeros(3, L, T).bool())

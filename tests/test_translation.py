@@ -153,7 +153,7 @@ def test_a_chart_hides_joiners_and_marks_unknown_tokens():
     unknown = dataclasses.replace(translation, unknown=["‿!"])
     assert "unknown=['!']" in repr(unknown)
     unknown = dataclasses.replace(unknown, unknown=["‿!", "!", "أ"])
-    listed = "not in the model's vocabulary: “\u2068!\u2069”, “\u2068أ\u2069”<"
+    listed = "not in the vocabulary of the model: “\u2068!\u2069”, “\u2068أ\u2069”<"
     assert listed in unknown._repr_html_()
     left_out = dataclasses.replace(translation, unknown=[], left_out=["‿!"])
     assert "left_out=['!']" in repr(left_out)

@@ -162,7 +162,7 @@ except regard.ConfigError as error:
 def test_a_prefix_outside_the_vocabulary_is_refused() -> None:
     translator = _translator()
     with pytest.raises(
-        regard.ConfigError, match=r"the prefix has tokens .* lacks: zzz; leave them"
+        regard.ConfigError, match=r"the prefix contains tokens .* vocabulary: zzz; leave them"
     ):
         translator.translate("a b", prefix="a zzz")
     assert translator.align("a b", "a zzz").tokens == ["a", "zzz"]

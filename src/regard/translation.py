@@ -126,7 +126,7 @@ class Translation:
         if self.source_tokens:
             notes = [f"{_isolated(self.source)} (score {self.score:.3f})"]
         if self.unknown:
-            notes.append(f"not in the model's vocabulary: {_listed(self.unknown)}")
+            notes.append(f"not in the vocabulary of the model: {_listed(self.unknown)}")
         if self.left_out:
             left_out = _listed(self.left_out)
             notes.append(f"left out: {left_out} (punctuation that the model does not use)")

@@ -65,9 +65,9 @@ class Attention(nn.Module):
     forward and backward.
 
     Raises:
-        ConfigError: the name, the normaliser or an option is unknown, a width is missing, or the
+        ConfigError: the score, the normaliser or an option is unknown, a width is missing, or the
             dropout is not in [0, 1).
-        ShapeError: the score needs equal widths and they differ.
+        ShapeError: the score needs equal widths, and `query_dim` and `key_dim` differ.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Attention(nn.Module):
             positions, including NaN and infinities, affects neither the output nor the gradients.
             If a key or value contains NaN or infinities and `attn_mask` masks it for only some of
             the queries, the other queries get NaN. This applies to the additive and concat scores,
-            and for every score if weights are requested; otherwise PyTorch's operator computes the
+            and to every score if weights are requested; otherwise, PyTorch's operator computes the
             result and propagates the NaN to every query of the batch item.
 
         Raises:
