@@ -99,7 +99,7 @@ def test_one_hot_weights_give_their_permutation(order):
 
 
 def test_weights_of_another_shape_are_refused():
-    message = "a column per source token, (1, 3), found (1, 2)"
+    message = "one column per source token, (1, 3), found (1, 2)"
     with pytest.raises(ShapeError, match=re.escape(message)):
         from_weights(np.ones((1, 2)), [0, 1, 2], [0])
 
@@ -117,7 +117,7 @@ def test_a_malformed_link_names_its_place_and_what_was_expected(word):
         parse_links(f"0-0 {word}", "test.align, line 7")
     assert str(caught.value) == (
         "test.align, line 7: expected links such as 0-0 (sure) or 1?2 (possible), source before "
-        f"target and counted from 0, found {word!r}; correct that line"
+        f"target and counted from 0, found {word!r}; correct this line"
     )
 
 

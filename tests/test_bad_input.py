@@ -323,7 +323,7 @@ def test_settings_and_pairs_that_are_none_are_refused() -> None:
     for value in values:
         with pytest.raises(ConfigError, match="training takes settings by name, got"):
             regard.fit(pairs, training=value)
-    with pytest.raises(ConfigError, match="there is nothing to train on"):
+    with pytest.raises(ConfigError, match="there are no training pairs"):
         regard.fit(values[0])
     with pytest.raises(DataError, match="expected a list of pairs, got TrainingConfig"):
         regard.fit(values[1])
@@ -435,7 +435,7 @@ def edit(folder: Path, name: str, value: Any, *keys: str) -> None:
 @pytest.mark.parametrize(
     ("keys", "value", "message"),
     [
-        (["metadata"], 3, "metadata takes values by name, got 3"),
+        (["metadata"], 3, "metadata must be a mapping, got 3"),
         (["metadata", "max_target_length"], 10**12, "max_target_length cannot be 1000000000000"),
         (["metadata", "max_target_length"], "3", "metadata.max_target_length cannot be '3'"),
         (["metadata", "max_target_length"], -5, "metadata.max_target_length cannot be -5"),
@@ -753,7 +753,7 @@ def test_devices_in_a_model_folder_are_not_read(sentence: Call, copied: Path, na
 def test_a_format_is_a_whole_number_from_1(sentence: Call, copied: Path, number: Any) -> None:
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps({**config, "format": number}))
-    assert "config.json is damaged: it states no format" in sentence("translate", copied)
+    assert "config.json is damaged: it does not state its format" in sentence("translate", copied)
 
 
 def test_texts_that_would_take_minutes_are_refused(sentence: Call, copied: Path) -> None:

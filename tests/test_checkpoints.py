@@ -202,7 +202,7 @@ def test_damaged_weights_are_refused(damage: str, complete: Path, tmp_path: Path
         else:
             tensors[name][0, 0] = torch.nan
         save_file(tensors, weights)
-        message = f"{name} (is torch.int64 instead of|has values that are not finite)"
+        message = f"{name} (is torch.int64 instead of|contains values that are not finite)"
     with pytest.raises(
         regard.FolderError,
         match=rf"model\.safetensors is damaged or does not fit config\.json \({message}",
@@ -242,7 +242,9 @@ def test_only_a_folder_of_a_training_run_is_resumed(tmp_path: Path) -> None:
     (tmp_path / "notes" / "README.md").write_text("mine")
     for name in ("m", "notes"):
         before = {path: path.read_bytes() for path in (tmp_path / name).glob("*.*")}
-        with pytest.raises(ConfigError, match=r"holds no checkpoint to resume from: .*init_from"):
+        with pytest.raises(
+            ConfigError, match=r"contains no checkpoint to resume from: .*init_from"
+        ):
             regard.train(_config(tmp_path / name), PAIRS, DEV, resume=True)
         assert {path: path.read_bytes() for path in (tmp_path / name).glob("*.*")} == before
 
@@ -337,7 +339,7 @@ def test_the_command_exits_with_the_status_of_the_signal(
     for name, status in (("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)):
         with at_update(2, lambda name=name: signal.raise_signal(signal.Signals[name])):
             assert main([*arguments, f"--out={tmp_path / name}"]) == status
-        assert "is usable; continue its training with the setting resume" in capsys.readouterr().err
+        assert "is usable; to continue its training, set resume" in capsys.readouterr().err
 
 
 def test_checkpoints_are_saved_by_time_too(tmp_path: Path, monkeypatch: Any) -> None:
@@ -371,7 +373,7 @@ def test_settings_that_are_not_given_are_those_of_the_run(tmp_path: Path) -> Non
         ({"training": TrainingConfig(seed=2)}, r"training\.seed is 1 in .* \(to 2\)"),
         ({"training": TrainingConfig(batch_tokens=50)}, r"training\.batch_tokens is 40"),
         ({"training": TrainingConfig(optimizer="adamw")}, r"training\.optimizer is adam in"),
-        ({"training": TrainingConfig(metric="per")}, "selected its best weights by another metric"),
+        ({"training": TrainingConfig(metric="per")}, "selected its best weights by a metric other"),
         # a default, but given
         ({"model": ModelConfig(encoder_dim=256)}, r"model\.encoder_dim is 8 in .* \(to 256\)"),
     ],
@@ -426,7 +428,7 @@ def test_files_of_another_run_with_equal_shapes_are_refused(complete: Path, tmp_
     shutil.copy(complete / "model.safetensors", out)
     shutil.copy(latest(other), out / "checkpoints" / "30.safetensors")
     with pytest.raises(
-        regard.FolderError, match=r"30\.safetensors belongs to another run than conf"
+        regard.FolderError, match=r"30\.safetensors belongs to a run other than that of conf"
     ):
         regard.train(Config(out=str(out)), PAIRS, DEV, resume=True)
 
@@ -477,7 +479,7 @@ def test_other_dev_pairs_are_reported_on_resume(
         shutil.copytree(complete, out)
         regard.train(_config(out, max_updates=21), PAIRS, dev, resume=True)
         assert (
-            "the dev pairs are not those of the run so far" in capsys.readouterr().err
+            "the dev pairs differ from those used so far" in capsys.readouterr().err
         ) == reported
 
 

@@ -208,7 +208,7 @@ def test_ctrl_c_prints_one_line_and_exits_with_130(
     assert error_line(regard("data"), 130) == "regard data: stopped\n"
 
 
-UNWRITTEN = b"out.jsonl is not written, because the reader of standard output has gone\n"
+UNWRITTEN = b"out.jsonl was not written, because the reader of standard output has closed it\n"
 
 
 @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ def test_every_command_rejects_invalid_options(
         ("--model.dropout 2", "model.dropout must lie in [0, 1), got 2.0"),
         ("--training.max_minutes 0", "training.max_minutes must be above 0"),
         ("--model.decoder bahdanau --model.input_feeding true", "needs model.decoder luong"),
-        ("", "there is nothing to train on: give data.train"),
+        ("", "there are no training pairs: set data.train"),
         ("--data.train nowhere.tsv", "cannot read nowhere.tsv: No such file"),
         ("--init-from nowhere", "nowhere is not a model folder"),
     ],
@@ -563,7 +563,7 @@ def test_resume_without_a_checkpoint_starts_from_scratch_and_reports_it(
     ]
     result = regard(*arguments)
     assert result.status == 0
-    assert f"{tmp_path} holds no checkpoint yet: training starts from scratch" in result.err
+    assert f"{tmp_path} contains no checkpoint yet: training starts from scratch" in result.err
     resumed = regard(*arguments, "--training.max_updates", "4")
     assert resumed.status == 0
     assert "resumed at update 2" in resumed.err
@@ -627,7 +627,7 @@ def test_invalid_lines_stop_training_and_are_listed(regard: Command, tmp_path: P
     assert not (tmp_path / "m").exists()
     path.write_text("ab\tA\nabba\tA\nb\tB\n")
     message = error_line(regard(*arguments, "--data.max_length", 3), 1)
-    assert "line 2 has a source of 4 tokens, limit 3" in message
+    assert "line 2 has a source of 4 tokens, above the limit of 3" in message
 
 
 def test_invalid_lines_can_be_skipped_and_are_counted(regard: Command, tmp_path: Path) -> None:
@@ -636,7 +636,7 @@ def test_invalid_lines_can_be_skipped_and_are_counted(regard: Command, tmp_path:
     result = regard("train", "--data.train", tmp_path / "bad.tsv", "--out", tmp_path / "m", *flags)
     assert result.status == 0
     assert "train: 4 lines skipped (line 2 has no second column" in result.err
-    assert "1 line skipped (line 6 has a source of 18 tokens, limit 9)" in result.err
+    assert "1 line skipped (line 6 has a source of 18 tokens, above the limit of 9)" in result.err
 
 
 def test_parallel_and_gzipped_files_train(regard: Command, tmp_path: Path) -> None:
@@ -964,7 +964,7 @@ def test_pairs_to_evaluate_on_must_all_be_valid(
     message = error_line(regard(command, folders.model, path), 1)
     assert "f.tsv: 1 of 2 lines cannot be used: line 2 has no second column" in message
     path.write_text("")
-    assert "f.tsv holds no pair" in error_line(regard(command, folders.model, path), 1)
+    assert "f.tsv contains no pair" in error_line(regard(command, folders.model, path), 1)
     path.write_text("ab\tA B\tx\nba\tB A\ty\n")
     result = regard(command, folders.model, path)
     assert result.status == 0

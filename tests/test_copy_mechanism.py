@@ -194,6 +194,6 @@ def test_both_sides_need_the_same_unit(tmp_path: Path) -> None:
         out=str(tmp_path / "m"), source=TextConfig(unit="char"), model=ModelConfig(copy=True)
     )
     with pytest.raises(
-        ConfigError, match="one unit of text on both sides, found char and whitespace"
+        ConfigError, match="the same unit of text on both sides, found char and whitespace"
     ):
         regard.train(config, [("ab", "a b"), ("ba", "b a")], [("ab", "a b")])

@@ -60,11 +60,11 @@ def test_the_fingerprint_depends_on_the_pairs() -> None:
 
 
 def test_training_pairs_are_required() -> None:
-    with pytest.raises(ConfigError, match=r"nothing to train on: give data\.train"):
+    with pytest.raises(ConfigError, match=r"there are no training pairs: set data\.train"):
         corpus(None)
-    with pytest.raises(DataError, match="train holds no pair"):
+    with pytest.raises(DataError, match="train contains no pair"):
         corpus([])
-    with pytest.raises(DataError, match="dev holds no pair"):
+    with pytest.raises(DataError, match="dev contains no pair"):
         corpus(dev=[])
 
 
@@ -89,14 +89,14 @@ def test_skipped_lines_are_counted_in_the_notes() -> None:
 
 
 def test_nothing_left_after_skipping_is_an_error() -> None:
-    with pytest.raises(DataError, match="holds no pair"):
+    with pytest.raises(DataError, match="contains no pair"):
         corpus([("x", "")], bad_lines="skip")
 
 
 @pytest.mark.parametrize("long", [("abababa", "A"), ("a", "A B A B A B A")])
 def test_a_line_that_is_too_long_is_bad(long: tuple[str, str]) -> None:
     side = "source" if len(long[0]) > 1 else "target"
-    reason = rf"line 3 has a {side} of 7 tokens, limit 6"
+    reason = rf"line 3 has a {side} of 7 tokens, above the limit of 6"
     pairs = [*PAIRS[:2], long, *PAIRS[2:]]
     with pytest.raises(DataError, match=rf"1 of 5 .*{reason}; raise data\.max_length"):
         corpus(pairs, max_length=6)
@@ -108,7 +108,10 @@ def test_a_line_that_is_too_long_is_bad(long: tuple[str, str]) -> None:
 
 def test_long_lines_are_reported_by_number_after_skipped_lines() -> None:
     result = corpus([("", ""), ("", ""), ("a" * 9, "A"), *PAIRS], max_length=6, bad_lines="skip")
-    assert "train: 1 line skipped (line 3 has a source of 9 tokens, limit 6)" in result.notes
+    assert (
+        "train: 1 line skipped (line 3 has a source of 9 tokens, above the limit of 6)"
+        in result.notes
+    )
 
 
 def test_a_corpus_of_long_lines_only_is_an_error() -> None:
@@ -146,7 +149,7 @@ def test_lines_keep_their_numbers_when_sources_are_held_out(index: int) -> None:
 
 
 def test_one_source_cannot_be_held_out() -> None:
-    with pytest.raises(DataError, match=r"one source only, .*; give data\.dev"):
+    with pytest.raises(DataError, match=r"only one source, .*; set data\.dev"):
         corpus([("ab", "A"), ("ab", "B")], None)
 
 

@@ -62,7 +62,7 @@ def test_invalid_metrics_axes_and_folders_are_reported(tmp_path: Path) -> None:
     for value in ("null", '"x"', "[1]", "{}", "1e308", "9" * 400):
         entry = f'{{"update": 1, "minutes": 1, "dev_loss": {value}}}\n'
         (tmp_path / "run" / "metrics.jsonl").write_text(entry)
-        with pytest.raises(FolderError, match=r"is damaged \(line 1: dev_loss is no number\)"):
+        with pytest.raises(FolderError, match=r"is damaged \(line 1: dev_loss is not a number\)"):
             curves([run])
 
 

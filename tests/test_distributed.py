@@ -224,7 +224,7 @@ def test_a_run_resumes_with_another_number_of_processes(
     out = interrupted(without_dropout(tmp_path / "model"), 2)
     stopped = without_dropout(out, max_updates=12)
     texts = train_in_job(3, stopped, resume=True)
-    assert "3 processes continue a run of 2: its dropout masks are others now" in texts[0]
+    assert "3 processes continue a run of 2: its dropout masks differ from now on" in texts[0]
     regard.train(without_dropout(out, max_updates=20), PAIRS, DEV, resume=True)
     assert [entry["update"] for entry in metrics(out)] == [5, 10, 12, 15, 20]
     assert metrics(out)[1]["dev_loss"] == pytest.approx(metrics(alone)[1]["dev_loss"], abs=1e-5)
@@ -269,7 +269,7 @@ def test_processes_with_other_pairs_are_refused(part: str, tmp_path: Path) -> No
         regard.train(_config(tmp_path / "model"), pairs, dev)
 
     assert in_job(3, train, tmp_path / "log") == [256] * 3
-    message = "ConfigError: process 1, 2 has other pairs, settings or checkpoints than process 0"
+    message = "ConfigError: the pairs, settings or checkpoints of process 1, 2 differ from those of process 0"
     assert message in (tmp_path / "log" / "2").read_text()
     assert not (tmp_path / "model").exists()
 
@@ -299,18 +299,21 @@ def test_devices_that_several_processes_cannot_use_are_refused(
 @pytest.mark.parametrize("name", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"])
 def test_other_launchers_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "2")
-    with pytest.raises(ConfigError, match=f"{name}=2 says .* use one of these, or unset {name}"):
+    with pytest.raises(ConfigError, match=f"{name}=2 means .* use one of these, or unset {name}"):
         distributed.join(torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"LOCAL_RANK": "0"}, r"LOCAL_RANK=0 says .* or unset LOCAL_RANK"),
+        ({"LOCAL_RANK": "0"}, r"LOCAL_RANK=0 means .* or unset LOCAL_RANK"),
         ({"RANK": "0", "WORLD_SIZE": "x"}, "WORLD_SIZE=x is not what a launcher sets"),
         ({"RANK": "", "WORLD_SIZE": "2"}, "RANK= of WORLD_SIZE=2 is not what a launcher sets"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 of WORLD_SIZE=2 is not what a launcher sets"),
-        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "ACCELERATE_USE_DEEPSPEED=true asks for a way"),
+        (
+            {"ACCELERATE_USE_DEEPSPEED": "true"},
+            "ACCELERATE_USE_DEEPSPEED=true requests a training method",
+        ),
     ],
     ids=str,
 )
@@ -444,7 +447,7 @@ def test_a_killed_process_ends_the_command_with_one_message(
     assert status == 1
     assert messages == [
         "regard train: another process of the job ended, so training stopped; start all of them "
-        "again with the setting resume to continue from the last checkpoint"
+        "again and set resume to continue from the last checkpoint"
     ]
     assert "regard/" not in written
     texts = train_in_job(3, _config(tmp_path / "model"), resume=True)
@@ -474,7 +477,7 @@ def test_a_signal_to_the_launcher_saves(
     status, messages, written = launch(2, action="terminate", launcher=launcher)
     assert status != 0
     assert messages == ["regard train: stopped"]
-    assert "is usable; continue its training" in written
+    assert "is usable; to continue its training, set resume" in written
     assert int(latest(tmp_path / "model").stem) >= 7
     status, messages, written = launch(2, "--resume", launcher=launcher)
     assert (status, messages) == (0, [])

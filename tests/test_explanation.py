@@ -150,12 +150,16 @@ def test_markdown_and_json() -> None:
     ("arguments", "error", "message"),
     [
         (([1, 2, 3], STATES), ShapeError, "cannot compare a query of width 3 with keys of width 2"),
-        (([1, 2], [[1, 0], [1]]), ShapeError, "expected keys as numbers in rows of one length"),
+        (
+            ([1, 2], [[1, 0], [1]]),
+            ShapeError,
+            "expected keys as numbers in rows of the same length",
+        ),
         (([], STATES), ShapeError, "expected query as one row of numbers"),
-        (([1, float("nan")], STATES), ShapeError, "expected query of finite numbers"),
+        (([1, float("nan")], STATES), ShapeError, "expected query to contain only finite numbers"),
         (([1, 2], STATES, [[1]]), ShapeError, "expected a value for each of 3 keys, got 1"),
         (([1, 2], STATES, None, "sum"), ConfigError, "score takes one of .*, got 'sum'"),
-        ((None, STATES), ConfigError, "scoring needs a query"),
+        ((None, STATES), ConfigError, "scores cannot be computed without a query"),
     ],
 )
 def test_invalid_arguments_raise(arguments: Any, error: type[Exception], message: str) -> None:
@@ -225,7 +229,11 @@ def test_a_step_of_a_model_equals_its_attention(
             r"step must be from 0 to 1 for this output \(steps are counted from 0\), got 2",
         ),
         ({}, {"step": -1}, "step must be from 0 to 1"),
-        ({"kind": "transformer"}, {"layer": 3}, "the model has 3 layers of 2 heads, both counted"),
+        (
+            {"kind": "transformer"},
+            {"layer": 3},
+            "the model has 3 layers with 2 heads, both counted",
+        ),
         ({"kind": "transformer"}, {"head": 2}, "there is no layer 1, head 2"),
     ],
 )

@@ -122,7 +122,7 @@ def test_a_full_disk_and_a_broken_pipe_are_reported(tmp_path: Path) -> None:
     full = pytest.raises(DataError, match=r"cannot write .*: No space left")
     with full, atomic_write(tmp_path / "f"):
         raise OSError(errno.ENOSPC, "No space left on device")
-    gone = pytest.raises(DataError, match="f is not written, because the reader of standard outp")
+    gone = pytest.raises(DataError, match="f was not written, because the reader of standard out")
     with gone, atomic_write(tmp_path / "f"):
         raise BrokenPipeError
     assert os.listdir(tmp_path) == []
@@ -258,10 +258,10 @@ def test_a_gzip_bomb_is_refused_before_it_fills_the_memory(
 def test_files_with_nul_bytes_or_carriage_returns_only_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "f.tsv"
     path.write_bytes("a\tx\nb\ty\n".encode("utf-16-le"))
-    with pytest.raises(DataError, match=r"line 1: holds a NUL byte, as UTF-16 does; convert"):
+    with pytest.raises(DataError, match=r"line 1: contains a NUL byte, as UTF-16 does; convert"):
         read_lines(path)
     path.write_bytes(b"a\tx\nb\0\ty\n")
-    with pytest.raises(DataError, match=r"line 2: holds a NUL byte"):
+    with pytest.raises(DataError, match=r"line 2: contains a NUL byte"):
         read_lines(path)
     path.write_bytes(b"a\tx\rb\ty\rc\tz\r")
     with pytest.raises(DataError, match=r"f\.tsv: its lines end at CR; convert"):

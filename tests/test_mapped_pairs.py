@@ -127,10 +127,12 @@ def test_columns_are_named(kind: str, tmp_path: Path) -> None:
             DataError, match="has no column source: its columns are x, to, tags, fr"
         ):
             corpus(path)
-    with pytest.raises(DataError, match=r"columns go by name, got data\.features_column 3"):
+    with pytest.raises(
+        DataError, match=r"columns are identified by name, got data\.features_column 3"
+    ):
         corpus(path, data={**columns, "features_column": 3})
     with pytest.raises(
-        DataError, match=r"columns go by number here, got data\.features_column tags"
+        DataError, match=r"columns are identified by number here, got data\.features_column tags"
     ):
         corpus(tmp_path / "f.tsv", data={"features_column": "tags"})
 
@@ -203,7 +205,7 @@ def test_sources_are_held_out_by_hash(tmp_path: Path) -> None:
     assert used.isdisjoint(source for source, _ in result.dev_sources)
     assert held_out(1).dev_sources == result.dev_sources
     assert held_out(2).dev_sources != result.dev_sources
-    with pytest.raises(DataError, match=r"one source only, .*; give data\.dev"):
+    with pytest.raises(DataError, match=r"only one source, .*; set data\.dev"):
         corpus(write(tmp_path / "one.parquet", [("a", "b"), ("a", "c")]), None)
 
 
@@ -279,7 +281,7 @@ def test_rows_of_jsonl_that_hold_no_texts_are_bad(tmp_path: Path) -> None:
     reasons = (
         "row 2 has a number as source, expected text; "
         "row 3 has a list or an object as target, expected text; row 4 has an empty target; "
-        "row 5 has an empty target; row 6 is not a JSON object; row 7 is not JSON; "
+        "row 5 has an empty target; row 6 is not a JSON object; row 7 is not valid JSON; "
         "row 8 has a lone surrogate in source; row 9 is empty; correct them"
     )
     with pytest.raises(DataError, match=f"8 of 10 rows cannot be used: {reasons}"):
@@ -294,7 +296,7 @@ def test_every_row_of_csv_has_one_field_per_column(tmp_path: Path) -> None:
     path.write_text("\n".join(["source,target", *first, *last, ""]), encoding="utf-8")
     reasons = (
         "row 1502 has 3 fields, expected 2; row 1503 has 1 field, expected 2; "
-        "row 1504 is not CSV .*; correct them"
+        "row 1504 is not valid CSV .*; correct them"
     )
     with pytest.raises(DataError, match=f"3 of 1,505 rows cannot be used: {reasons}"):
         corpus(path)
@@ -307,7 +309,7 @@ def test_a_parquet_file_without_rows_is_named(tmp_path: Path) -> None:
     empty = pa.table({name: pa.array([], pa.string()) for name in ("source", "target")})
     parquet.write_table(empty, tmp_path / "f-1.parquet")
     for name in ("f-1", "f-*"):
-        with pytest.raises(DataError, match=r"f-1\.parquet holds no pair; expected rows of"):
+        with pytest.raises(DataError, match=r"f-1\.parquet contains no pair; expected rows of"):
             corpus(tmp_path / f"{name}.parquet")
 
 
@@ -333,15 +335,15 @@ def test_nulls_of_parquet_are_empty(tmp_path: Path) -> None:
         (
             "f.csv",
             b'source,target\na,"b\nc,d\n',
-            r"f.csv: the row on lines 2 to 3 is not CSV \(unex",
+            r"f.csv: the row on lines 2 to 3 is not valid CSV \(unex",
         ),
         ("f.csv", b"source,source,target\n", "f.csv has 2 columns source; rename all but one"),
         ("f.csv", b"source,target\na,\xff\n", "f.csv: not UTF-8; convert the file to UTF-8 first"),
-        ("f.CSV", b"source,target\n", "f.CSV holds no pair; expected rows of source and target"),
-        ("f.csv", b"", "f.csv is empty; expected a line with the names"),
+        ("f.CSV", b"source,target\n", "f.CSV contains no pair; expected rows of source and target"),
+        ("f.csv", b"", "f.csv is empty; expected a line with the column names"),
         ("f.jsonl", b'{"source": "\xff"}\n', "f.jsonl: not UTF-8; convert the file to UTF-8 first"),
-        ("f.jsonl", b"", "f.jsonl holds no pair; expected rows of source and target"),
-        ("f.csv", b"source,target\n", "f.csv holds no pair; expected rows of source and target"),
+        ("f.jsonl", b"", "f.jsonl contains no pair; expected rows of source and target"),
+        ("f.csv", b"source,target\n", "f.csv contains no pair; expected rows of source and target"),
         ("f.jsonl.gz", b"", "f.jsonl.gz: decompress it first"),
     ],
 )
@@ -422,7 +424,7 @@ def test_a_full_disk_of_the_cache_is_not_called_damage(
 
 def test_columns_of_numbers_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "f.parquet", [(1, "a")])
-    with pytest.raises(DataError, match="column source holds int64 values, not text; convert"):
+    with pytest.raises(DataError, match="column source contains int64 values, not text; convert"):
         corpus(path)
     table = pa.table({"source": pa.array(["a"]).dictionary_encode(), "target": ["b"]})
     parquet.write_table(table, path)
@@ -470,7 +472,7 @@ print(len(make_corpus(from_dict({{"data": {{"train": {path!r}}}}}), None, None).
 def test_an_empty_file_among_several_is_named(tmp_path: Path, suffix: str, empty: str) -> None:
     write(tmp_path / f"a.{suffix}", PAIRS)
     (tmp_path / f"b.{suffix}").write_text(empty)
-    with pytest.raises(DataError, match=rf"b\.{suffix} holds no pair"):
+    with pytest.raises(DataError, match=rf"b\.{suffix} contains no pair"):
         corpus(tmp_path / f"*.{suffix}")
 
 

@@ -260,7 +260,7 @@ def test_group_by_source_keeps_the_first_seen_order():
 @pytest.mark.parametrize(
     ("outputs", "references", "message"),
     [
-        ([], [], "no outputs to score; give one or more"),
+        ([], [], "no outputs to evaluate; give one or more"),
         (["a", "b"], [["a"]], "2 outputs but 1 lists of references; give one for each output"),
         (["a", "b"], [["a"], []], "output 2 needs a list of one or more references, found []"),
         (["a"], ["abc"], "output 1 needs a list of one or more references, found 'abc'"),

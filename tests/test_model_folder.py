@@ -94,7 +94,9 @@ def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:
 )
 def test_a_damaged_config_is_reported(folder: Path, content: bytes) -> None:
     (folder / "config.json").write_bytes(content)
-    with pytest.raises(FolderError, match=r"config\.json is damaged( \(|: it states no format)"):
+    with pytest.raises(
+        FolderError, match=r"config\.json is damaged( \(|: it does not state its format)"
+    ):
         model_folder.load(folder)
 
 
@@ -121,7 +123,8 @@ def test_a_newer_format_is_refused(folder: Path) -> None:
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, "format": 4, "regard": "9.9"}))
     with pytest.raises(
-        FolderError, match=r"written by a newer regard \(9\.9\); upgrade to read it"
+        FolderError,
+        match=r"written by a newer version of regard \(9\.9\); upgrade regard to read it",
     ):
         model_folder.load(folder)
 

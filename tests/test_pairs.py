@@ -66,7 +66,7 @@ def test_lines_of_parallel_files_are_paired(tmp_path: Path) -> None:
 def test_parallel_files_must_be_equally_long(tmp_path: Path) -> None:
     (tmp_path / "f.src").write_text("a\nb\n")
     (tmp_path / "f.tgt").write_text("A\n")
-    with pytest.raises(DataError, match=r"f\.src has 2 lines and .*f\.tgt 1; parallel files need"):
+    with pytest.raises(DataError, match=r"f\.src has 2 lines and .*f\.tgt 1; parallel files must"):
         read_pairs(f"{tmp_path / 'f.src'},{tmp_path / 'f.tgt'}")
 
 
@@ -100,7 +100,7 @@ def test_lines_without_their_features_are_bad(tmp_path: Path) -> None:
     assert [tuple(bad) for bad in result.bad] == [
         (2, "has no column 3 with features"),
         (3, "is empty"),
-        (4, "has features and no source"),
+        (4, "has features but no source"),
         (5, "has an empty target"),
     ]
 

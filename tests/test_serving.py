@@ -150,7 +150,7 @@ def test_the_search_tree_holds_every_output(client: TestClient) -> None:
     ("body", "reason"),
     [
         ({}, "text or texts"),
-        ({"text": "a", "texts": ["b"]}, "one of the two"),
+        ({"text": "a", "texts": ["b"]}, "either text or texts"),
         ({"text": "a", "beam": 3}, "did you mean beam_size?"),
         ({"text": "a", "beam_size": 0}, "beam_size"),
         ({"text": "a", "beam_size": 21}, "at most 20"),
@@ -158,7 +158,7 @@ def test_the_search_tree_holds_every_output(client: TestClient) -> None:
         ({"text": 3}, "text"),
         ({"text": "a " * 600}, "at most 500 tokens"),
         ({"texts": ["a"] * 257}, "at most 256 texts"),
-        ({"texts": ["a " * 40] * 200}, "fewer texts"),
+        ({"texts": ["a " * 40] * 200}, "fewer or shorter texts"),
         ({"texts": []}, "at least 1"),
         ({"texts": ["a"] * 100_000}, "at most 1000"),
         ({"text": " " * 200_000}, "characters"),
@@ -184,7 +184,7 @@ def test_the_search_tree_holds_every_output(client: TestClient) -> None:
             {"texts": ["a"] * 200, "pin": {str(step): {"0": 0} for step in range(6000)}},
             "pins cover 1",
         ),
-        ({"text": "a", "prefix": ["b", "c"]}, "one prefix"),
+        ({"text": "a", "prefix": ["b", "c"]}, "one value of prefix"),
         ({"text": "a", "prefix": "b", "prefix_tokens": ["b"]}, "not both"),
         ({"text": "a", "ablate_heads": [[3, 0]]}, "no head 0 in layer 3"),
         ({"text": "a", "model": 2}, "no model 2"),
@@ -336,7 +336,7 @@ def test_a_prefix_has_at_most_as_many_tokens_as_a_text(client: TestClient) -> No
     for prefix in ({"prefix": "a " * 500}, {"prefix_tokens": ["a"] * 500}):
         response = client.post("/api/translate", json={"text": "a", "beam_size": 1, **prefix})
         assert response.status_code == 422
-        assert "prefix or target has at most 500 tokens, got 501" in response.json()["error"]
+        assert "prefix or target may have at most 500 tokens, got 501" in response.json()["error"]
 
 
 def test_weights_of_layers_are_counted_before_they_are_computed(
@@ -353,7 +353,7 @@ def test_weights_of_layers_are_counted_before_they_are_computed(
     with TestClient(app, base_url="http://127.0.0.1") as client:
         response = client.post("/api/self-attention", json={"text": "a b c", "target": "b a"})
     assert response.status_code == 422
-    assert f"would hold {size} weights (at most {size - 1})" in response.json()["error"]
+    assert f"would contain {size} weights (at most {size - 1})" in response.json()["error"]
 
 
 @pytest.mark.parametrize("value", ["bytes=5-1", "lines=1-2", "bytes=999999-", "bytes=0-1"])
@@ -887,5 +887,7 @@ def test_features_are_a_field_of_a_request():
         (["V", None], [("a", "V"), ("b", None)]),
     ):
         assert request({"texts": ["a", "b"], "features": features}).sources == sources
-    with pytest.raises(ValueError, match="give one features for all texts, or one per text"):
+    with pytest.raises(
+        ValueError, match="give one value of features for all texts, or one per text"
+    ):
         request({"texts": ["a", "b"], "features": ["V"]})

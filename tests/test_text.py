@@ -280,7 +280,9 @@ def test_malformed_json_is_refused(text: str) -> None:
 
 
 def test_a_later_format_is_rejected_with_its_number() -> None:
-    with pytest.raises(FolderError, match="format 9, this version of regard reads up to 3"):
+    with pytest.raises(
+        FolderError, match="its format is 9, but this version of regard reads formats up to 3"
+    ):
         Tokenizer.from_json('{"format": 9, "novelty": true}')
 
 
@@ -361,7 +363,7 @@ def test_features_follow_a_tab_on_one_line() -> None:
         assert format_source(source) == line
     plain = Tokenizer.train(["run"], TextConfig(unit="char"))
     assert plain.parse_source("a\tb") == ("a\tb", None)
-    with pytest.raises(ConfigError, match="reads no features of the source, got 'V'"):
+    with pytest.raises(ConfigError, match="reads no source features, got 'V'"):
         plain.encode("run", "V")
 
 
@@ -448,5 +450,5 @@ def test_ids_outside_the_vocabulary_are_named(id: Any, unchecked: None) -> None:
 
 @pytest.mark.parametrize("text", [None, 5, b"hello"])
 def test_a_text_is_a_string(text: Any, unchecked: None) -> None:
-    with pytest.raises(DataError, match="a text as a string, got"):
+    with pytest.raises(DataError, match="each text to be a string, got"):
         TOKENIZERS["char"].encode(text)

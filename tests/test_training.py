@@ -147,7 +147,7 @@ def test_resume_with_other_pairs_or_another_model_is_refused(tmp_path: Path) -> 
         regard.train(_config(out), PAIRS[1:], DEV, resume=True)
     with pytest.raises(
         regard.ConfigError,
-        match=r"model\.decoder is luong .* cannot change when it is resumed \(to bahdanau\)",
+        match=r"model\.decoder is luong .* cannot change when the run is resumed \(to bahdanau\)",
     ):
         regard.train(_config(out, {"decoder": "bahdanau"}), PAIRS, DEV, resume=True)
 
@@ -364,7 +364,7 @@ def test_continued_training_needs_features_exactly_as_before(
     pairs = triples if featured else PAIRS
     regard.train(config("first", 3 if featured else None), pairs, pairs[:2])
     continued = config("second", None if featured else 3)
-    with pytest.raises(ConfigError, match=r"features of the source, got data.features_column"):
+    with pytest.raises(ConfigError, match=r"source features, got data.features_column"):
         regard.train(continued, triples, triples[:2], init_from=tmp_path / "first")
 
 

@@ -153,9 +153,10 @@ except regard.ConfigError as error:
         assert line.startswith(
             "expected (source, target) or (source, target, features) as pair 1, "
         )
-        assert f"got {item}; of a DataFrame, pass" in line
+        assert f"got {item}; for a DataFrame, pass" in line
     assert lines[10] == (
-        "train takes a Config first, got a list; regard.fit(pairs) trains without one"
+        "the first argument of train must be a Config, got a list; to train without a Config, "
+        "call regard.fit(pairs)"
     )
 
 

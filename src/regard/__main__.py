@@ -1,10 +1,10 @@
-"""`regard` and `python -m regard` run the command."""
+"""Entry point of `regard` and `python -m regard`."""
 
 import sys
 
 
 def run() -> int:
-    """Run the command, also where Ctrl-C comes while its modules are imported."""
+    """Run the command; Ctrl-C is handled even while its modules are being imported."""
     try:
         from regard.cli.main import main
 

@@ -1,7 +1,7 @@
-"""Word alignments: links from attention weights, gold links, and metrics of their agreement.
+"""Word alignments: links from attention weights, gold links, and agreement metrics.
 
 A link is a pair (source, target) of positions counted from 0, over whitespace words or tokens. Links
-are written in the Pharaoh format, `0-0 1-2`, one line per pair of texts.
+are written in the Pharaoh format, `0-0 1-2`, one line per pair.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class Alignment(list[Link]):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class GoldAlignment:
-    """Gold links of one pair: `sure` ones, and `possible` ones, which include the sure ones."""
+    """Gold links of one pair: sure links, and possible links, which include the sure ones."""
 
     sure: frozenset[Link]
     possible: frozenset[Link] = frozenset()
@@ -60,17 +60,18 @@ def from_weights(
 ) -> Alignment:
     """Link each target word to the source word that its tokens attend to most.
 
-    With `alpha[t, i]` the weight of source token `i` when target token `t` is predicted, the weight
+    Let `alpha[t, i]` be the weight of source token `i` when target token `t` is predicted. The weight
     of source word `u` for target word `w` is
 
         the mean over the tokens t of w of the sum over the tokens i of u of alpha[t, i]
 
     and `w` is linked to the `u` with the highest weight (ties: the leftmost). A target word has no
-    link if the tokens that belong to no word, such as EOS, together have more weight than any word,
+    link if the tokens outside words, such as EOS, have more weight in total than any word,
     or if all weights are 0.
 
     Args:
-        weights: attention, a row per target token (L), a column per source token (T).
+        weights: attention weights, with one row per target token (L) and one column per source token
+            (T).
         source_words: for each source token, the index of its word, or None for a token that belongs
             to no word.
         target_words: the same for each target token.
@@ -80,7 +81,7 @@ def from_weights(
     """
     if weights.shape != (len(target_words), len(source_words)):
         raise ShapeError(
-            f"weights need a row per target token and a column per source token, "
+            f"weights must have one row per target token and one column per source token, "
             f"({len(target_words)}, {len(source_words)}), found {weights.shape}"
         )
     shares = _membership(target_words).T @ weights @ _membership(source_words)
@@ -95,10 +96,11 @@ def from_weights(
 def parse_links(line: str, where: str) -> GoldAlignment:
     """Read one line of links counted from 0: `i-j` is sure, `i?j` is possible.
 
-    A line without links is a pair without links. `where` names the file and line in the error.
+    A line without links is a pair without links. `where` is the file and line in the error
+    message.
 
     Raises:
-        DataError: a word of the line is not a link.
+        DataError: a string in the line is not a link.
     """
     links: dict[str, set[Link]] = {"-": set(), "?": set()}
     for word in line.split():
@@ -106,7 +108,7 @@ def parse_links(line: str, where: str) -> GoldAlignment:
         if match is None:
             raise DataError(
                 f"{where}: expected links such as 0-0 (sure) or 1?2 (possible), source before "
-                f"target and counted from 0, found {word!r}; correct that line"
+                f"target and counted from 0, found {word!r}; correct this line"
             )
         source, kind, target = match.groups()
         links[kind].add((int(source), int(target)))
@@ -114,7 +116,7 @@ def parse_links(line: str, where: str) -> GoldAlignment:
 
 
 def read_gold(path: str | Path) -> list[GoldAlignment]:
-    """Read a file of gold links, a line per pair, gzipped or not.
+    """Read a file of gold links, with one line per pair; it may be gzip-compressed.
 
     Raises:
         DataError: the file cannot be read, or a line is not valid for `parse_links`.
@@ -126,10 +128,10 @@ def read_gold(path: str | Path) -> list[GoldAlignment]:
 
 
 def check_links(gold: Sequence[GoldAlignment], sizes: Sequence[tuple[int, int]]) -> None:
-    """Check that gold links lie inside the texts, given the numbers of source and target words.
+    """Check that gold links are within the texts, given the numbers of source and target words.
 
     Raises:
-        DataError: a link lies outside its pair, or the number of pairs differs.
+        DataError: a link is outside its pair, or the number of pairs differs.
     """
     if len(gold) != len(sizes):
         lines, pairs = quantity(len(gold), "line"), quantity(len(sizes), "pair")
@@ -158,12 +160,12 @@ def alignment_metrics(
     there are neither, the error rate is 0.
 
     Raises:
-        DataError: the numbers of predicted and gold lines differ.
+        DataError: the number of gold lines differs from the number of predicted ones.
     """
     if len(predicted) != len(gold):
         raise DataError(
             f"{quantity(len(predicted), 'line')} of predicted links but {len(gold)} of gold links; "
-            "give one line of gold links for each pair, an empty one where nothing is linked"
+            "give one line of gold links per pair, and an empty line for a pair without links"
         )
     links = [frozenset(pair) for pair in predicted]
     size = sum(map(len, links))
@@ -182,7 +184,7 @@ def alignment_metrics(
 
 
 def _membership(words: Sequence[int | None]) -> Float[np.ndarray, "tokens words"]:
-    """One row per token, 1 in the column of its word; the last column is for tokens without one."""
+    """Return one row per token, with 1 in the column of its word; the last column is for no word."""
     wordless = 1 + max((word for word in words if word is not None), default=-1)
     columns = [wordless if word is None else word for word in words]
     return np.eye(wordless + 1)[np.array(columns, dtype=np.int64)]

@@ -1,4 +1,4 @@
-"""Batches of examples with similar length, for about equal work per batch."""
+"""Batches of examples of similar length, so that the work per batch is about the same."""
 
 import random
 from array import array
@@ -58,7 +58,7 @@ def sizes_of(examples: Examples) -> Int[np.ndarray, "N 2"]:
 
 
 class Batch(NamedTuple):
-    """Examples padded to the longest one."""
+    """Examples padded to the length of the longest one."""
 
     source: Int[Tensor, "B T"]
     lengths: Int[Tensor, " B"]
@@ -104,13 +104,13 @@ def bucket(
 ) -> list[Int[np.ndarray, " n"]]:
     """Group examples of similar length; return the indices of each batch.
 
-    A batch holds at most `batch_tokens` source plus target tokens, padding included (a longer
-    example is a batch alone).
+    A batch contains at most `batch_tokens` source plus target tokens, padding included; a longer
+    example forms a batch by itself.
 
     Args:
         sizes: source and target length of each example, shape (N, 2).
         batch_tokens: maximum size of a batch.
-        rng: shuffles examples of equal size and the batches; None sorts them by size.
+        rng: shuffles the batches, and examples of the same size; if None, batches are sorted by size.
     """
     lengths = np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
     order = _order(len(lengths), rng)
@@ -150,15 +150,15 @@ def epoch(
     skip: int = 0,
     transform: Callable[[Example, random.Random], Example] | None = None,
 ) -> Iterator[list[Example]]:
-    """Yield the batches of one epoch, in an order that depends on `seed` and `number` only.
+    """Yield the batches of one epoch, in an order that depends only on `seed` and `number`.
 
     Args:
         examples: the training examples.
         batch_tokens: maximum size of a batch, in tokens.
         seed: seed of the run.
         number: index of the epoch.
-        skip: number of batches to skip, processed before an interruption.
-        transform: applied to each example; it must keep the sizes.
+        skip: number of batches to skip because they were processed before an interruption.
+        transform: function applied to each example; it must not change the size.
     """
     rng = random.Random(f"{seed}:{number}")
     batches = bucket(sizes_of(examples), batch_tokens, rng)

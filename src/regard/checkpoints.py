@@ -1,9 +1,9 @@
 """Checkpoints for an exact resume: `checkpoints/UPDATE.safetensors`, without executable content.
 
-One file holds the tensors (weights, state of the optimiser and of the random generators) and, as
+Each file contains the tensors (weights, state of the optimiser and of the random generators) and, as
 metadata, the state of the run with all its settings, and a checksum. It is written under another
-name and renamed, so that no kill leaves half a checkpoint. The two before the latest are kept: where
-the latest turns out to be damaged, training resumes from the one before.
+name and then renamed, so that a killed process never leaves an incomplete checkpoint. The two
+checkpoints before the latest are kept: if the latest is damaged, training resumes from the one before.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ class Checkpoint(NamedTuple):
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Generator[None]:
-    """Hold the exclusive lock of a training folder, which is created if it is missing.
+    """Hold the exclusive lock on a training folder, which is created if it is missing.
 
-    The operating system releases the lock when the process ends, however it ends. Unfinished files of
-    a killed process are removed.
+    The operating system releases the lock when the process ends, however it ends. Unfinished files left
+    by a killed process are removed.
 
     Raises:
         ConfigError: another process holds the lock, or the folder cannot be written.
@@ -71,7 +71,9 @@ def locked(folder: Path) -> Generator[None]:
     try:
         yield
     finally:
-        if _is_held(path) and holds_only_lock(folder):  # nothing was saved: leave no trace
+        if _is_held(path) and holds_only_lock(
+            folder
+        ):  # nothing was saved: restore the previous state
             path.unlink()
             path.parent.rmdir()
             if is_new:
@@ -84,13 +86,13 @@ def require_lock(folder: Path) -> None:
     """Raise a FolderError unless the folder is still the one that this process has locked."""
     if not _is_held(_lock_file(folder)):
         raise FolderError(
-            f"{folder} was removed or moved during its training; train again, or continue where its "
-            "checkpoints are now (out, resume)"
+            f"{folder} was removed or moved during its training; train again, or resume in the folder "
+            "that contains its checkpoints now (out, resume)"
         )
 
 
 def holds_only_lock(folder: Path) -> bool:
-    """Return whether a folder holds nothing but the lock of a run that has saved nothing."""
+    """Return whether a folder contains nothing but the lock of a run that has saved nothing."""
     path = _lock_file(folder)
     try:
         return [*folder.iterdir()] == [path.parent] and [*path.parent.iterdir()] == [path]
@@ -103,7 +105,7 @@ def _lock_file(folder: Path) -> Path:
 
 
 def _is_held(path: Path) -> bool:
-    """Return whether this process holds this lock file, not one at the same path before or since."""
+    """Return whether this process holds this lock file, and not another one with the same path."""
     try:
         return os.path.samestat(path.stat(), _held[path])
     except OSError:
@@ -111,14 +113,14 @@ def _is_held(path: Path) -> bool:
 
 
 def has_training(folder: Path) -> bool:
-    """Return whether this folder holds a training run that can be resumed, from its beginning if need be."""
+    """Return whether this folder contains a run that can be resumed, if only from its beginning."""
     if not folder.is_dir():
         return False
     names = {path.name for path in folder.iterdir()}
-    if _files(folder) or "last" in names:  # last: format 2 and before
+    if _files(folder) or "last" in names:  # last: formats 1 and 2
         return True
     has_begun = names <= {"checkpoints"} or _lock_file(folder).exists()
-    return has_begun and "README.md" not in names  # the card of a complete run
+    return has_begun and "README.md" not in names  # the model card of a complete run
 
 
 def generator_states() -> dict[str, Tensor]:
@@ -138,8 +140,8 @@ def save(
 ) -> None:
     """Write a checkpoint: weights, state of the optimiser, `state`, and the generators by rank.
 
-    Older checkpoints than the two before it are removed, and those of later updates: they were
-    damaged, or belong to a run that was not continued.
+    Of the earlier checkpoints, only the latest two are kept. Those of later updates are removed: they
+    are damaged, or belong to a run that was not continued.
     """
     tensors = {f"model.{name}": value for name, value in unshared_tensors(model).items()}
     for index, values in optimizer.state_dict()["state"].items():
@@ -155,11 +157,11 @@ def save(
     earlier = [other for other in _files(folder) if int(other.stem) <= update]
     for other in set(_files(folder)) - set(earlier[:_KEPT]):
         other.unlink()
-    shutil.rmtree(Path(folder) / "last", ignore_errors=True)  # of format 2 and before
+    shutil.rmtree(Path(folder) / "last", ignore_errors=True)  # formats 1 and 2
 
 
 def load(folder: str | Path) -> tuple[Checkpoint | None, list[str]]:
-    """Return the latest checkpoint that is not damaged, None without any, and notes for the user.
+    """Return the latest undamaged checkpoint, or None if there is none, and notes for the user.
 
     Raises:
         FolderError: all checkpoints are damaged.
@@ -182,10 +184,10 @@ def load(folder: str | Path) -> tuple[Checkpoint | None, list[str]]:
 def restore(
     checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer, rank: int | None
 ) -> None:
-    """Restore model, optimiser and the generators of process `rank`; None leaves these as they are.
+    """Restore model, optimiser and the generators of process `rank`, or no generators if it is None.
 
     Raises:
-        FolderError: the tensors are not those of the model and the optimiser.
+        FolderError: the tensors do not match the model and the optimiser.
     """
     tensors = checkpoint.tensors
     try:
@@ -206,7 +208,7 @@ def restore(
 
 
 def _generators(rank: int) -> str:
-    """Return how the names of the states of a process's generators begin."""
+    """Return the prefix of the names of the generator states of a process."""
     return f"random.{rank}." if rank else "random."
 
 
@@ -222,7 +224,7 @@ def _update(path: Path) -> int:
 
 
 def _read(path: Path) -> Checkpoint:
-    """Read a checkpoint and verify its checksum; `last/` has its state in a file of its own."""
+    """Read a checkpoint and verify its checksum; in `last/`, the state is in a separate file."""
     with safe_open(str(path), framework="pt") as stored:
         metadata: dict[str, str] = stored.metadata() or {}
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
@@ -239,14 +241,16 @@ def _read(path: Path) -> Checkpoint:
 
 
 def _check_moments(moments: dict[int, dict[str, Tensor]], optimizer: Optimizer) -> None:
-    """Raise a ValueError unless the optimiser's state is that of its parameters."""
+    """Raise a ValueError unless the state of the optimiser matches its parameters."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     if moments and moments.keys() != set(range(len(parameters))):
-        raise ValueError("the state of the optimiser is not that of the model's parameters")
+        raise ValueError("the state of the optimiser does not match the model's parameters")
     for index, values in moments.items():
         shapes = {tuple(value.shape) for name, value in values.items() if name != "step"}
         if shapes != {tuple(parameters[index].shape)}:
-            raise ValueError("the state of the optimiser has other shapes than the parameters")
+            raise ValueError(
+                "the shapes in the state of the optimiser differ from those of the parameters"
+            )
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -27,7 +27,7 @@ from regard.training import train
 from regard.translator import Translator
 
 MINUTES = 8.0
-"""Default budget of all training runs together."""
+"""Default time budget for all training runs together."""
 
 # 97.5 % quantiles of Student's t with 1, 2, … degrees of freedom
 _T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
@@ -49,9 +49,9 @@ class Run:
     updates: int
     parameters: int
     sentences_per_second: float
-    """Translation speed on the test pairs, one hypothesis each."""
+    """Translation speed on the test pairs."""
     longest_source: int
-    """Tokens of the longest training source."""
+    """Number of tokens in the longest training source."""
     lengths: tuple[LengthBin, ...]
     """Metrics by source length."""
     aer: float | None
@@ -95,20 +95,20 @@ def compare(
     Args:
         settings: groups of settings by name, as for `config.from_dict`; common to all models.
         models: specifications, such as `none`, `additive`, `luong:dot`, `transformer`.
-        out: folder for the models, `table.md`, `table.json` and `by_length.html` (and .png, .svg).
+        out: output folder for the models, `table.md`, `table.json` and `by_length.html` (and .png, .svg).
         test: pairs to evaluate on.
         seeds: training seeds; each model is trained once per seed.
         gold: gold links of the test pairs.
         beam_size: beam size of the evaluation.
-        resume: reuse models that are finished.
-        log: called with a line before each training run.
+        resume: reuse finished models, and continue unfinished ones.
+        log: function called with one line of text before each training run.
 
     Raises:
         ConfigError: a specification is unknown, or a setting does not apply to one of the models.
-        DataError: the numbers of gold links and test pairs differ.
+        DataError: the number of lines of gold links differs from the number of test pairs.
     """
     if settings.get("data", {}).get("dev") is None:
-        raise ConfigError("models are compared on the same pairs: give data.dev")
+        raise ConfigError("models are compared on the same pairs: set data.dev")
     for option, values in (("models", models), ("seeds", seeds)):
         if len(set(values)) < len(values):
             raise ConfigError(f"{option} have a duplicate: {', '.join(map(str, values))}")
@@ -126,7 +126,7 @@ def compare(
     for number, (name, config) in enumerate(plans, start=1):
         label = f"{name}, seed {config.training.seed}"
         log(f"[{number} of {len(plans)}] {label}")
-        # resuming a finished run has no budget left, but checks that pairs and model are the same
+        # a finished run has no budget left: resuming it checks that its pairs and model are the same
         translator = train(config, resume=resume, command=f"regard compare ({label})")
         runs.append(_evaluate(name, translator, test, gold, beam_size))
         _write(out, runs)
@@ -245,7 +245,7 @@ def _by_name(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 
 def _interval(group: Sequence[Run], metric: str) -> str:
-    """Format a metric and its 95 % interval: bootstrap for one seed, else of the mean over seeds."""
+    """Format a metric and its 95 % interval: from the bootstrap for one seed, else of the mean."""
     metrics = [getattr(run.scores, metric) for run in group]
     if len(metrics) == 1:
         return f"{metrics[0].value:.1f} ({metrics[0].low:.1f} – {metrics[0].high:.1f})"

@@ -45,7 +45,7 @@ class Corpus:
     dev_sources: list[tuple[str, str | None]]
     """Distinct sources of the dev set and their features, in order."""
     dev_references: list[list[str]]
-    """Distinct targets of each of them."""
+    """Distinct targets of each of these sources."""
     source: Tokenizer
     target: Tokenizer
     notes: list[str]
@@ -53,12 +53,12 @@ class Corpus:
 
     @property
     def max_source_length(self) -> int:
-        """Number of tokens of the longest training source, without EOS."""
+        """Number of tokens in the longest training source, without EOS."""
         return int(sizes_of(self.train)[:, 0].max()) - 1
 
     @property
     def max_target_length(self) -> int:
-        """Number of tokens of the longest training target."""
+        """Number of tokens in the longest training target, without EOS."""
         return int(sizes_of(self.train)[:, 1].max()) - 1
 
     @property
@@ -78,15 +78,15 @@ class Corpus:
 
     @property
     def examples(self) -> list[str]:
-        """Up to four dev sources, with their features: of median length first, then shorter and longer."""
+        """Up to four dev sources with their features: one of median length, then shorter and longer ones."""
         lines = sorted({format_source(source) for source in self.dev_sources}, key=_by_length)
         chosen = [lines[len(lines) * eighth // 8] for eighth in (4, 2, 6, 7)]
         return list(dict.fromkeys(chosen))
 
     def fingerprint(self, copies: bool = True) -> str:
-        """Return a hash of the training examples, by which a resumed run recognises them.
+        """Return a hash of the training examples, with which a resumed run recognises them.
 
-        Runs that store no fingerprint of the dev set have stored this one without `copies`.
+        Earlier versions, which store no fingerprint of the dev set, computed it without `copies`.
         """
         if isinstance(self.train, MappedExamples):
             return self.train.fingerprint()
@@ -94,7 +94,7 @@ class Corpus:
         return _hash(_ids(examples if copies else (e._replace(copies=()) for e in examples)))
 
     def dev_fingerprint(self) -> str:
-        """Return a hash of the validation examples: metrics of other ones cannot be compared."""
+        """Return a hash of the validation examples: metrics on other examples cannot be compared."""
         return _hash([*_ids(self.dev), self.dev_sources, self.dev_references])
 
 
@@ -104,17 +104,17 @@ def make_corpus(
     dev: Iterable[PairLike] | None,
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
 ) -> Corpus:
-    """Read and check the pairs, train the tokenizers (unless given) and encode.
+    """Read and check the pairs, train the tokenizers (unless given) and encode the pairs.
 
     Args:
-        config: all settings; its files are read where no list is given.
+        config: all settings; its files are read if no list is given.
         pairs: training pairs in memory, instead of `config.data.train`.
         dev: validation pairs in memory, instead of `config.data.dev`.
         tokenizers: source and target tokenizers of a model that is trained further.
 
     Raises:
         ConfigError: there are no training pairs, or the settings are not suitable for them.
-        DataError: lines cannot be used (and `data.bad_lines` is stop), or no pair is left.
+        DataError: lines cannot be used (and `data.bad_lines` is `stop`), or no pair is left.
     """
     notes: list[str] = []
     train_pairs = _read_train(pairs, config, notes)
@@ -160,18 +160,18 @@ def _check_tokenizers(source: Tokenizer, target: Tokenizer, config: Config) -> N
     if (column is None) != (source.features is None):
         has, remedy = ("has", "set it") if column is None else ("has no", "leave it out")
         raise ConfigError(
-            f"the model that is trained further {has} features of the source, got "
+            f"the model to train further {has} source features, got "
             f"data.features_column {column}: {remedy}"
         )
     if config.model.copy and source.unit != target.unit:
         raise ConfigError(
-            f"model.copy needs one unit of text on both sides, found {source.unit} and "
+            f"model.copy needs the same unit of text on both sides, found {source.unit} and "
             f"{target.unit}: set source.unit and target.unit"
         )
 
 
 def resolve_config(config: Config, corpus: Corpus) -> Config:
-    """Return the settings with every value that depends on the data or on other settings."""
+    """Return the settings, with values that depend on the data or on other settings resolved."""
 
     def resolve(settings: TextConfig, tokenizer: Tokenizer) -> TextConfig:
         names = ("unit", "normal_form", "lowercase", "match_vocabulary")
@@ -193,7 +193,9 @@ def _read_train(
     if pairs is not None or path is None or not table_files.is_table(path):
         parsed = _read(pairs, path, "train", config, notes)
         if parsed is None:
-            raise ConfigError("there is nothing to train on: give data.train, or a list of pairs")
+            raise ConfigError(
+                "there are no training pairs: set data.train, or pass a list of pairs"
+            )
         return parsed
     mapped = MappedPairs(path, config.data)
     remedy = _REMEDY if config.data.bad_lines == "stop" else None
@@ -243,7 +245,7 @@ def _hold_out(
     sources = sorted({format_source(pair.key) for pair in parsed.pairs})
     if len(sources) < 2:
         raise DataError(
-            f"{parsed.name} holds one source only, so none can be held out for validation; give "
+            f"{parsed.name} contains only one source, so none can be held out for validation; set "
             "data.dev"
         )
     random.Random(seed).shuffle(sources)
@@ -305,10 +307,10 @@ def _encode_mapped(
 
 
 def _too_long(source: int, target: int, limit: int) -> str:
-    """Return why a pair with these lengths cannot be used, "" for a valid one."""
+    """Return why a pair with these lengths cannot be used; "" for a valid pair."""
     for side, length in (("source", source), ("target", target)):
         if length > limit:
-            return f"has a {side} of {length} tokens, limit {limit}"
+            return f"has a {side} of {length} tokens, above the limit of {limit}"
     return ""
 
 
@@ -332,7 +334,7 @@ def _check_long(
 
 
 def _ids(examples: Iterable[Example]) -> list[tuple[Any, ...]]:
-    """Return the ids of every example, with `copies` only for a copying model."""
+    """Return the ids of every example, with `copies` only for a model that copies."""
     return [tuple(e) if e.copies else (e.source, e.target) for e in examples]
 
 

@@ -1,4 +1,4 @@
-"""Training curves: a metric of several model folders in one chart."""
+"""Training curves: one metric for several model folders in one chart."""
 
 import json
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ def curves(
     """Return a chart of one metric, with one line per folder.
 
     Args:
-        folders: model folders, whose metrics.jsonl is read.
-        metric: key of metrics.jsonl; by default the metric that selects the first folder's best weights.
-        by: x axis, `minutes` or `update`.
+        folders: model folders, whose metrics.jsonl files are read.
+        metric: key in metrics.jsonl; the metric that selects the first folder's best weights by default.
+        by: quantity on the x axis, `minutes` or `update`.
 
     Raises:
         FolderError: a folder has no metrics yet, or they are damaged.
@@ -60,7 +60,7 @@ def curves(
 
 
 def _run_names(folders: list[str]) -> dict[str, str]:
-    """Return the last part of each path, with as many parts before it as make the names unique."""
+    """Return the last part of each path, with as many parts before it as needed to make the names unique."""
     parts = {folder: Path(folder).resolve().parts for folder in folders}
     names = {folder: str(Path(*path)) for folder, path in parts.items()}
     for length in range(1, max(map(len, parts.values()))):
@@ -74,19 +74,19 @@ def _history(folder: Path) -> list[dict[str, Any]]:
     path = folder / "metrics.jsonl"
     if not path.exists():
         raise FolderError(
-            f"{folder} has no metrics.jsonl yet; give a folder that training has written, "
-            "after its first validation"
+            f"{folder} has no metrics.jsonl yet; choose the folder of a training run, after its "
+            "first validation"
         )
     try:
         entries = [json.loads(line) for line in read_lines(path)]
         if not entries or not all({"update", "minutes"} <= entry.keys() for entry in entries):
-            raise ValueError("a line without update or minutes")
+            raise ValueError("a line has no update or minutes")
         for number, entry in enumerate(entries, start=1):
             for key, value in entry.items():
                 if not key.isprintable():
-                    raise ValueError(f"line {number}: {key!r} is no name")
+                    raise ValueError(f"line {number}: {key!r} is not a name")
                 if type(value) not in (int, float, bool) or not abs(value) <= _LARGEST:
-                    raise ValueError(f"line {number}: {key} is no number")
+                    raise ValueError(f"line {number}: {key} is not a number")
     except (ValueError, AttributeError) as error:
         raise FolderError(f"{path} is damaged ({error}); train again") from None
     return entries

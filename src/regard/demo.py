@@ -19,10 +19,10 @@ from regard.files import require_empty_folder
 from regard.training import train
 
 SENTENCES: tuple[str, ...] = ("我 爱 机器 学习", "te quiero")
-"""Two sentences that are not in the training part."""
+"""Two sentences that are not in the training set."""
 
 MAP_SENTENCE = "por la noche tu hermana compra un libro nuevo"
-"""The sentence of map.png, in Latin script, which every font supports."""
+"""The sentence in map.png, in Latin script, which every font supports."""
 
 _MARKER = ".regard-demo"
 
@@ -34,9 +34,9 @@ class DemoResult:
     outputs: dict[str, str]
     """The translation of each of `SENTENCES`."""
     exact_match: float
-    """Percent of test sentences translated exactly."""
+    """Percentage of test sentences translated exactly."""
     aer: float
-    """Alignment error rate of the attention on the test part, from 0 to 1."""
+    """Alignment error rate of the attention on the test set, from 0 to 1."""
     folder: Path
     """Contains model/, data/, map.html and map.png."""
 
@@ -45,12 +45,12 @@ def demo(out: str | Path, device: str = "auto", log: Callable[[str], None] = pri
     """Train on `phrasebook`, translate two unseen sentences, evaluate, and draw two heatmaps.
 
     Args:
-        out: folder to write; the folder of an earlier demo is replaced.
+        out: output folder; the folder of an earlier demo is replaced.
         device: `auto`, `cpu`, `cuda` or `mps`.
-        log: called with every line of output.
+        log: function called with every line of output.
 
     Raises:
-        ConfigError: the folder has other contents.
+        ConfigError: the folder has contents that the demo did not create.
     """
     folder = new_folder(Path(out))
     splits = datasets.make("phrasebook")
@@ -66,7 +66,7 @@ def demo(out: str | Path, device: str = "auto", log: Callable[[str], None] = pri
     _, alignment = align(translator, pairs, gold)
     assert alignment is not None
     log(f"test: {exact:.1f} % exact match, alignment error rate {alignment.aer:.3f}")
-    # map.html has Chinese characters, in the browser's fonts; map.png needs Latin ones only
+    # map.html has Chinese characters, for which the browser has fonts; map.png has only Latin ones
     for output, name in ((outputs[SENTENCES[0]], "map.html"), (outputs[MAP_SENTENCE], "map.png")):
         output.chart(f"{output.source} → {output.text}").save(folder / name)
     log(f"attention: {folder / 'map.html'}, {folder / 'map.png'}")
@@ -90,15 +90,15 @@ def demo_config(folder: Path, device: str = "auto") -> Config:
 
 
 def new_folder(folder: Path) -> Path:
-    """Create a folder with the demo's marker file, replacing that of an earlier demo.
+    """Create a folder with the demo's marker file, replacing the folder of an earlier demo.
 
     Raises:
-        ConfigError: the folder has other contents.
+        ConfigError: the folder has contents that the demo did not create.
     """
-    target = Path(os.path.realpath(folder))  # a symbolic link stays
+    target = Path(os.path.realpath(folder))  # keeps a symbolic link
     if (target / _MARKER).exists():
         shutil.rmtree(target)
-    require_empty_folder(target, "it was not created by the demo, choose another folder (out)")
+    require_empty_folder(target, "it was not created by the demo: choose another folder (out)")
     target.mkdir(parents=True, exist_ok=True)
     (target / _MARKER).touch()
     return folder

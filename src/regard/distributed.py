@@ -1,7 +1,7 @@
-"""The processes of one training job, which torchrun or `accelerate launch` starts.
+"""The processes of one training job, started by torchrun or `accelerate launch`.
 
-Gradients are summed over the backend of their device (NCCL or gloo). Everything else is exchanged over
-gloo, which notices at once that a process has ended, where NCCL waits for it.
+Gradients are summed with the backend of their device (NCCL or gloo). Everything else is exchanged with
+gloo, which detects immediately that a process has ended, whereas NCCL waits for it.
 """
 
 import atexit
@@ -23,21 +23,21 @@ from regard.errors import ConfigError, JobError, is_out_of_memory
 _T = TypeVar("_T")
 
 _SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE")
-"""Environment variables in which launchers, and Accelerate, have the number of processes."""
+"""Environment variables in which launchers and Accelerate store the number of processes."""
 
 
 _OTHER_WAYS = tuple(f"ACCELERATE_USE_{name}" for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM"))
 """Variables of `accelerate launch` that shard the model."""
 
 _SECONDS_UNTIL_STARTED = 300.0
-"""Processes that have not started by then, or have ended, are given up."""
+"""Time for all processes to start, before the job fails."""
 
 _stores: list[Store] = []
 """The store of the job, once it is open."""
 
 
 class Job(NamedTuple):
-    """The processes that train one model together, seen by one of them."""
+    """The processes that train one model together, as seen by one of them."""
 
     rank: int = 0
     """Index of this process."""
@@ -50,11 +50,11 @@ class Job(NamedTuple):
         return self.rank == 0
 
     def share(self, items: Sequence[_T]) -> Sequence[_T]:
-        """Return the part of this process, which may be empty: every n-th item of n processes."""
+        """Return the share of this process, which may be empty: with n processes, every n-th item."""
         return items[self.rank :: self.processes]
 
     def merge(self, shares: Sequence[Sequence[_T]]) -> list[_T]:
-        """Return the items of all shares, in their order."""
+        """Return the items of all shares, in their original order."""
         merged: list[_T] = [*shares[0]] * self.processes
         del merged[sum(map(len, shares)) :]
         for rank, items in enumerate(shares):
@@ -88,7 +88,7 @@ class Job(NamedTuple):
         return [values.tolist() for values in rows]
 
     def wait(self) -> None:
-        """Return when every process has come here.
+        """Wait until every process has made this call.
 
         Raises:
             JobError: a process has ended.
@@ -115,7 +115,7 @@ class Job(NamedTuple):
         if self.processes == 1:
             return loss
         if loss.is_cuda:
-            self.wait()  # NCCL would not notice that a process has ended
+            self.wait()  # NCCL would not detect that a process has ended
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         vector = torch.cat([*(gradient.flatten() for gradient in gradients), loss.view(1)])
         with _noticing_an_end():
@@ -125,11 +125,11 @@ class Job(NamedTuple):
 
 
 def join(device: torch.device) -> Job:
-    """Return the job that this process belongs to; of one process where no launcher started several.
+    """Return the job that this process belongs to: a job of one process if no launcher is used.
 
     Raises:
-        ConfigError: the device cannot be used by several processes, they are more than the GPUs, or
-            another launcher than these started them.
+        ConfigError: the device cannot be used by several processes, there are more processes than
+            GPUs, or an unsupported launcher started them.
         JobError: a process has ended, or has not started.
     """
     _refuse_other_launchers()
@@ -140,7 +140,7 @@ def join(device: torch.device) -> Job:
         index, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
         if index >= gpus:
             raise ConfigError(
-                f"process {index + 1} of this machine has no GPU of its own: start {gpus} here, or "
+                f"process {index + 1} on this machine has no GPU of its own: start only {gpus} here, or "
                 "set device to cpu"
             )
         torch.cuda.set_device(index)
@@ -171,8 +171,8 @@ def _refuse_other_launchers() -> None:
         if several:
             name, value = next(iter(several.items()))
             raise ConfigError(
-                f"{name}={value} says that this is one of several processes, but only torchrun and "
-                f"accelerate launch start them so that they can train together; use one of these, or "
+                f"{name}={value} means that this is one of several processes, but only processes started by "
+                f"torchrun or accelerate launch can train together; use one of these, or "
                 f"unset {name}"
             )
     for name, value in given.items():
@@ -186,17 +186,17 @@ def _refuse_other_launchers() -> None:
     for name in _OTHER_WAYS:
         if os.environ.get(name, "false").lower() not in ("false", "0", "no"):
             raise ConfigError(
-                f"{name}={os.environ[name]} asks for a way of training that is not supported; every "
+                f"{name}={os.environ[name]} requests a training method that is not supported; every "
                 "process holds the whole model, in float32 or bfloat16 (training.precision): start "
                 f"without this option, or unset {name}"
             )
 
 
 def store(seconds: float = _SECONDS_UNTIL_STARTED) -> Store:
-    """Return the key-value store of the job, at the address that the launcher gives.
+    """Return the key-value store of the job, at the address that the launcher provides.
 
     Raises:
-        JobError: the process that keeps the store cannot be reached within this time.
+        JobError: the process that hosts the store cannot be reached within this time.
     """
     if not _stores:
         try:
@@ -212,7 +212,7 @@ def store(seconds: float = _SECONDS_UNTIL_STARTED) -> Store:
 
 
 def _await_all(rank: int, processes: int) -> None:
-    """Return when all processes have started; PyTorch would wait half an hour for one that has ended.
+    """Wait until all processes have started; PyTorch would wait half an hour for one that has ended.
 
     Raises:
         JobError: one of them has not started in time.
@@ -235,16 +235,16 @@ def _leave() -> None:
 
 @contextlib.contextmanager
 def _noticing_an_end() -> Generator[None]:
-    """Raise a JobError where an exchange fails because a process has ended."""
+    """Raise a JobError if an exchange fails because a process has ended."""
     try:
         yield
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise
         if threading.current_thread() is threading.main_thread():
-            # the launcher ends this process too, which has yet to say why
+            # the launcher will end this process too, which first has to report the reason
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise JobError(
-            "another process of the job ended, so training stopped; start all of them again with the "
-            "setting resume to continue from the last checkpoint"
+            "another process of the job ended, so training stopped; start all of them again and "
+            "set resume to continue from the last checkpoint"
         ) from error

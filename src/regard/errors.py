@@ -14,7 +14,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 class RegardError(Exception):
-    """Base class of these errors; the command prints them without a traceback."""
+    """Base class of all errors in this module; the command prints them without a traceback."""
 
 
 class ConfigError(RegardError):
@@ -22,7 +22,7 @@ class ConfigError(RegardError):
 
 
 class UsageError(RegardError):
-    """A command is called with arguments that it does not take; its exit status is 2."""
+    """A command is called with arguments that it does not accept; its exit status is 2."""
 
 
 class DataError(RegardError):
@@ -30,11 +30,11 @@ class DataError(RegardError):
 
 
 class FolderError(RegardError):
-    """A model folder is missing, incomplete or of another format."""
+    """A model folder is missing, incomplete, damaged or in another format."""
 
 
 class ExtraError(RegardError):
-    """An optional package is needed and not installed."""
+    """An optional package is needed but not installed."""
 
 
 class JobError(RegardError):
@@ -42,11 +42,11 @@ class JobError(RegardError):
 
 
 class ShapeError(RegardError, ValueError):
-    """A tensor has another shape or dtype than the call needs."""
+    """A tensor does not have the shape or dtype that the call needs."""
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether text can be encoded in UTF-8: it contains no lone surrogate."""
+    """Return whether text can be encoded in UTF-8, that is, contains no lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -55,16 +55,16 @@ def is_utf8(text: str) -> bool:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error of Python or PyTorch says that memory cannot be allocated."""
+    """Return whether an error from Python or PyTorch means that memory cannot be allocated."""
     if isinstance(error, MemoryError):
         return True
-    # PyTorch's allocator of the CPU raises a plain RuntimeError, the loading of a library these two
+    # PyTorch's CPU allocator raises a plain RuntimeError; loading a library raises the other two
     kinds = RuntimeError | ImportError | OSError
     return isinstance(error, kinds) and bool(_OUT_OF_MEMORY.search(str(error)))
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal ended the training, after its state was saved."""
+    """A signal ended training after its state was saved."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def shortened(text: str, length: int = 60) -> str:
-    """Return a text as messages quote it: cut if it is longer."""
+    """Return a string for quoting in a message, truncated to `length` characters."""
     return text if len(text) <= length else f"{text[:length]}…"
 
 
@@ -84,7 +84,7 @@ def quantity(number: int, unit: str) -> str:
 def nearest(name: object, known: Iterable[str]) -> str:
     """Return a hint with the known name closest to a misspelt one, or an empty string.
 
-    A slip of the keys rarely changes the first letter: gpu is not a misspelt cpu.
+    Typing errors rarely change the first letter: gpu is not a misspelling of cpu.
     """
     if not isinstance(name, str):
         return ""
@@ -96,7 +96,7 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 
 def not_one_of(what: str, value: object, choices: Iterable[str]) -> ConfigError:
-    """Return the error for a value that is none of the choices, with the closest of them."""
+    """Return the error for a value that is not one of the choices, with the closest choice."""
     names = list(choices)
     text = f"{what} takes one of {', '.join(names)}, got {value!r}"
     return ConfigError(text + nearest(value, names))

@@ -1,4 +1,4 @@
-"""Evaluation of a translator on pairs: translations, alignments, agreement of layers."""
+"""Evaluation of a translator on pairs: translations, alignments and agreement between layers."""
 
 import html
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ _BATCH_TOKENS = 2048
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """Metrics of a translator on pairs; `str()` returns them as tables."""
+    """Metrics of a translator on a set of pairs; `str()` returns them as tables."""
 
     metrics: MetricValues
     translations: list[Translation]
@@ -77,7 +77,7 @@ class Report:
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as lines of text, with numbers, all but the first column, aligned at the right."""
+    """Return rows as lines of text; all columns but the first contain numbers, aligned right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
@@ -95,7 +95,7 @@ def evaluate(
     lowercase: bool = False,
     on_progress: Callable[[int], None] | None = None,
 ) -> Report:
-    """Translate every distinct source once and compare the output with all targets of that source.
+    """Translate every distinct source once and compare the output with all its targets.
 
     Args:
         translator: the model to evaluate.
@@ -123,7 +123,7 @@ def align(
     gold: Sequence[GoldAlignment] | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> tuple[list[Alignment], AlignmentMetrics | None]:
-    """Align every pair by forced decoding of its target, and compare the links with gold links.
+    """Align every pair by forced decoding of its target, and compare the result with gold links.
 
     Args:
         translator: a model with attention.
@@ -132,7 +132,7 @@ def align(
         on_progress: called with the number of pairs just completed.
 
     Raises:
-        DataError: a gold link lies outside its pair, or the number of pairs differs.
+        DataError: a gold link is outside its pair, or the number of pairs differs.
     """
     checked = to_pairs(pairs)
     sources, targets = [pair.key for pair in checked], [pair.target for pair in checked]
@@ -144,16 +144,16 @@ def align(
 
 
 def check_gold(translations: Sequence[Translation], gold: Sequence[GoldAlignment]) -> None:
-    """Check that gold links lie inside the texts of the aligned pairs.
+    """Check that gold links are within the texts of the aligned pairs.
 
     Raises:
-        DataError: a gold link lies outside its pair, or the number of pairs differs.
+        DataError: a gold link is outside its pair, or the number of pairs differs.
     """
     check_links(gold, [_sizes(translation) for translation in translations])
 
 
 def _sizes(translation: Translation) -> tuple[int, int]:
-    """Return the numbers of source and target words, of the model or separated by spaces."""
+    """Return the numbers of source and target words: the model's or, if larger, those in the text."""
     ids = (translation.source_words, translation.target_words)
     counts = [1 + max((index for index in side if index is not None), default=-1) for side in ids]
     # a model may leave out punctuation of the text
@@ -164,10 +164,10 @@ def _sizes(translation: Translation) -> tuple[int, int]:
 def layer_agreements(translator: Translator, examples: Sequence[Example]) -> list[float]:
     """Return how often each layer attends most to the most important source token, from 0 to 1.
 
-    The fraction of target tokens for which the source token with the highest weight, averaged over
-    heads, is also the one whose erasure lowers the token's log-probability most: the prediction
-    difference of Li et al. 2019, "On the Word Alignment from Neural Machine Translation" (ACL),
-    section 4, which aligns words without gold links.
+    This is the fraction of target tokens for which the source token with the highest weight, averaged
+    over heads, is also the one whose erasure lowers the target token's log-probability most: the
+    prediction difference of Li et al. 2019, "On the Word Alignment from Neural Machine Translation"
+    (ACL), section 4, which aligns words without gold links.
     """
     agreements: list[np.ndarray] = []
     for example in examples:
@@ -180,7 +180,7 @@ def layer_agreements(translator: Translator, examples: Sequence[Example]) -> lis
 def _prediction_differences(
     translator: Translator, example: Example
 ) -> tuple[Float[np.ndarray, "L layers T"], Float[np.ndarray, "L T"]]:
-    """Return weights, and the decrease in log-probability on erasure of each source token.
+    """Return the weights, and the decrease in log-probability when each source token is erased.
 
     EOS is excluded on both sides.
     """

@@ -1,4 +1,4 @@
-"""Atomic writes, and text files read as lines, with or without BOM, CRLF and gzip."""
+"""Atomic writes, and reading text files as lines, with or without BOM, CRLF and gzip."""
 
 import contextlib
 import errno
@@ -20,10 +20,10 @@ from typing import Any
 from regard.errors import ConfigError, DataError
 
 _READ_BYTES = 1 << 20
-"""Bytes read at once, and the length of the longest line."""
+"""Bytes read at once, which is also the maximum length of a line."""
 
 _EXPANDED_BYTES, _EXPANSION = 1 << 26, 100
-"""A gzip file that expands to more bytes, and to more than this many times its size, is refused."""
+"""A gzip file that expands to more than both this many bytes and this many times its size is refused."""
 
 _TEMPORARY_STEM = re.compile(r"\.[0-9a-f]{16}")
 """Names of temporary files, before the suffix."""
@@ -36,10 +36,10 @@ _MOMENT = 0.01
 def atomic_write(path: str | Path) -> Generator[Path]:
     """Yield a temporary path that replaces `path` when the block ends without an error.
 
-    The content reaches the disk before it replaces `path`, so that a crash leaves the old file or the
-    new one. Missing parent folders are created. A symbolic link is followed; a device or a pipe is written to
-    directly, and what names the standard output is appended to it. The temporary file has the suffix of
-    `path`, on which some writers depend.
+    The content reaches the disk before it replaces `path`, so that a crash leaves either the old file
+    or the new one. Missing parent folders are created. A symbolic link is followed. A device or a pipe is
+    written to directly; if `path` is the file that standard output is redirected to, the content is
+    appended to standard output. The temporary file has the suffix of `path`, on which some writers depend.
 
     Raises:
         DataError: `path` cannot be written.
@@ -49,7 +49,7 @@ def atomic_write(path: str | Path) -> Generator[Path]:
         # a device or a pipe, such as /dev/stdout, must not be replaced
         yield path
         return
-    if _is_standard_output(path):  # a file that other output goes to
+    if _is_standard_output(path):  # the file to which other output is redirected
         with tempfile.TemporaryDirectory() as folder:
             temporary = Path(folder) / path.name
             yield temporary
@@ -70,7 +70,7 @@ def atomic_write(path: str | Path) -> Generator[Path]:
         _synchronize(path.parent)
     except BrokenPipeError:  # raised by another stream inside the block
         raise DataError(
-            f"{path} is not written, because the reader of standard output has gone"
+            f"{path} was not written, because the reader of standard output has closed it"
         ) from None
     except OSError as error:
         full = error.errno == errno.ENOSPC
@@ -90,7 +90,7 @@ def _is_standard_output(path: Path) -> bool:
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove the temporary files of `atomic_write` that a killed process has left in a folder."""
+    """Remove temporary files of `atomic_write` that a killed process has left in a folder."""
     for path in folder.iterdir():
         if _TEMPORARY_STEM.fullmatch(path.stem):
             path.unlink()
@@ -111,8 +111,8 @@ def require_empty_folder(path: Path, remedy: str = "choose another folder (out)"
     """Return `path` if it does not exist or is an empty folder.
 
     Raises:
-        ConfigError: it is a file, or a folder that is not empty; then `remedy` ends the message; or
-            it cannot be read, or its name is too long.
+        ConfigError: `path` is a file or cannot be used, or the folder is not empty, in which case the
+            message ends with `remedy`.
     """
     try:
         exists = path.exists()
@@ -142,13 +142,14 @@ def read_lines(path: str | Path) -> list[str]:
     """Return the lines of a UTF-8 text file, plain or gzip, without their line endings.
 
     Lines end at LF only; other Unicode separators are text. A CR before the LF and a byte order mark
-    at the start are removed. A single line with a CR inside is refused, because such files have lines that end
-    at CR, and so are NUL bytes, which UTF-16 has. A line holds at most a megabyte, and a gzip file above 64 MB at most 100
-    times its own size, so that no small file fills the memory.
+    at the start are removed. A file of one line that contains a CR is refused, because its lines probably
+    end at CR, and so is a file with NUL bytes, which UTF-16 contains. A line may have at most 1 MB, and a
+    gzip file that expands to more than 64 MB may expand to at most 100 times its own size, so that no
+    small file exhausts the memory.
 
     Raises:
-        DataError: the file is missing, is named .gz without being gzip, is not UTF-8, breaks a limit,
-            or does not fit in memory.
+        DataError: the file is missing, has the suffix .gz but is not gzip, is not UTF-8, exceeds a
+            limit, or does not fit in memory.
     """
     try:
         lines = [line for part in _decoded(_parts(Path(path)), str(path)) for line in part]
@@ -163,9 +164,9 @@ def read_lines(path: str | Path) -> list[str]:
 
 
 def arriving_lines(stream: io.BufferedIOBase, name: str, most: int) -> Iterator[list[str]]:
-    """Yield the lines of a stream as they arrive: all that are waiting, at most `most` at once.
+    """Yield the lines of a stream as they arrive: all available lines, at most `most` at once.
 
-    Lines are those of `read_lines`.
+    Lines are defined as in `read_lines`.
 
     Raises:
         DataError: a line is not UTF-8, or too long.
@@ -202,18 +203,18 @@ def _parts(path: Path) -> Iterator[bytes]:
                 total += len(part)
                 if total > most:
                     raise DataError(
-                        f"{path} expands to more than {_EXPANSION} times its size, as no text does; "
+                        f"{path} expands to more than {_EXPANSION} times its size, unlike any text; "
                         "if it is text, decompress it first"
                     )
                 yield part
 
 
 def _decoded(parts: Iterator[bytes], name: str) -> Iterator[list[str]]:
-    """Yield the lines of a text that comes in parts, which hold at most `_READ_BYTES` each."""
+    """Yield the lines of a text that arrives in parts of at most `_READ_BYTES` each."""
     rest, number = b"", 1
     for part in parts:
         content = rest + part
-        # a longer line cannot lie within a part: it is the first one here
+        # a part cannot contain a longer line: only the first line here can be longer
         if len(content) > _READ_BYTES and content.find(b"\n", 0, _READ_BYTES + 1) < 0:
             raise DataError(
                 f"{name}, line {number}: longer than {_READ_BYTES:,} bytes; split it into shorter lines"
@@ -221,7 +222,7 @@ def _decoded(parts: Iterator[bytes], name: str) -> Iterator[list[str]]:
         if (position := content.find(b"\0")) >= 0:
             line = number + content.count(b"\n", 0, position)
             raise DataError(
-                f"{name}, line {line}: holds a NUL byte, as UTF-16 does; convert the file to UTF-8 first"
+                f"{name}, line {line}: contains a NUL byte, as UTF-16 does; convert the file to UTF-8 first"
             )
         complete, newline, rest = content.rpartition(b"\n")
         lines = decode_lines(complete + newline, name, number)
@@ -231,7 +232,7 @@ def _decoded(parts: Iterator[bytes], name: str) -> Iterator[list[str]]:
 
 
 def _has_more(stream: io.BufferedIOBase, seconds: float | None = _MOMENT) -> bool:
-    """Return whether more bytes, or the end, arrive within this time; None: wait for them."""
+    """Return whether more bytes, or the end, arrive within this time; None: wait without a limit."""
     try:
         return bool(select.select([stream], [], [], seconds)[0])
     except (OSError, ValueError):  # not a stream that can be waited for

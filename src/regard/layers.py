@@ -29,19 +29,19 @@ class TransformerConfig:
     feed_forward_dim: int
     """Width inside the feed-forward network."""
     activation: str = "relu"
-    """Nonlinearity of the feed-forward network, as `FeedForward` takes it."""
+    """Nonlinearity of the feed-forward network, as accepted by `FeedForward`."""
     positions: str = "sinusoidal"
     """Name of a positional encoding."""
     pre_norm: bool = True
-    """Normalise before each sublayer (and once after the last layer), else after its sum."""
+    """Whether to normalise before each sublayer (and after the last layer), or after each residual sum."""
     dropout: float = 0.0
-    """Share of activations dropped."""
+    """Probability of dropping an activation."""
     score: str = "scaled_dot"
-    """Score of every attention, as `MultiHeadAttention` takes it."""
+    """Score function of every attention layer, as accepted by `MultiHeadAttention`."""
     score_options: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
-    """Options of the score, as `MultiHeadAttention` takes them."""
+    """Options of the score function, as accepted by `MultiHeadAttention`."""
     normalizer: str = "softmax"
-    """Normaliser of every attention, as `Attention` takes it."""
+    """Normaliser of every attention layer, as accepted by `Attention`."""
 
 
 class Embedding(nn.Module):
@@ -50,8 +50,8 @@ class Embedding(nn.Module):
     Args:
         vocabulary: size V.
         dim: width D.
-        positions: name of a positional encoding; encodings that act on heads add nothing here.
-        dropout: probability of dropping an entry of the sums.
+        positions: name of a positional encoding; those that act on heads are not applied here.
+        dropout: probability of dropping a component of the sum.
     """
 
     def __init__(self, vocabulary: int, dim: int, positions: str, dropout: float) -> None:
@@ -64,7 +64,7 @@ class Embedding(nn.Module):
         self.dropout = dropout
 
     def forward(self, ids: Int[Tensor, "B L"], first: int = 0) -> Float[Tensor, "B L D"]:
-        """Return the embeddings of tokens at the positions from `first`."""
+        """Return the embeddings of tokens at consecutive positions, starting at `first`."""
         rows = self.tokens(ids) * self.scale
         if self.positions is not None:
             rows = self.positions(rows, first)
@@ -74,8 +74,9 @@ class Embedding(nn.Module):
 class FeedForward(nn.Module):
     """Position-wise feed-forward network: two linear layers with an activation (section 3.3).
 
-    The activation is `relu`, `gelu` (Hendrycks and Gimpel 2016, arXiv:1606.08415) or `swiglu`, SiLU
-    of one projection times another (Shazeer 2020, arXiv:2002.05202), which has a third matrix.
+    The activation is `relu`, `gelu` (Hendrycks and Gimpel 2016, arXiv:1606.08415) or `swiglu`: SiLU
+    of one projection times a second projection (Shazeer 2020, arXiv:2002.05202), which adds a third
+    matrix.
 
     Args:
         dim: width D of the input and the output.
@@ -95,7 +96,7 @@ class FeedForward(nn.Module):
         self.dropout = dropout
 
     def forward(self, rows: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
-        """Transform every row independently."""
+        """Transform every vector independently."""
         hidden = self.linear1(rows)
         if self.gated:
             gate, hidden = hidden.chunk(2, dim=-1)
@@ -108,12 +109,12 @@ class FeedForward(nn.Module):
 class Residual(nn.Module):
     """Residual branch around a sublayer f: x + f(norm(x)), or norm(x + f(x)) as in the paper.
 
-    With the norm before f (Xiong et al. 2020, arXiv:2002.04745) training is stable without a long
+    With the norm before f (Xiong et al. 2020, arXiv:2002.04745), training is stable without a long
     warm-up.
 
     Args:
         dim: width D.
-        pre_norm: norm before f, otherwise after the sum.
+        pre_norm: whether to apply the norm before f, instead of after the sum.
         dropout: probability of dropping an output of f.
     """
 
@@ -130,6 +131,6 @@ class Residual(nn.Module):
     def add(
         self, rows: Float[Tensor, "*n D"], output: Float[Tensor, "*n D"]
     ) -> Float[Tensor, "*n D"]:
-        """Return the sum of the rows and the output of the sublayer."""
+        """Return the sum of the residual input and the output of the sublayer."""
         total = rows + dropout(output, self.dropout, self.training)
         return total if self.pre_norm else self.norm(total)

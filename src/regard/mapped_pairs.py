@@ -1,7 +1,7 @@
-"""Pairs of a table, larger than memory: checked, tokenised and read from memory-mapped files.
+"""Pairs in tables that may exceed memory: checked, tokenised and read from memory-mapped files.
 
-The files belong to the cache of Hugging Face's `datasets`. Their names hold a fingerprint of the data
-and of the settings that they depend on, so that a later run finds them.
+The files belong to the cache of Hugging Face's `datasets`. Their names contain a fingerprint of the
+data and of the settings that they depend on, so that a later run finds them.
 """
 
 import bisect
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 ArrowTable = Any
-"""A `pyarrow.Table`; pyarrow has no types."""
+"""A `pyarrow.Table`; pyarrow has no type annotations."""
 ArrowColumn = Any
 """A `pyarrow.ChunkedArray`."""
 
@@ -41,10 +41,10 @@ _ROWS_AT_ONCE = 10_000
 
 
 class MappedPairs:
-    """Valid pairs of a table, and the rows that are not usable as pairs.
+    """Valid pairs in a table, and the rows that cannot be used as pairs.
 
     Args:
-        path: the file, or a pattern of several.
+        path: the file, or a pattern that matches several files.
         data: names of the columns.
 
     Raises:
@@ -66,7 +66,7 @@ class MappedPairs:
         self._checked = _map(rows, check, self._fingerprint, "reading", path)
         reasons = self._column("reason")
         self.selected: Bool[np.ndarray, " N"] = reasons.is_null().to_numpy()
-        """Whether each row is one of the pairs; at first, whether it is valid."""
+        """Whether each row is one of the pairs; initially, whether it is valid."""
         self.bad = len(self.selected) - len(self)
         """Number of rows that cannot be used."""
         numbers = np.flatnonzero(~self.selected)[:MAX_LISTED]
@@ -83,7 +83,7 @@ class MappedPairs:
     def hold_out(self, seed: int) -> ParsedPairs:
         """Remove pairs for validation and return them; no source is in both sets.
 
-        Their sources are those with the smallest hashes, 5 % of them and at most 1,000.
+        Their sources are those with the smallest hashes: 5 % of all sources, at most 1,000.
         """
         keys: UInt64[np.ndarray, " N"] = self._column("key").to_numpy()
         keys = keys ^ np.uint64(random.Random(seed).getrandbits(64))
@@ -91,7 +91,7 @@ class MappedPairs:
         distinct = ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])]
         if len(distinct) < 2:
             raise DataError(
-                f"{self.name} holds one source only, so none can be held out for validation; give "
+                f"{self.name} contains only one source, so none can be held out for validation; set "
                 "data.dev"
             )
         in_dev = self.selected & (keys <= distinct[min(1000, max(1, len(distinct) // 20)) - 1])
@@ -102,7 +102,7 @@ class MappedPairs:
         return ParsedPairs(self.name, pairs, numbers, [], unit=self.unit)
 
     def train_tokenizers(self, config: Config) -> tuple[Tokenizer, Tokenizer]:
-        """Return tokenizers trained on the pairs, from the cache if they are there."""
+        """Return tokenizers trained on the pairs, or the cached ones if there are any."""
         settings = (dataclasses.asdict(config.source), dataclasses.asdict(config.target))
         selected = hashlib.sha256(self.selected.tobytes()).hexdigest()
         fingerprint = _hash(self._fingerprint, selected, *settings)
@@ -111,7 +111,9 @@ class MappedPairs:
         )
         if path.exists():
             checksum, _, text = path.read_bytes().partition(b"\n")
-            if checksum == hashlib.sha256(text).hexdigest().encode():  # else it is damaged
+            if (
+                checksum == hashlib.sha256(text).hexdigest().encode()
+            ):  # otherwise, the file is damaged
                 source, target = json.loads(text)
                 return Tokenizer.from_json(source), Tokenizer.from_json(target)
         features = self.texts("features") if self._has_features else None
@@ -136,7 +138,7 @@ class MappedPairs:
 
 
 class Texts:
-    """The texts of one column in the selected rows, read from the disk each time."""
+    """The texts of one column in the selected rows, read from disk each time."""
 
     def __init__(self, column: ArrowColumn, selected: Bool[np.ndarray, " N"]) -> None:
         self._column, self._selected = column, selected
@@ -158,7 +160,8 @@ class MappedExamples:
     """Examples that are read from a memory-mapped table when they are used.
 
     Args:
-        table: lists of ids by row, in the columns `source`, `target` and, for a copying model, `copies`.
+        table: a list of ids per row in the columns `source`, `target` and, for a model that copies,
+            `copies`.
         rows: the rows that are examples.
     """
 
@@ -243,7 +246,7 @@ def _map(
     activity: str,
     path: str,
 ) -> "Dataset":
-    """Return the rows that a function makes of batches, from the cache if they are there."""
+    """Apply a function to batches of rows and return the resulting rows, from the cache if possible."""
     progress = Progress(f"{activity} {path}", len(dataset), "rows")
     with table_files.reading(path, table_files.cache_folder(dataset)), progress:
 
@@ -268,7 +271,7 @@ def _map(
 
 @contextlib.contextmanager
 def _uncollected() -> Generator[None]:
-    """Suspend the garbage collector, which takes more time than tokenising and would find nothing."""
+    """Suspend the garbage collector, which would take longer than tokenising and find nothing."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -298,7 +301,7 @@ def _checked(rows: Sequence[table_files.Row]) -> ArrowTable:
 
 
 def _encoded(batch: ArrowTable, source: Tokenizer, target: Tokenizer, copy: bool) -> ArrowTable:
-    """Return the examples of rows of `_checked`; those of rows that cannot be used have no tokens."""
+    """Return the examples for rows of `_checked`; those for unusable rows have no tokens."""
     import pyarrow as pa
 
     columns = [batch.column(name).to_pylist() for name in ("source", "target", "features")]

@@ -1,14 +1,14 @@
 """Metrics of outputs against references, each with a confidence interval.
 
-Every value is a percentage over the outputs, one output per distinct source, each with one or more
-references. Its 95 % interval is the percentile bootstrap (Efron 1979; Koehn 2004, "Statistical
-Significance Tests for Machine Translation Evaluation"): the outputs are resampled with replacement
-`RESAMPLES` times, and the value is computed from the summed counts of each resample. The resamples
-depend on the number of outputs only, so all metrics of one report use the same ones.
+Every value is a percentage over all outputs: one output per distinct source, each with one or more
+references. Its 95 % interval is computed with the percentile bootstrap (Efron 1979; Koehn 2004,
+"Statistical Significance Tests for Machine Translation Evaluation"): the outputs are resampled with
+replacement `RESAMPLES` times, and the value is computed from the summed counts of each resample. The
+resamples depend only on the number of outputs, so all metrics in a report use the same resamples.
 
 Exact match and the error rates compare strings in the Unicode normal form NFC; BLEU and chrF are
-those of sacrebleu, on the unchanged strings, with its signature. `METRICS` lists them all. Every
-metric raises a DataError if there are no outputs, or not a list of references for each.
+computed with sacrebleu on the unchanged strings and carry its signature. `METRICS` lists all metrics.
+Each raises a DataError if there are no outputs, or if any output lacks a list of references.
 """
 
 import dataclasses
@@ -39,16 +39,16 @@ _Source = TypeVar("_Source", bound=Hashable)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MetricValue:
-    """A metric in percent, with the ends of its 95 % interval: low <= value <= high."""
+    """A metric value in percent, with the ends of its 95 % interval: low <= value <= high."""
 
     value: float
     low: float
     high: float
     signature: str | None = None
-    """Signature of sacrebleu, which makes BLEU and chrF reproducible; None for other metrics."""
+    """The sacrebleu signature, which makes BLEU and chrF reproducible; None for other metrics."""
 
     def to_dict(self) -> dict[str, float | str]:
-        """Return the fields; without the key `signature` if it is None."""
+        """Return the fields as a dictionary, without `signature` if it is None."""
         fields = dataclasses.asdict(self)
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -169,9 +169,9 @@ def word_error_rate(
 ) -> MetricValue:
     """Compute the word error rate, `100 * sum of edits / sum of reference words`.
 
-    Words are separated by whitespace; an edit inserts, deletes or replaces one. With one reference for
-    each output this is the word error rate of speech recognition, which jiwer computes. It counts
-    the same edits as `per`, whose tokens are words if the targets are sentences.
+    Words are separated by whitespace; an edit inserts, deletes or replaces one. With one
+    reference per output, this is the word error rate used in speech recognition, as computed by
+    jiwer. It counts the same edits as `per`, whose tokens are words if the targets are sentences.
     """
     return per(outputs, references, lowercase)
 
@@ -188,7 +188,7 @@ def per(outputs: Sequence[str], references: References, lowercase: bool = False)
 
 
 def cer(outputs: Sequence[str], references: References, lowercase: bool = False) -> MetricValue:
-    """Compute the character error rate: `per` on the code points of the NFC string, with spaces."""
+    """Compute the character error rate: `per` on the code points of the NFC string, spaces included."""
     return _bootstrap(_edits(outputs, references, str, lowercase), _percent)
 
 
@@ -198,23 +198,23 @@ def bleu(
     tokenize: BleuTokenizer = "13a",
     lowercase: bool = False,
 ) -> MetricValue:
-    """Compute corpus BLEU (Papineni et al. 2002) by sacrebleu (Post 2018), with its signature.
+    """Compute corpus BLEU (Papineni et al. 2002) with sacrebleu (Post 2018), and add its signature.
 
     Raises:
-        DataError: there are no outputs, or not a list of references for each.
+        DataError: there are no outputs, or any output lacks a list of references.
         ConfigError: `tokenize` is unknown.
     """
     from sacrebleu.metrics.bleu import BLEU
 
     if tokenize not in (known := get_args(BleuTokenizer)):
         raise not_one_of("the tokenizer of BLEU", tokenize, known)
-    # force: outputs of some models have spaces between tokens, about which sacrebleu would warn
+    # force: sacrebleu would warn about spaces between tokens, which some models generate
     metric = BLEU(lowercase=lowercase, tokenize=tokenize, force=True)
     return _sacrebleu(metric, outputs, references)
 
 
 def chrf(outputs: Sequence[str], references: References, lowercase: bool = False) -> MetricValue:
-    """Compute corpus chrF2 (Popović 2015) by sacrebleu, with its signature."""
+    """Compute corpus chrF2 (Popović 2015) with sacrebleu, and add its signature."""
     from sacrebleu.metrics.chrf import CHRF
 
     return _sacrebleu(CHRF(lowercase=lowercase), outputs, references)
@@ -238,7 +238,7 @@ METRICS = {
     "per": MetricDefinition("token error rate (PER of g2p papers)", per, lower_is_better=True),
     "cer": MetricDefinition("character error rate (CER)", cer, lower_is_better=True),
 }
-"""All metrics; those of `MetricName` in config.py can select the best checkpoint."""
+"""All metrics; those in `MetricName` (config.py) can select the best checkpoint."""
 
 
 def group_by_source(pairs: Iterable[tuple[_Source, str]]) -> tuple[list[_Source], list[list[str]]]:
@@ -268,7 +268,7 @@ def _edits(
     tokenize: Callable[[str], Sequence[str]],
     lowercase: bool,
 ) -> Counts:
-    """Return (n, 2): for each output, the edits to its closest reference and the length of that."""
+    """Return (n, 2): for each output, the edits to its closest reference and that reference's length."""
     from rapidfuzz.distance import Levenshtein
 
     _require_references(outputs, references)
@@ -280,7 +280,7 @@ def _edits(
 
 
 def _sacrebleu(metric: "Metric", outputs: Sequence[str], references: References) -> MetricValue:
-    """Compute a metric of sacrebleu from its counts per output."""
+    """Compute a sacrebleu metric from its counts per output."""
     _require_references(outputs, references)
     # sacrebleu takes one stream per reference; None, unlike "", is a missing reference
     streams = list(itertools.zip_longest(*references))
@@ -332,7 +332,7 @@ def _require_references(outputs: Sequence[str], references: References) -> None:
 
 def _require_same_number(outputs: Sequence[str], what: str, items: Sequence[object]) -> None:
     if not outputs:
-        raise DataError("no outputs to score; give one or more")
+        raise DataError("no outputs to evaluate; give one or more")
     if len(outputs) != len(items):
         raise DataError(
             f"{quantity(len(outputs), 'output')} but {len(items)} {what}; give one for each output"

@@ -1,17 +1,17 @@
-"""Migrations: convert files of earlier model-folder formats to the current one.
+"""Migrations: convert files in earlier model-folder formats to the current format.
 
 JSON documents state their format under the key `format`; a `last/state.json` without it has format 1.
-Up to format 2 the checkpoint was the folder `last/`; from format 3 on checkpoints are files in
+Up to format 2, the checkpoint was the folder `last/`; since format 3, checkpoints are files in
 `checkpoints/`, with the same state and the settings of the run.
-Tensor names are converted by name alone, because resumed training replaces the files of a folder
-one at a time: no name of an earlier format occurs in a later one.
+Tensor names are converted without regard to the format, because a resumed run replaces the files in a
+folder one at a time; no name in an earlier format occurs in a later one.
 """
 
 import re
 from typing import Any, TypeVar
 
 FORMAT = 3
-"""Version of the model folder's format that this package writes."""
+"""Version of the model-folder format that this package writes."""
 
 _T = TypeVar("_T")
 
@@ -28,7 +28,7 @@ _TENSOR_NAMES = (
     (r"^encoder\.project\.", "encoder.projection."),
     (r"\.window\.predict\.", ".window.position_predictor."),
 )
-"""Regular expressions for tensor names of format 1 and their replacements, applied in this order."""
+"""Regular expressions for tensor names in format 1 and their replacements, applied in this order."""
 
 _METADATA = {
     "longest_source": "max_source_length",

@@ -1,4 +1,4 @@
-"""The model card: README.md of a model folder."""
+"""The model card: README.md in a model folder."""
 
 from pathlib import Path
 from typing import Any

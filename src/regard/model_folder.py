@@ -1,11 +1,11 @@
 """Model folders: everything that a trained model needs, without executable content.
 
-config.json          resolved settings, format and package version, metadata of the training
+config.json          resolved settings, format and package version, training metadata
 model.safetensors    the best weights
 source.json target.json    the tokenizers
 metrics.jsonl        one line per validation (written by training)
 README.md            model card, with the training command
-checkpoints/         states for --resume (checkpoints.py)
+checkpoints/         training states for --resume (checkpoints.py)
 """
 
 import errno
@@ -54,7 +54,7 @@ def save_description(folder: str | Path, trained: TrainedModel) -> None:
 
 
 def save_weights(folder: str | Path, model: nn.Module, run: str | None = None) -> None:
-    """Write model.safetensors, with the identity of its run (`metadata.run` of config.json)."""
+    """Write model.safetensors, with the identity of its run (`metadata.run` in config.json)."""
     with atomic_write(Path(folder) / "model.safetensors") as temporary:
         tensors = unshared_tensors(model)
         recorded = {"sha256": checksum(tensors)} | ({"run": run} if run else {})
@@ -62,7 +62,7 @@ def save_weights(folder: str | Path, model: nn.Module, run: str | None = None) -
 
 
 def unshared_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of the model by name, a shared one once, under its first name."""
+    """Return the tensors of the model by name; a shared tensor is included once, under its first name."""
     first = {name for name, _ in [*model.named_parameters(), *model.named_buffers()]}
     return {name: tensor for name, tensor in model.state_dict().items() if name in first}
 
@@ -71,7 +71,7 @@ def load_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Copy the tensors that `unshared_tensors` returned into the model.
 
     Raises:
-        ValueError: a tensor is missing, unexpected, of another shape or type, or not finite.
+        ValueError: a tensor is missing, unexpected or not finite, or has the wrong shape or dtype.
     """
     expected = unshared_tensors(model)
     wrong = sorted(tensors.keys() ^ expected.keys())
@@ -81,7 +81,7 @@ def load_tensors(model: nn.Module, tensors: dict[str, Tensor]) -> None:
         if tensor.dtype != expected[name].dtype:
             raise ValueError(f"{name} is {tensor.dtype} instead of {expected[name].dtype}")
         if not bool(tensor.isfinite().all()):
-            raise ValueError(f"{name} has values that are not finite")
+            raise ValueError(f"{name} contains values that are not finite")
     try:
         model.load_state_dict(tensors, strict=False)
     except RuntimeError as error:
@@ -99,12 +99,12 @@ def write_tensors(
     from safetensors.torch import save
 
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    # not save_file, which reports a full disk as an error of its own
+    # not save_file, which reports a full disk as a SafetensorError
     path.write_bytes(save(contiguous, metadata))
 
 
 def checksum(tensors: dict[str, Tensor], text: str = "") -> str:
-    """Return the SHA-256 of a text, and of the names, types, shapes and bytes of tensors."""
+    """Return the SHA-256 of a string and of the names, dtypes, shapes and bytes of tensors."""
     digest = hashlib.sha256(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -117,7 +117,7 @@ def describe(folder: str | Path) -> TrainedModel:
     """Read config.json and the tokenizers; the weights are newly initialised.
 
     Raises:
-        FolderError: something is missing, damaged or of a newer format.
+        FolderError: a file is missing, damaged or in a newer format.
     """
     folder = Path(folder)
     try:
@@ -135,10 +135,10 @@ def describe(folder: str | Path) -> TrainedModel:
 
 
 def load(folder: str | Path) -> TrainedModel:
-    """Read a folder, weights included; nothing in it is executed.
+    """Read a model folder, weights included; nothing in it is executed.
 
     Raises:
-        FolderError: something is missing, damaged or of a newer format.
+        FolderError: a file is missing, damaged or in a newer format.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -171,26 +171,28 @@ def _read_config(folder: Path) -> dict[str, Any]:
         values = json.loads(_read_text(folder / "config.json"))
     except (FileNotFoundError, NotADirectoryError):
         raise FolderError(
-            f"{folder} is not a model folder: it has no config.json; give a folder "
-            "that training has written"
+            f"{folder} is not a model folder: it has no config.json; give the "
+            "output folder of a training run"
         ) from None
     except OSError as error:
         raise FolderError(f"cannot read {folder / 'config.json'}: {error.strerror}") from None
     number = values.get("format") if isinstance(values, dict) else None
     if type(number) is not int or number < 1:
-        raise FolderError(f"{folder / 'config.json'} is damaged: it states no format; train again")
+        raise FolderError(
+            f"{folder / 'config.json'} is damaged: it does not state its format; train again"
+        )
     if number > migrations.FORMAT:
         raise FolderError(
-            f"{folder} was written by a newer regard ({values.get('regard', '?')}); upgrade to read it"
+            f"{folder} was written by a newer version of regard ({values.get('regard', '?')}); upgrade regard to read it"
         )
     settings = migrations.convert_config(values)
     return {name: value for name, value in settings.items() if name not in ("format", "regard")}
 
 
 def _check_metadata(metadata: Any, config: Config, model: Seq2Seq) -> None:
-    """Raise a ValueError unless the metadata are such as training writes."""
+    """Raise a ValueError unless training could have written these metadata."""
     if not isinstance(metadata, dict):
-        raise ValueError(f"metadata takes values by name, got {metadata!r}")
+        raise ValueError(f"metadata must be a mapping, got {metadata!r}")
     longest = config.data.max_length + 1  # with EOS
     limits = {
         "max_source_length": longest,

@@ -21,16 +21,16 @@ class Pair(NamedTuple):
     source: str
     target: str
     features: str | None = None
-    """Features of the source, such as `V;PST`; None without."""
+    """Features of the source, such as `V;PST`; None if it has none."""
 
     @property
     def key(self) -> tuple[str, str | None]:
-        """The source and its features; pairs with one key have several references."""
+        """The source and its features; the targets of pairs with the same key are its references."""
         return self.source, self.features
 
 
 PairLike = tuple[str, str] | tuple[str, str, str | None]
-"""(source, target) or (source, target, features); a `Pair` is one."""
+"""(source, target) or (source, target, features), for example a `Pair`."""
 
 
 class BadLine(NamedTuple):
@@ -41,7 +41,7 @@ class BadLine(NamedTuple):
 
 
 class ParsedPairs(NamedTuple):
-    """Pairs of a file or a list, and the lines that are not usable as pairs."""
+    """Pairs from a file or a list, and the lines that cannot be used as pairs."""
 
     name: str
     """Path of the file; `pairs` for a list."""
@@ -72,8 +72,8 @@ def require_valid(
     """Raise a DataError if there is no pair or, unless `remedy` is None, if there is a bad line.
 
     Args:
-        name: name of the pairs.
-        unit: what the numbers of lines count.
+        name: name of the file or list.
+        unit: what the line numbers count.
         listed: the bad lines, or the first `MAX_LISTED` of them.
         bad: number of bad lines.
         valid: number of pairs.
@@ -88,7 +88,7 @@ def require_valid(
         )
     if not valid:
         expected = "lines of source TAB target" if unit == "line" else "rows of source and target"
-        raise DataError(f"{name} holds no pair; expected {expected}")
+        raise DataError(f"{name} contains no pair; expected {expected}")
 
 
 def read_pairs(path: str, data: DataConfig | None = None) -> ParsedPairs:
@@ -100,9 +100,9 @@ def read_pairs(path: str, data: DataConfig | None = None) -> ParsedPairs:
 
     Args:
         path: the file, or two files separated by a comma.
-        data: names of the columns of a table, and the column with features of the source. In a TSV
-            file that is a number, from 1; the first of the other columns is the source and the second
-            the target.
+        data: names of the columns in a table, and the column with features of the source. For a TSV
+            file, that column is a number, from 1; of the other columns, the first is the source and
+            the second the target.
 
     Raises:
         DataError: a file cannot be read, or parallel files differ in length.
@@ -113,8 +113,8 @@ def read_pairs(path: str, data: DataConfig | None = None) -> ParsedPairs:
     features_column = data.features_column
     if isinstance(features_column, str):
         raise DataError(
-            f"{path}: columns go by number here, got data.features_column {features_column}; give "
-            "the number of the column, from 1"
+            f"{path}: columns are identified by number here, got data.features_column "
+            f"{features_column}; give the number of the column, from 1"
         )
     files = path.split(",")
     if len(files) == 2 and not Path(path).exists():
@@ -139,7 +139,7 @@ def to_pairs(items: Iterable[PairLike]) -> list[Pair]:
     """Return tuples of two or three fields as pairs.
 
     Raises:
-        DataError: an item has another number of fields, or one that is not text.
+        DataError: an item has another number of fields, or a field that is not a string.
     """
     if not isinstance(items, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DataError(f"expected a list of pairs, got {items!r}")
@@ -151,11 +151,11 @@ def _to_pair(item: Any, number: int) -> Pair:
     if fields is None or len(fields) not in (2, 3):
         raise DataError(
             f"expected (source, target) or (source, target, features) as pair {number:,}, got "
-            f"{item!r}; of a DataFrame, pass zip(frame['source'], frame['target'])"
+            f"{item!r}; for a DataFrame, pass zip(frame['source'], frame['target'])"
         )
     for name, field in zip(Pair._fields, fields, strict=False):
         if not isinstance(field, str) and (name != "features" or field is not None):
-            raise DataError(f"expected text as {name} of pair {number:,}, got {field!r}")
+            raise DataError(f"expected a string as {name} of pair {number:,}, got {field!r}")
     return Pair(*fields)
 
 
@@ -166,8 +166,8 @@ def pairs_from(
 
     Args:
         items: tuples of two or three fields.
-        name: what an error calls the list.
-        features_column: the column with features, if there is one; every pair then needs them.
+        name: name of the list in error messages.
+        features_column: the column with features, if there is one; every pair must then have features.
     """
     return _parse(name, to_pairs(items), features_column)
 
@@ -177,7 +177,7 @@ def _read_parallel(path: str, source: str, target: str) -> ParsedPairs:
     if len(sources) != len(targets):
         raise DataError(
             f"{source} has {quantity(len(sources), 'line')} and {target} {len(targets):,}; parallel "
-            "files need one line each per pair"
+            "files must have the same number of lines"
         )
     return _parse(path, [Pair(*lines) for lines in zip(sources, targets, strict=True)])
 
@@ -192,7 +192,7 @@ def _read_table(path: str, data: DataConfig) -> ParsedPairs:
 
 
 def reason_of(row: table_files.Row) -> str | None:
-    """Return why a row of a table cannot be used; None for a valid one."""
+    """Return why a row of a table cannot be used; None for a valid row."""
     return row.fault or _reason(row.source, row.target, row.features, None)
 
 
@@ -222,10 +222,10 @@ def _add(parsed: ParsedPairs, pair: Pair, reason: str | None) -> None:
 def _reason(
     source: str, target: str | None, features: str | None, features_column: int | str | None
 ) -> str | None:
-    """Return why a line cannot be used; None for a valid one."""
+    """Return why a line cannot be used; None for a valid line."""
     if not source.strip():
         if features is not None and features.strip():
-            return "has features and no source"
+            return "has features but no source"
         return "has an empty source" if target is not None and target.strip() else "is empty"
     if features_column is not None and features is None:
         return f"has no column {features_column} with features"

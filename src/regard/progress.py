@@ -1,4 +1,4 @@
-"""Progress: a bar in notebooks and on a terminal, plain lines on standard error elsewhere."""
+"""Progress: a bar in notebooks and terminals, plain lines on standard error elsewhere."""
 
 import html
 import sys
@@ -12,14 +12,14 @@ _SECONDS_BETWEEN_UPDATES = 0.5
 class Progress:
     """Display the progress, rate and remaining time of a task.
 
-    On a terminal rich redraws one line, and a notebook redraws one output; elsewhere a plain line is
+    In a terminal, rich redraws one line; a notebook redraws one output; elsewhere, a plain line is
     printed every 10 seconds.
 
     Args:
         label: name of the task.
         total: number of units; None if unknown.
         unit: name of the unit, in the plural.
-        initial: units done earlier, which do not count for the rate.
+        initial: units done earlier, which are not included in the rate.
         silent: display nothing.
     """
 
@@ -66,12 +66,12 @@ class Progress:
             self._redraw("", "")
 
     def advance(self, count: int = 1, note: str = "", remaining: float | None = None) -> None:
-        """Count `count` more units done.
+        """Record that `count` more units are done.
 
         Args:
             count: units done since the last call.
             note: further text to display, such as a loss.
-            remaining: seconds left; by default estimated from the rate.
+            remaining: seconds left; estimated from the rate by default.
         """
         self.done += count
         if self.silent:

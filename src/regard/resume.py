@@ -13,9 +13,9 @@ from regard.errors import ConfigError, FolderError
 from regard.text import Tokenizer
 
 _FIXED: dict[str, tuple[str, ...]] = {"model": (), "source": (), "target": ()}
-"""Groups of which no setting can change when a model is trained further."""
+"""Groups whose settings cannot change when a model is trained further."""
 _FIXED_ON_RESUME = {**_FIXED, "training": ("seed", "batch_tokens", "optimizer")}
-"""The same for the state of a run, which depends on these settings of `training` too."""
+"""The same for a resumed run, whose state also depends on these settings in `training`."""
 
 
 class StartingPoint(NamedTuple):
@@ -25,10 +25,10 @@ class StartingPoint(NamedTuple):
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None
     """None: they are trained on the pairs."""
     weights: dict[str, Tensor] | None = None
-    """None: they are initialised at random, or those of the checkpoint."""
+    """None: they are initialised at random, or restored from the checkpoint."""
     checkpoint: Checkpoint | None = None
     run: str | None = None
-    """Identity of the run that is resumed; None for a new one, and for those of earlier versions."""
+    """Identity of the run that is resumed; None for a new run and for runs of earlier versions."""
     notes: tuple[str, ...] = ()
     """Messages for the user."""
 
@@ -38,12 +38,12 @@ def starting_point(
 ) -> StartingPoint:
     """Return what a run starts with.
 
-    Settings that the caller gave are compared with the stored ones; those not given are the stored
-    ones.
+    Settings that were given are compared with the stored settings; for all others, the stored ones
+    are used.
 
     Raises:
         ConfigError: a given setting differs and cannot be changed.
-        FolderError: a folder is missing, damaged, or mixed up with that of another run.
+        FolderError: a folder is missing or damaged, or contains files of different runs.
     """
     checkpoint, notes = checkpoints.load(out) if resume else (None, [])
     if checkpoint is not None:
@@ -53,7 +53,7 @@ def starting_point(
         run = stored.metadata.get("run")
         _require_same_run(checkpoint, old, stored.config, run)
         _require_best_weights(checkpoint, out)
-        where = f"{out} and cannot change when it is resumed"
+        where = f"{out} and cannot change when the run is resumed"
         config, changes = _merge(config, old, _FIXED_ON_RESUME, where)
         return StartingPoint(
             config, (stored.source, stored.target), None, checkpoint, run, (*notes, *changes)
@@ -73,7 +73,7 @@ def starting_point(
 def _require_same_run(
     checkpoint: Checkpoint, settings: Config, stored: Config, run: str | None
 ) -> None:
-    """Raise a FolderError if a checkpoint is not of the run that this folder belongs to."""
+    """Raise a FolderError if a checkpoint belongs to a run other than that of this folder."""
     for group, names in _FIXED_ON_RESUME.items():
         here, there = dataclasses.asdict(getattr(stored, group)), getattr(settings, group)
         for name in names or here:
@@ -85,12 +85,12 @@ def _require_same_run(
                 )
     if checkpoint.state.get("run") != run:
         raise FolderError(
-            f"{checkpoint.path} belongs to another run than config.json; move it out of this folder"
+            f"{checkpoint.path} belongs to a run other than that of config.json; move it out of this folder"
         )
 
 
 def _require_best_weights(checkpoint: Checkpoint, out: Path) -> None:
-    """Raise a FolderError if the best weights so far, which a run may not surpass, are lost."""
+    """Raise a FolderError if the best weights so far are lost: the run may not find better ones."""
     if not any(entry["best"] for entry in checkpoint.state["history"]):
         return
     if not (out / "model.safetensors").is_file():
@@ -104,9 +104,9 @@ def _require_best_weights(checkpoint: Checkpoint, out: Path) -> None:
 def _merge(
     config: Config, stored: Config, fixed: dict[str, tuple[str, ...]], where: str
 ) -> tuple[Config, list[str]]:
-    """Return the stored settings with the given ones that may change, and notes about these.
+    """Return the stored settings, updated with given ones that may change, and notes about them.
 
-    `fixed` names the groups with settings that cannot change, () for all of a group.
+    `fixed` contains the settings that cannot change, by group; () stands for the whole group.
     """
     groups: dict[str, Any] = {}
     notes: list[str] = []
@@ -119,7 +119,7 @@ def _merge(
             if value == before:
                 continue
             if value == "auto" or (value is None and group in fixed and not fixed[group]):
-                kept.append(f"{group}.{name} {before}")  # what it stood for when the run started
+                kept.append(f"{group}.{name} {before}")  # its value when the run started
                 continue
             if group in fixed and (name in fixed[group] or not fixed[group]):
                 raise ConfigError(

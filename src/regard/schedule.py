@@ -1,7 +1,8 @@
 """Learning-rate schedule: warm-up, constant or decaying rate, cooldown to 0 at the end of the budget.
 
-The budget is a number of updates, minutes, or both; the run ends with the first that is used up.
-When validations stop improving, the cooldown begins early; the run ends when it reaches 0.
+The budget is a number of updates, minutes, or both; the run ends when the first of
+them is used up. When the validation metric stops improving, the cooldown begins early; the run ends
+when the learning rate reaches 0.
 """
 
 import dataclasses
@@ -16,25 +17,25 @@ class Cooldown:
     """The decay of the learning rate to 0 that ends a run."""
 
     update: int
-    """Update at which it begins."""
+    """Update at which the decay begins."""
     seconds: float
-    """Training time at which it begins."""
+    """Training time at which the decay begins."""
     end_update: int | None
-    """Update at which it ends; None: at the end of the budget."""
+    """Update at which the decay ends; None: at the end of the budget."""
 
 
 @dataclasses.dataclass
 class Schedule:
     """The state of a run: budget used, best validation, learning rate.
 
-    `to_dict` returns it for saving, `from_dict` restores it.
+    `to_dict` returns the state for saving, and `from_dict` restores it.
     """
 
     config: TrainingConfig
     update: int = 0
     """Updates done."""
     seconds: float = 0.0
-    """Training time, interruptions not counted."""
+    """Training time, excluding interruptions."""
     best: float | None = None
     """Best metric value so far; higher is better."""
     best_loss: float = math.inf
@@ -42,7 +43,7 @@ class Schedule:
     validations_since_best: int = 0
     """Validations since the metric last improved."""
     plateau_factor: float = 1.0
-    """Factor of the learning rate, halved by the plateau schedule."""
+    """Factor applied to the learning rate, halved by the plateau schedule."""
     cooldown: Cooldown | None = None
     """The cooldown, once it has begun."""
 
@@ -51,7 +52,7 @@ class Schedule:
 
     @classmethod
     def from_dict(cls, config: TrainingConfig, values: dict[str, Any]) -> "Schedule":
-        """Restore what `to_dict` returned; a cooldown is undone where the budget has grown."""
+        """Restore the result of `to_dict`; a cooldown is undone if the budget has been increased."""
         values = {**values}
         cooldown = values.pop("cooldown")
         schedule = cls(config, **values)
@@ -60,7 +61,7 @@ class Schedule:
         return schedule
 
     def rate(self) -> float:
-        """Return the learning rate of the next update."""
+        """Return the learning rate for the next update."""
         config = self.config
         warm = min(1.0, (self.update + 1) / config.warmup) if config.warmup else 1.0
         rate = config.learning_rate * warm * self.plateau_factor
@@ -102,7 +103,7 @@ class Schedule:
         return best
 
     def used(self) -> float:
-        """Return the share of the budget that is used up."""
+        """Return the fraction of the budget that has been used."""
         return max(self.update / self.config.max_updates, self.seconds / self._max_seconds)
 
     def over(self) -> bool:
@@ -124,7 +125,7 @@ class Schedule:
         if start is None:
             return 1.0
         if self.used() >= 1:
-            # also where one slow update used up the rest of the budget
+            # also if one slow update used up the rest of the budget
             return 0.0
         end = start.end_update or self.config.max_updates
         by_updates = (self.update - start.update) / max(1, end - start.update)

@@ -1,4 +1,4 @@
-"""Checks of the values of settings: types, ranges and texts."""
+"""Checks of the values of settings: types, ranges and strings."""
 
 import dataclasses
 import math
@@ -18,17 +18,17 @@ _RANGES: dict[str, Callable[[float], bool]] = {
 }
 DIMENSIONS = ("embedding_dim", "encoder_dim", "decoder_dim", "attention_dim", "feed_forward_dim")
 MAX_LENGTH = 10_000
-"""Largest `data.max_length`, and number of tokens of a text to translate: a search takes as many steps."""
+"""Maximum of `data.max_length`, and of tokens in a text to translate: a search takes as many steps."""
 _LARGEST = {name: 1_000_000 for name in ("vocabulary_size", "heads", *DIMENSIONS)} | {
     "max_length": MAX_LENGTH,
     "encoder_layers": 1000,
     "decoder_layers": 1000,
 }
-"""Largest values of settings that time and memory depend on."""
+"""Maximum values of settings that determine time and memory."""
 
 
 def check_values(config: Any, group: str, ranges: Mapping[str, Sequence[str]]) -> None:
-    """Check the type of every field, and the range of numbers.
+    """Check the type of every field and the range of every number.
 
     Raises:
         ConfigError: a value cannot be used.
@@ -53,11 +53,11 @@ def check_values(config: Any, group: str, ranges: Mapping[str, Sequence[str]]) -
 
 
 MAX_BEAM_SIZE = 1000
-"""Largest `beam_size` and `n_best`: time and memory are proportional to them."""
+"""Maximum of `beam_size` and `n_best`: time and memory are proportional to them."""
 
 
 def check_beam_size(**sizes: int) -> None:
-    """Check sizes by name, such as `beam_size=5`.
+    """Check sizes given by name, such as `beam_size=5`.
 
     Raises:
         ConfigError: a size is not a whole number from 1 to `MAX_BEAM_SIZE`.
@@ -72,7 +72,7 @@ def check_beam_size(**sizes: int) -> None:
 
 
 def check_widths(**widths: Any) -> None:
-    """Raise a ConfigError unless every width or count that is given is a whole number of at least 1."""
+    """Raise a ConfigError unless every width or count is a positive whole number or None."""
     for name, width in widths.items():
         is_whole = isinstance(width, SupportsIndex) and not isinstance(width, bool)
         if width is not None and not (is_whole and operator.index(width) >= 1):
@@ -88,7 +88,7 @@ def check_positive(what: str, value: Any) -> None:
 
 
 def check_ids(targets: Iterable[Sequence[int]], largest: int, reserved: Set[int]) -> None:
-    """Raise a DataError for a target with ids below 0, above the largest, or reserved (PAD, BOS, EOS)."""
+    """Raise a DataError for a target with ids below 0, above `largest`, or reserved (PAD, BOS, EOS)."""
     for target in targets:
         if not reserved.isdisjoint(target):
             raise DataError(f"expected a target without PAD, BOS and EOS, got the ids {target}")
@@ -98,14 +98,14 @@ def check_ids(targets: Iterable[Sequence[int]], largest: int, reserved: Set[int]
 
 
 def check_limits(limits: Iterable[int]) -> None:
-    """Raise a ConfigError for a maximum length of an output that is below 0."""
+    """Raise a ConfigError for a maximum output length below 0."""
     for limit in limits:
         if limit < 0:
             raise ConfigError(f"limits must be at least 0, got {limit}")
 
 
 def check_length_penalty(length_penalty: float) -> None:
-    """Raise a ConfigError for an exponent of the length penalty that is not in [0, 10]."""
+    """Raise a ConfigError for a length-penalty exponent that is not in [0, 10]."""
     if not (_matches_type(length_penalty, float) and 0 <= length_penalty <= 10):
         raise ConfigError(f"length_penalty must lie in [0, 10], got {length_penalty!r}")
 

@@ -1,4 +1,4 @@
-"""Rows of Parquet, JSONL and CSV files, read by Hugging Face's `datasets` and memory-mapped."""
+"""Rows of Parquet, JSONL and CSV files, read with Hugging Face's `datasets` and memory-mapped."""
 
 import contextlib
 import csv
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, Features
 
 _JSONL = "text"
-"""The column of a JSONL file as it is read: one document per line."""
+"""The name of the only column of a JSONL file as it is read: one document per line."""
 _KINDS = {str: "text", bool: "true or false", int: "a number", float: "a number"}
 
 
@@ -29,29 +29,29 @@ class Row(NamedTuple):
     source: str = ""
     target: str = ""
     features: str | None = None
-    """None where no column of features is named."""
+    """None if no column of features is specified."""
     fault: str | None = None
     """Why the row cannot be read."""
 
 
 def is_table(path: str) -> bool:
-    """Return whether the name is that of a Parquet, JSONL or CSV file."""
+    """Return whether the path has the suffix of a Parquet, JSONL or CSV file."""
     return _format(path) in (".parquet", ".jsonl", ".csv")
 
 
 def load(path: str, data: DataConfig) -> "Dataset":
     """Return the rows of a file, memory-mapped from the cache of `datasets`.
 
-    The file is converted at first, and again when its contents have changed. Nothing is downloaded or
+    The file is converted on first use, and again when its contents have changed. Nothing is downloaded or
     executed.
 
     Args:
-        path: the file, or a pattern of several, which are read in the order of their names.
+        path: the file, or a pattern that matches several files, which are read in alphabetical order.
         data: names of the columns.
 
     Raises:
         ExtraError: `datasets` is not installed.
-        DataError: the file cannot be read, or lacks a column of text.
+        DataError: the file cannot be read, or a column is missing or does not contain text.
     """
     try:
         from datasets import Dataset, config
@@ -70,10 +70,10 @@ def load(path: str, data: DataConfig) -> "Dataset":
                 _check_parquet(file, names)
         for file in files:
             if not Path(file).stat().st_size and kind != ".csv":
-                raise DataError(f"{file} holds no pair; expected rows of source and target")
-        # the cache distinguishes files by name and time only
+                raise DataError(f"{file} contains no pair; expected rows of source and target")
+        # the cache distinguishes files only by name and time
         folder = Path(config.HF_DATASETS_CACHE) / "regard" / _contents(files)[:32]
-    escaped: list[Any] = [glob.escape(file) for file in files]  # `datasets` takes patterns too
+    escaped: list[Any] = [glob.escape(file) for file in files]  # `datasets` accepts patterns too
     options: dict[str, Any] = {"cache_dir": str(folder)}
     with reading(path, folder):
         if kind == ".jsonl":
@@ -96,13 +96,13 @@ def load(path: str, data: DataConfig) -> "Dataset":
 
 
 def cache_folder(dataset: "Dataset") -> Path | None:
-    """Return the folder of the cache that holds a dataset; None for one in memory."""
+    """Return the cache folder that contains a dataset; None for a dataset in memory."""
     files = dataset.cache_files
     return Path(files[0]["filename"]).parent if files else None
 
 
 def verify(dataset: "Dataset") -> None:
-    """Compare the files of the cache with their checksums, which are written at first.
+    """Compare the cached files with their checksums, which are written on first use.
 
     Raises:
         ValueError: a file differs from its checksum.
@@ -120,19 +120,19 @@ def column_names(path: str, data: DataConfig) -> list[str]:
     """Return the names of the columns that are read, each once.
 
     Raises:
-        DataError: the column of features is given by its number.
+        DataError: the column of features is specified by its number.
     """
     if isinstance(data.features_column, int):
         raise DataError(
-            f"{path}: columns go by name, got data.features_column {data.features_column}; give the "
-            "name of the column"
+            f"{path}: columns are identified by name, got data.features_column {data.features_column}; "
+            "give the name of the column"
         )
     names = (data.source_column, data.target_column, data.features_column)
     return list(dict.fromkeys(name for name in names if name is not None))
 
 
 def rows(batch: Mapping[str, Sequence[Any]], path: str, data: DataConfig) -> list[Row]:
-    """Return the rows of a batch of `load`."""
+    """Return the rows in a batch of the dataset that `load` returns."""
     if _format(path) == ".jsonl":
         return [_parse_line(line, data) for line in batch[_JSONL]]
     if _format(path) == ".csv":
@@ -151,8 +151,8 @@ def reading(path: str, cache: Path | None = None) -> Generator[None]:
     """Silence `datasets`, and raise its errors as a DataError.
 
     Args:
-        path: the file, which the message names.
-        cache: the folder that the message says to delete if the rows in it cannot be read.
+        path: the file, which is stated in the message.
+        cache: the folder to delete, according to the message, if the rows in it cannot be read.
     """
     from datasets.exceptions import DatasetGenerationError
     from datasets.utils import (
@@ -171,7 +171,9 @@ def reading(path: str, cache: Path | None = None) -> Generator[None]:
         raise
     except Exception as error:  # the readers of the formats raise many kinds
         if "corresponds to no data" in str(error):
-            raise DataError(f"{path} holds no pair; expected rows of source and target") from None
+            raise DataError(
+                f"{path} contains no pair; expected rows of source and target"
+            ) from None
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
@@ -194,7 +196,7 @@ def reading(path: str, cache: Path | None = None) -> Generator[None]:
             raise DataError(
                 f"the cache of {path} is damaged ({reason.splitlines()[0]}); delete {cache}"
             ) from None
-        file = getattr(cause, "filename", None)  # one of the cache
+        file = getattr(cause, "filename", None)  # a file in the cache
         where = f" ({file})" if file and file != path else ""
         raise DataError(f"cannot read {path}: {reason.splitlines()[0]}{where}") from None
     finally:
@@ -208,7 +210,7 @@ def _format(path: str) -> str:
 
 
 def _contents(files: Sequence[str]) -> str:
-    """Return a hash of what the files hold."""
+    """Return a hash of the contents of the files."""
     digest = hashlib.sha256()
     for name in files:
         with open(name, "rb") as file:
@@ -224,7 +226,7 @@ def _texts(names: Iterable[str]) -> "Features":
 
 
 def _check_parquet(file: str, names: Sequence[str]) -> None:
-    """Raise a DataError if a column is missing or holds no text, or if there is no row."""
+    """Raise a DataError if a column is missing or contains no text, or if there is no row."""
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -236,14 +238,14 @@ def _check_parquet(file: str, names: Sequence[str]) -> None:
         texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
         if not any(is_text(kind) for is_text in texts):
             raise DataError(
-                f"{file}: column {name} holds {kind} values, not text; convert it to strings first"
+                f"{file}: column {name} contains {kind} values, not text; convert it to strings first"
             )
     if not parquet.read_metadata(file).num_rows:
-        raise DataError(f"{file} holds no pair; expected rows of source and target")
+        raise DataError(f"{file} contains no pair; expected rows of source and target")
 
 
 def _require_columns(file: str, columns: Sequence[str], names: Iterable[str]) -> None:
-    """Raise a DataError unless every name is that of one column."""
+    """Raise a DataError unless every name is the name of exactly one column."""
     for name in names:
         if name not in columns:
             raise DataError(
@@ -255,17 +257,17 @@ def _require_columns(file: str, columns: Sequence[str], names: Iterable[str]) ->
 
 
 def _csv_rows(file: str, columns: Sequence[str | int | None]) -> Iterator[Row]:
-    """Yield the rows of a CSV file; those that do not have one field per column have a fault.
+    """Yield the rows of a CSV file; rows that do not have one field per column have a fault.
 
     Raises:
-        DataError: a column is missing, or a row of several lines is not CSV, so that it is not known
-            where the next one begins.
+        DataError: a column is missing, or a row of several lines is not valid CSV, so that the start
+            of the next row is unknown.
     """
     with open(file, encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, strict=True)
         header = next(filter(None, reader), None)
         if header is None:
-            raise DataError(f"{file} is empty; expected a line with the names of the columns")
+            raise DataError(f"{file} is empty; expected a line with the column names")
         _require_columns(file, header, [str(name) for name in columns if name is not None])
         indices = [None if name is None else header.index(str(name)) for name in columns]
         empty = True
@@ -276,17 +278,17 @@ def _csv_rows(file: str, columns: Sequence[str | int | None]) -> Iterator[Row]:
             except StopIteration:
                 if empty:
                     raise DataError(
-                        f"{file} holds no pair; expected rows of source and target"
+                        f"{file} contains no pair; expected rows of source and target"
                     ) from None
                 return
             except csv.Error as error:
                 if reader.line_num > line:
                     raise DataError(
-                        f"{file}: the row on lines {line:,} to {reader.line_num:,} is not CSV "
+                        f"{file}: the row on lines {line:,} to {reader.line_num:,} is not valid CSV "
                         f"({error}); correct its quotation marks"
                     ) from None
                 empty = False
-                yield Row(fault=f"is not CSV ({error})")
+                yield Row(fault=f"is not valid CSV ({error})")
                 continue
             empty = empty and not fields
             if fields and len(fields) != len(header):
@@ -304,7 +306,7 @@ def _parse_line(line: str, data: DataConfig) -> Row:
     try:
         document = json.loads(line)
     except (ValueError, RecursionError):
-        return Row(fault="is not JSON")
+        return Row(fault="is not valid JSON")
     if not isinstance(document, dict):
         return Row(fault="is not a JSON object")
     fields: list[str] = []

@@ -37,7 +37,7 @@ with warnings.catch_warnings():  # of tqdm, about progress bars in notebooks tha
     from accelerate.state import AcceleratorState
 
 _SECONDS_BETWEEN_CHECKPOINTS = 300.0
-"""A run whose validations are further apart loses at most this much time."""
+"""Time between checkpoints if validations are further apart; a crash loses at most this much."""
 
 
 @dataclasses.dataclass
@@ -67,21 +67,21 @@ class RunningStatistics:
         return self.total_loss / max(1, self.updates)
 
     def per_second(self, count: int) -> float:
-        """Return the throughput of `count` pairs or tokens."""
+        """Return the throughput, given the number of pairs or tokens."""
         return round(count / max(1e-9, self.seconds), 1)
 
 
 class Trainer:
-    """Train a model, validate it and write its folder.
+    """Train a model, validate it and write its model folder.
 
-    Several processes train it together: each computes on its share of every batch, and all of them
-    make the same update. The main process writes.
+    Several processes can train it together: each computes its share of every batch, and all of them
+    make the same update. Only the main process writes files.
 
     Args:
         trained: the model with its settings, tokenizers and metadata; it is trained in place.
         corpus: training and validation examples.
         out: the model folder.
-        job: the processes that train.
+        job: the processes that train the model.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Trainer:
         self.schedule = Schedule(self.settings)
         self.accelerator = _accelerator(trained.config)
         self.device = self.accelerator.device
-        # without DistributedDataParallel: _update weights the gradients, and job sums them
+        # not wrapped in DistributedDataParallel: _update weights the gradients, and job sums them
         self.model = self.accelerator.prepare_model(trained.model, evaluation_mode=True)
         job.broadcast(self.model.state_dict().values())
         # not Accelerate's, which makes no step while another Accelerator accumulates gradients
@@ -113,7 +113,7 @@ class Trainer:
         Raises:
             ConfigError: weights, gradients or a loss became infinite or NaN.
             FolderError: the folder was removed or moved.
-            Interrupted: Ctrl-C, SIGTERM or SIGHUP; a checkpoint has been saved.
+            Interrupted: on Ctrl-C, SIGTERM or SIGHUP, after a checkpoint has been saved.
             JobError: another process has ended.
         """
         stop = 0
@@ -121,7 +121,7 @@ class Trainer:
             for batches in self._updates():
                 started = time.perf_counter()
                 self._update(batches)
-                # the clock of the main process counts
+                # the clock of the main process is decisive
                 seconds = [time.perf_counter() - started, time.monotonic() - self._saved]
                 seconds, unsaved = self.job.gather_numbers(seconds)[0]
                 self.schedule.advance(seconds)
@@ -143,8 +143,8 @@ class Trainer:
                 model_folder.save_weights(self.out, self.trained.model, self.run)
             self.job.wait()
             progress.print(
-                f"stopped at update {self.schedule.update:,}: {self.out} is usable; continue its "
-                "training with the setting resume"
+                f"stopped at update {self.schedule.update:,}: {self.out} is usable; to continue its "
+                "training, set resume"
             )
             raise Interrupted(stop)
 
@@ -152,8 +152,8 @@ class Trainer:
         """Restore the state of a checkpoint.
 
         Raises:
-            FolderError: it is damaged, or belongs to a run on different pairs.
-            ConfigError: the run selected its best weights by another metric.
+            FolderError: the checkpoint is damaged, or belongs to a run on other pairs.
+            ConfigError: the run selects its best weights by another metric.
         """
         state = checkpoint.state
         pairs = self.corpus.fingerprint(copies="dev_fingerprint" in state)
@@ -167,8 +167,8 @@ class Trainer:
             self.metric = next(names, self.metric)
         if state["history"] and self.metric not in state["history"][-1]:
             raise ConfigError(
-                f"the run selected its best weights by another metric than {self.metric}; leave "
-                "training.metric out, or train in another folder"
+                f"the run selected its best weights by a metric other than {self.metric}; leave "
+                "out training.metric, or train in another folder"
             )
         known = self.job.rank < state.get("processes", 1)
         rank = self.job.rank if known else None
@@ -184,13 +184,13 @@ class Trainer:
             self._seed_generators()
 
     def _seed_generators(self) -> None:
-        """Let every process draw other dropout masks; those of the main process are the run's seed's."""
+        """Seed every process differently, so that dropout masks differ; the main one keeps its seed."""
         if not self.job.is_main:
             text = f"{self.settings.seed}:{self.schedule.update}:{self.job.rank}"
             torch.manual_seed(random.Random(text).getrandbits(63))
 
     def _updates(self) -> Iterator[list[list[Example]]]:
-        """Yield the batches of each update, all of one epoch."""
+        """Yield the batches of each update, which all belong to the same epoch."""
 
         def hide(example: Example, rng: random.Random) -> Example:
             return hide_tokens(example, len(self.corpus.target), rng)
@@ -206,7 +206,7 @@ class Trainer:
             self.epoch, self.batches_done = self.epoch + 1, 0
 
     def _update(self, batches: list[list[Example]]) -> None:
-        """Take one step along the gradient of the mean loss per target token of all batches."""
+        """Take one step along the gradient of the mean loss per target token over all batches."""
         settings = self.settings
         tokens = _target_tokens(itertools.chain(*batches))
         losses: list[Tensor] = []
@@ -216,7 +216,7 @@ class Trainer:
         for batch in batches:
             share = self.job.share(batch)
             loss = self.model(
-                # without a share, an example that counts nothing gives the gradients their shapes
+                # if the share is empty, an example with weight 0 gives the gradients their shapes
                 collate(share or batch[:1]).to(self.device),
                 label_smoothing=settings.label_smoothing,
                 coverage_loss=settings.coverage_loss,
@@ -236,7 +236,7 @@ class Trainer:
     def _require_finite(
         self, update: int, kind: str = "loss", loss: float = 0.0, norm: float = 0.0
     ) -> None:
-        """Raise a ConfigError that names what stopped being finite, the earliest cause first.
+        """Raise a ConfigError for the first of weights, loss and gradients that is not finite.
 
         Args:
             update: the latest update.
@@ -267,14 +267,14 @@ class Trainer:
         self._require_finite(self.schedule.update, "dev loss", loss)
         metric = METRICS.get(self.metric)  # None for the loss
         sources = self.corpus.dev_sources if metric else self.corpus.dev_sources[:3]
-        translator = Translator(self.trained, self.device)  # which prepares the present weights
+        translator = Translator(self.trained, self.device)  # prepares the current weights
         outputs = translator.translate(self.job.share(sources), beam_size=1)
         texts = self.job.merge(self.job.gather([output.text for output in outputs]))
         value = loss
         if metric:
             value = metric.compute(texts, self.corpus.normalized_references).value
         seconds = time.perf_counter() - started
-        # those of the main process count
+        # the values of the main process are decisive
         loss, value, seconds = self.job.gather_numbers([loss, value, seconds])[0]
         lower_is_better = metric is None or metric.lower_is_better
         best = self.schedule.validated(-value if lower_is_better else value, loss)
@@ -349,9 +349,10 @@ def _target_tokens(examples: Iterable[Example]) -> int:
 
 @contextlib.contextmanager
 def _deferred_signals(job: Job) -> Generator[list[int]]:
-    """Collect Ctrl-C, SIGTERM and SIGHUP, so that the current update completes; the second raises.
+    """Collect Ctrl-C, SIGTERM and SIGHUP, so that the current update completes; a second one raises.
 
-    In a job of several processes the second does not: the launcher repeats what the scheduler sends.
+    In a job of several processes, a second one does not raise: the launcher repeats the signals that
+    the scheduler sends.
     """
     received: list[int] = []
 
@@ -360,7 +361,9 @@ def _deferred_signals(job: Job) -> Generator[list[int]]:
             raise Interrupted(number)
         received.append(number)
 
-    if threading.current_thread() is not threading.main_thread():  # only that one has handlers
+    if (
+        threading.current_thread() is not threading.main_thread()
+    ):  # only the main thread can set handlers
         yield received
         return
     names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
@@ -382,7 +385,7 @@ def _deferred_signals(job: Job) -> Generator[list[int]]:
 def _accelerator(config: Config) -> Accelerator:
     device = find_device(config.device)
     precision = "bf16" if config.training.precision == "bfloat16" else "no"
-    # its state is shared by the process and would otherwise keep the first run's precision
+    # its state is shared within the process and would otherwise keep the precision of the first run
     AcceleratorState._reset_state(reset_partial_state=True)  # pyright: ignore[reportPrivateUsage]
     return Accelerator(mixed_precision=precision, cpu=device.type == "cpu", dynamo_backend="no")
 

@@ -29,7 +29,7 @@ from regard.trainer import Trainer
 from regard.translator import Translator, find_device
 
 _NEAR_CHANCE = 0.9
-"""Fraction of ln V above which a dev loss counts as that of guessing."""
+"""Fraction of ln V above which a dev loss counts as no better than guessing."""
 
 _MOST_OUTPUTS = 100
 
@@ -53,7 +53,7 @@ def fit(
     Args:
         pairs: training pairs, (source, target) or (source, target, features).
         dev: validation pairs; if None, some of the training pairs are held out.
-        out: the model folder to write; if None, a temporary folder, whose path is printed.
+        out: output model folder; if None, a temporary folder is created and its path is printed.
         max_minutes: time budget, in minutes; if None, no limit. Training stops earlier when validation
             no longer improves.
         settings: groups of settings that differ from the defaults, named as in `Config`: `model`,
@@ -88,23 +88,24 @@ def train(
     first process prints the messages and writes the folder, which every process must be able to read.
 
     Args:
-        config: all settings; `config.out` is the folder to write, a temporary one if it is None.
+        config: all settings; `config.out` is the output folder, or None for a temporary one.
         pairs: training pairs in memory, (source, target) or (source, target, features), instead of
             `config.data.train`.
         dev: validation pairs in memory, instead of `config.data.dev`.
-        resume: continue exactly from the latest checkpoint in the folder, keeping its settings unless
-            `config` overrides them; without a checkpoint, start from scratch.
+        resume: continue from the latest checkpoint in the output folder, exactly as if training had
+            not stopped. The settings of the run are kept unless `config` overrides them. If the
+            folder has no checkpoint, training starts from scratch.
         init_from: a model folder that supplies the initial weights, tokenizers and model settings.
-        command: the command that started the training, to be recorded in the model card.
+        command: the command that started the training, recorded in the model card.
 
     Raises:
         RegardError: settings, pairs or folders cannot be used.
-        KeyboardInterrupt: Ctrl-C, SIGTERM or SIGHUP; the folder is usable and training can be resumed.
+        KeyboardInterrupt: on Ctrl-C, SIGTERM or SIGHUP; the folder is usable and training can be resumed.
     """
     if not isinstance(config, Config):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ConfigError(
-            f"train takes a Config first, got a {type(config).__name__}; regard.fit(pairs) trains "
-            "without one"
+            f"the first argument of train must be a Config, got a {type(config).__name__}; to train "
+            "without a Config, call regard.fit(pairs)"
         )
     if torch.get_default_dtype() != torch.float32:
         raise ConfigError(
@@ -113,7 +114,7 @@ def train(
         )
     if torch.get_default_device().type != "cpu":
         raise ConfigError(
-            f"models are built on the CPU and then moved to the device of the settings, but PyTorch's "
+            f"models are built on the CPU and then moved to the device in the settings, but PyTorch's "
             f"default is {torch.get_default_device()}: call torch.set_default_device('cpu') first"
         )
     with contextlib.ExitStack() as stack:
@@ -171,7 +172,7 @@ def _train(
         trainer.restore(start.checkpoint)
         notes += _resumed(trainer, start.checkpoint)
     elif resume:
-        notes.append(f"{out} holds no checkpoint yet: training starts from scratch")
+        notes.append(f"{out} contains no checkpoint yet: training starts from scratch")
     _require_agreement(trainer)
     if job.is_main:
         checkpoints.require_lock(out)
@@ -190,9 +191,9 @@ def _train(
 
 
 def _identity(start: StartingPoint, config: Config, pairs: tuple[str, str]) -> str | None:
-    """Return the identity of a run: a hash of all that its first weights and updates depend on.
+    """Return the identity of a run: a hash of all that its initial weights and updates depend on.
 
-    None for a run that an earlier version has begun.
+    The result is None for a run that was started by an earlier version.
     """
     if start.checkpoint is not None:
         return start.run
@@ -202,7 +203,7 @@ def _identity(start: StartingPoint, config: Config, pairs: tuple[str, str]) -> s
 
 
 def _complete(trainer: Trainer, progress: Progress) -> None:
-    """Add to the model folder what the best weights determine."""
+    """Add the metadata that depend on the best weights to the model folder."""
     out, corpus = trainer.out, trainer.corpus
     translator = Translator.load(out, trainer.trained.config.device)
     translator = _choose_attention_layer(translator, out, corpus, progress)
@@ -218,7 +219,9 @@ def _resumed(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     notes = [f"resumed at update {trainer.schedule.update:,}"]
     if trainer.schedule.over():
         ended_early = trainer.schedule.cooldown and trainer.schedule.cooldown.end_update
-        cause = "its validations stopped improving" if ended_early else "its budget is used up"
+        cause = (
+            "its validation metric stopped improving" if ended_early else "its budget is used up"
+        )
         remedy = (
             "train from its weights in another folder (init_from)"
             if ended_early
@@ -227,19 +230,19 @@ def _resumed(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
         notes.append(f"the run has ended there, because {cause}: to train further, {remedy}")
     if processes != before:
         notes.append(
-            f"{processes} processes continue a run of {before}: its dropout masks are others now"
+            f"{processes} processes continue a run of {before}: its dropout masks differ from now on"
         )
     # not in checkpoints of earlier versions
     if checkpoint.state.get("dev_fingerprint") not in (None, trainer.dev_fingerprint):
         notes.append(
-            "the dev pairs are not those of the run so far: metrics before and after this update "
-            "cannot be compared, but the best weights are chosen by them"
+            "the dev pairs differ from those used so far: metrics before and after this update "
+            "cannot be compared, but the best weights are selected by them"
         )
     return notes
 
 
 def _require_agreement(trainer: Trainer) -> None:
-    """Raise a ConfigError unless all processes train the same model on the same pairs, dev too."""
+    """Raise a ConfigError unless all processes train the same model on the same training and dev pairs."""
     trained = trainer.trained
     seen = trainer.job.gather(
         (
@@ -252,8 +255,9 @@ def _require_agreement(trainer: Trainer) -> None:
     differing = [str(rank) for rank, values in enumerate(seen) if values != seen[0]]
     if differing:
         raise ConfigError(
-            f"process {', '.join(differing)} has other pairs, settings or checkpoints than process "
-            "0; give all processes the same arguments and files, and a model folder that all see"
+            f"the pairs, settings or checkpoints of process {', '.join(differing)} differ from those of "
+            "process 0; start all processes with the same arguments and files, and with a model "
+            "folder that all can read"
         )
 
 
@@ -261,7 +265,7 @@ def _output_folder(out: str | None, resume: bool) -> Path:
     if out is None:
         return Path(tempfile.mkdtemp(prefix="regard-"))
     path = Path(out)
-    if checkpoints.holds_only_lock(path):  # of a run that was killed before it saved anything
+    if checkpoints.holds_only_lock(path):  # left by a run that was killed before it saved anything
         return path
     if not resume:
         remedy = "choose another folder (out), or continue its training (resume)"
@@ -269,7 +273,7 @@ def _output_folder(out: str | None, resume: bool) -> Path:
         return path
     else:
         remedy = (
-            "it holds no checkpoint to resume from: choose another folder (out), or continue from a "
+            "it contains no checkpoint to resume from: choose another folder (out), or continue from a "
             "trained model (init_from)"
         )
     return require_empty_folder(path, remedy)
@@ -278,7 +282,7 @@ def _output_folder(out: str | None, resume: bool) -> Path:
 def _choose_attention_layer(
     translator: Translator, out: Path, corpus: Corpus, progress: Progress
 ) -> Translator:
-    """Store the layer whose attention is displayed, where there are several."""
+    """Store the layer whose attention is displayed, if there are several."""
     trained = translator.trained
     if trained.model.decoder.attention_layers < 2:
         return translator
@@ -307,7 +311,7 @@ def _add_metadata(translator: Translator, out: Path, **values: Any) -> Translato
 
 
 def _warning(translator: Translator, corpus: Corpus, trainer: Trainer) -> str | None:
-    """Return a sentence that says that the model has learned nothing yet; None if it has."""
+    """Return a warning if the model has learned nothing yet, otherwise None."""
     best = next((entry for entry in reversed(trainer.history) if entry["best"]), None)
     if best is None:
         return None

@@ -1,9 +1,9 @@
 """Charts of attention weights and metrics, as HTML, SVG, PNG, PDF, JSON or terminal text.
 
-A chart is a module: heatmap.py, line_chart.py, diagrams.py (encoder-decoder, self-attention),
+Each chart is a module: heatmap.py, line_chart.py, diagrams.py (encoder-decoder, self-attention),
 attention_steps.py (score, normalise, weighted sum), animation.py (encoder-decoder), terminal.py.
-They share base.py (saving), vega.py (charts by Altair), svg.py (charts as plain SVG), labels.py
-(tokens as labels), text.py (widths, titles in several lines) and fonts.py.
+They share base.py (saving), vega.py (charts made with Altair), svg.py (charts as plain SVG),
+labels.py (tokens as labels), text.py (widths, titles on several lines) and fonts.py.
 """
 
 from regard.charts.animation import Animation, animated_encoder_decoder

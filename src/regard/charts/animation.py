@@ -20,12 +20,12 @@ from regard.errors import DataError
 _CELL, _CELLS = 13.0, 4
 """Side of a component in pixels, and the number of components drawn per direction."""
 _ENCODE, _PHASES, _HOLD = 0.5, {"score": 1.3, "normalise": 1.3, "sum": 1.7, "token": 1.2}, 3.0
-"""Seconds for a state of one direction, for each phase of a decoding step, and at the end."""
+"""Seconds per state and direction, for each phase of a decoding step, and at the end."""
 _FADE = 0.15
 _ORDERS = {1: ("",), 2: ("from left to right ", "from right to left ")}
 _ROWS = {"output": -36.0, "decoder": 0.0, "context": 74.0, "weight": 196.0, "score": 226.0}
 _BAR = 40.0
-"""Height of the bar of weight 1; bars stand on the row of weights."""
+"""Height of the bar for weight 1; bars are drawn above the row of weights."""
 _ENCODER_Y, _SOURCE_Y = 272.0, 320.0
 _NEGATIVE = "#b35806"
 _SCRIPT = Path(__file__).with_name("animation.js")
@@ -33,14 +33,14 @@ _SCRIPT = Path(__file__).with_name("animation.js")
 _EXPLANATION = ["Cells are the first components of each direction: blue positive, orange negative."]
 
 Interval = tuple[float, float | None]
-"""Seconds from which and to which an element is visible; None: to the end."""
+"""Seconds at which an element appears and disappears; None: visible to the end."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Animation(Diagram):
-    """Diagram with CSS animations; as HTML it has buttons and a slider over the time.
+    """Diagram with CSS animations; the HTML page has buttons and a time slider.
 
-    Readers who prefer reduced motion see the last frame and can use the slider. A PNG image has the
+    Readers who prefer reduced motion see the last frame and can use the slider. A PNG image shows the
     last frame.
     """
 
@@ -83,9 +83,9 @@ def animated_encoder_decoder(
     bidirectional: bool = True,
     title: str = "",
 ) -> Animation:
-    """Animate encoder and decoder: states, then scores, weights, context and token of every step.
+    """Animate encoder and decoder: states, then the scores, weights, context and token at every step.
 
-    The cells of a state or context are its first components of each direction, blue for positive
+    The cells of a state or context show its first components in each direction: blue for positive
     and orange for negative values.
 
     Args:
@@ -93,7 +93,7 @@ def animated_encoder_decoder(
             `regard.explanation.from_model.explain_step`.
         source_tokens: T tokens.
         target_tokens: L tokens.
-        bidirectional: the second half of each encoder state was computed from right to left.
+        bidirectional: whether the second half of each encoder state was computed from right to left.
         title: chart title.
 
     Raises:
@@ -123,7 +123,7 @@ def animated_encoder_decoder(
 
 
 class _Scene:
-    """Elements with the intervals in which they are visible."""
+    """Elements and the intervals in which they are visible."""
 
     def __init__(self, name: str, source: list[str], target: list[str], directions: int) -> None:
         self.name, self.source, self.target, self.directions = name, source, target, directions
@@ -141,7 +141,7 @@ class _Scene:
         self.captions: list[tuple[str, Interval]] = []
 
     def show(self, drawing: Canvas, start: float, end: float | None) -> None:
-        """Add a drawing that is visible from `start` to `end`, and without animation if end is None."""
+        """Add a drawing that is visible from `start` to `end`, or also without animation if `end` is None."""
         number = self.intervals.setdefault((start, end), len(self.intervals))
         visible: dict[str, Any] = {} if end is None else {"opacity": 0}
         group = element(
@@ -151,7 +151,7 @@ class _Scene:
         self.canvas.add(group, *corners)
 
     def caption(self, text: str, seconds: float) -> None:
-        """Explain the phase that begins now, and move the time to its end."""
+        """Add a caption for the phase that begins now, and advance the time to its end."""
         self.captions.append((text, (self.time, self.time + seconds)))
         self.time += seconds
         self.stops.append(self.time - 2 * _FADE)
@@ -172,7 +172,7 @@ class _Scene:
             canvas.text(left, y, name, size=12.0, fill=GREY, anchor="start")
 
     def encode(self, states: np.ndarray) -> None:
-        """Show the states, one direction after the other."""
+        """Show the encoder states, one direction after the other."""
         half = states.shape[1] // self.directions
         for direction in range(self.directions):
             order = range(len(self.source))[:: 1 if direction == 0 else -1]
@@ -197,7 +197,7 @@ class _Scene:
             self.stops.append(self.time - 2 * _FADE)
 
     def decode(self, number: int, step: ExplainedAttention) -> None:
-        """Show score, normalisation, weighted sum and token of one step."""
+        """Show scores, normalisation, weighted sum and token at one step."""
         start, x, scores = self.time, self.target_x[number], np.asarray(step.scores)
         is_last = number == len(self.target) - 1
         end = None if is_last else start + sum(_PHASES.values())
@@ -306,7 +306,7 @@ def _context_drawing(
     parts: Sequence[np.ndarray],
     number: int,
 ) -> Canvas:
-    """Draw lines as wide as the weights from the states to the context, and the context."""
+    """Draw lines from the states to the context, as wide as the weights, and the context."""
     drawing, y = Canvas(), _ROWS["context"]
     for source, weight in zip(source_x, weights.tolist(), strict=True):
         width = max(0.75, 10.0 * min(1.0, abs(weight)))

@@ -14,7 +14,7 @@ from regard.charts.text import truncate
 _SIDE = 190.0
 """Height of the bars and side of the plane in pixels."""
 _NUMBER_WIDTH = 24.0
-"""Pixels of a bar with its number."""
+"""Minimum pixels for a bar with its number."""
 _GIVEN = ["The weights are given;", "the context is the sum of the states with these weights."]
 _EXPLANATION = [
     "Each state gets a score, the scores are normalised to weights that sum to 1,",
@@ -48,15 +48,16 @@ class ExplainedAttention(Protocol):
 
     @property
     def labels(self) -> list[str]:
-        """T names of the states."""
+        """Names of the T states."""
         ...
 
 
 def attention_steps(explanation: ExplainedAttention, *, title: str = "") -> Diagram:
     """Draw scores, weights and context of one query, from left to right.
 
-    States of two dimensions are points in a plane, with the context in their convex hull; otherwise
-    the components of the context are drawn. If the weights were given, there are no scores.
+    States with two components are drawn as points in a plane, with the context and their convex hull;
+    otherwise, the components of the context are drawn. If the weights were given, there are no
+    scores.
 
     Args:
         explanation: an `Explanation`, from `regard.explanation.explain`.
@@ -92,9 +93,9 @@ def _draw_heading(canvas: Canvas, heading: str, note: str) -> None:
 def _bars(
     heading: str, note: str, numbers: np.ndarray, names: Sequence[str], shaded: bool = False
 ) -> Canvas:
-    """Draw a bar per number; `shaded` ones are darker the larger they are.
+    """Draw one bar per number; with `shaded`, larger numbers are darker.
 
-    Of more numbers than have space side by side, only the largest is printed.
+    If there is no space to print all numbers, only the largest is printed.
     """
     canvas, count = Canvas(), len(names)
     width = max(130.0, min(280.0, 40.0 * count), min(480.0, _NUMBER_WIDTH * count))
@@ -158,7 +159,7 @@ def _plane(heading: str, explanation: ExplainedAttention, names: Sequence[str]) 
 
 
 def _ticks(low: float, span: float) -> list[tuple[float, str]]:
-    """Return about four round numbers of an interval, with their labels."""
+    """Return about four round numbers in an interval, with their labels."""
     power = 10.0 ** math.floor(math.log10(span / 4))
     step = next(step for step in (power, 2 * power, 5 * power, 10 * power) if 6 * step >= span)
     digits = max(0, -math.floor(math.log10(step) + 1e-9))
@@ -185,7 +186,7 @@ def free_direction(directions: np.ndarray) -> tuple[float, float]:
 
 
 def convex_hull(points: np.ndarray) -> list[tuple[float, float]]:
-    """Return the corners of the convex hull of (N, 2) points, by Andrew's monotone chain."""
+    """Return the corners of the convex hull of (N, 2) points, with Andrew's monotone chain."""
     ordered = sorted({(float(x), float(y)) for x, y in points})
     hull: list[tuple[float, float]] = []
     for chain in (ordered, ordered[::-1]):  # lower half from left to right, then upper half back

@@ -13,7 +13,7 @@ from regard.errors import ConfigError
 from regard.files import atomic_write
 
 INK, GREY = "#1f2933", "#616e7c"
-# Sequential and of one hue (ColorBrewer "Blues"): ordered in greyscale and with colour-blindness too.
+# A sequential scale in one hue (ColorBrewer "Blues"): its order is also visible in greyscale.
 BLUES = [
     "#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b",
 ]  # fmt: skip
@@ -66,7 +66,7 @@ class Chart(ABC):
         return vl_convert.svg_to_png(self._svg_with_fonts(), scale=2)
 
     def to_pdf(self) -> bytes:
-        """Return the chart as a PDF page of its own size.
+        """Return the chart as a PDF page of the same size.
 
         Warns:
             MissingGlyphWarning: no installed font has some of the characters.
@@ -76,7 +76,7 @@ class Chart(ABC):
         return vl_convert.svg_to_pdf(self._svg_with_fonts())
 
     def _svg_with_fonts(self) -> str:
-        """Return the chart as SVG for the renderer, after a check that its fonts have all characters."""
+        """Return the chart as SVG for the renderer, and warn if its fonts lack some characters."""
         svg = self.to_svg()
         if missing := missing_glyphs(svg):
             more = f" and {len(missing) - 20} more" if len(missing) > 20 else ""
@@ -90,13 +90,13 @@ class Chart(ABC):
         return with_cjk_fonts(svg)
 
     def save(self, path: str | Path) -> None:
-        """Write the chart to `path` atomically, in the format of its suffix.
+        """Write the chart to `path` atomically, in the format given by the suffix.
 
         `.html` is a page that works offline, with tooltips; `.svg`, `.png` and `.pdf` are images;
-        `.json` holds the data.
+        `.json` contains the data.
 
         Raises:
-            ConfigError: the suffix is none of these five.
+            ConfigError: the suffix is not one of these five.
             DataError: the file cannot be written.
         """
         suffix = Path(path).suffix.lower()
@@ -121,13 +121,13 @@ def html_page(title: str, body: str, style: str = "") -> str:
 
 
 def script_json(value: Any) -> str:
-    """Return JSON that cannot end the script element it is in, whatever the tokens are."""
+    """Return JSON that cannot close the script element that contains it, whatever the tokens are."""
     escapes = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
     return json.dumps(value, ensure_ascii=False).translate(escapes)
 
 
 def escape_controls(text: str) -> str:
-    """Return `text` with control characters and non-characters, which XML does not allow, as escapes."""
+    """Return `text` with control characters and non-characters, which XML does not allow, escaped."""
     return "".join(
         repr(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") or ord(c) & 0xFFFE == 0xFFFE else c
         for c in text

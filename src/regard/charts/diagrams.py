@@ -1,4 +1,4 @@
-"""Diagrams of encoder-decoder attention and self-attention; line width stands for weight."""
+"""Diagrams of encoder-decoder attention and self-attention; line width represents weight."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,17 +12,17 @@ from regard.charts.text import text_width
 from regard.errors import ConfigError, quantity
 
 _LINE_WIDTH = 12.0
-"""Pixels of a line of weight 1."""
+"""Width in pixels of a line for weight 1."""
 _PRINTED = 0.05
-"""Weights from this value on are printed."""
+"""Minimum weight that is printed."""
 _STATE = 34.0
 """Height of a state."""
 _CONTEXT_Y = 67.0
-"""Context, below the decoder states at 0."""
+"""Vertical position of the context; the decoder states are at 0."""
 
 
 _BOTTLENECK = [
-    "Without attention, the last state of the encoder is all that the decoder receives of",
+    "Without attention, the last state of the encoder is all that the decoder receives from",
     "the source, whatever its length: the bottleneck.",
 ]
 
@@ -35,11 +35,11 @@ def encoder_decoder(
     *,
     title: str = "",
 ) -> Diagram:
-    """Draw encoder and decoder at one decoding step, with a line per attention weight.
+    """Draw encoder and decoder at one decoding step, with one line per attention weight.
 
     Args:
-        weights: (L, T), one row per target token; None: no attention, a single line from the last
-            encoder state carries the whole source.
+        weights: (L, T), one row per target token; None: no attention, with a single line from the
+            last encoder state, which represents the whole source.
         source_tokens: T tokens.
         target_tokens: L tokens; those after `step` are not drawn.
         step: decoding step, from 0.
@@ -99,7 +99,7 @@ def self_attention(
     Args:
         weights: (T, T), one row per query.
         tokens: T tokens.
-        position: query to highlight and to print the weights of, from 0; None: none.
+        position: query to highlight, from 0, whose weights are printed; None: no query.
         title: chart title.
 
     Raises:
@@ -116,7 +116,7 @@ def self_attention(
     labels = token_labels(tokens)
     pitch, (centres, _) = _columns(labels, labels)
     canvas, keys_y = Canvas(), min(190.0, max(110.0, 0.35 * pitch * len(tokens)))
-    # wide lines over narrow ones, those of the highlighted query on top
+    # wide lines are drawn over narrow ones, and those of the highlighted query on top
     lines = sorted(
         (i == position, abs(weight), weight, i, j)
         for i, row in enumerate(weights.tolist())
@@ -169,7 +169,7 @@ def _draw_attention(
     output: str,
     context_x: float,
 ) -> None:
-    """Draw lines from encoder states to the context; without `output`, only the last one."""
+    """Draw lines from encoder states to the context; without `output`, only one from the last state."""
     top, printed = encoder_y - _STATE / 2 + 8, []
     for i in np.argsort(abs(weights)).tolist():
         x, weight = source_x[i], float(weights[i])
@@ -194,7 +194,7 @@ def _draw_states(
     pitch: float,
     current: int | None = None,
 ) -> None:
-    """Draw a row of states, with arrows up to the current one or, without one, to the last."""
+    """Draw a row of states, with arrows up to the current state or, if it is None, to the last."""
     width, last = min(44.0, pitch - 14), len(centres) - 1 if current is None else current
     for x, following in pairwise(centres[: last + 1]):
         canvas.arrow((x + width / 2, y), (following - width / 2, y), 1.0, GREY)

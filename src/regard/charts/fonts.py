@@ -22,11 +22,11 @@ _SVG = "{http://www.w3.org/2000/svg}"
 
 
 def with_cjk_fonts(svg: str) -> str:
-    """Return an SVG image that names sans-serif fonts for texts with CJK characters.
+    """Return an SVG image that specifies sans-serif fonts for texts with CJK characters.
 
-    The renderer uses the first font of a list that is installed, and for a text that this font cannot
-    draw any other font, often a serif. Japanese fonts are used for an image with kana, Korean ones
-    for an image with Hangul, else Chinese ones: they draw the same Chinese characters differently.
+    The renderer uses the first installed font in a list and, for a text that this font cannot draw,
+    any other font, often a serif font. Japanese fonts are used for an image with kana, Korean fonts
+    for an image with Hangul, otherwise Chinese fonts: they draw the same characters differently.
     """
     root = ET.fromstring(svg)
     texts = {text: "".join(text.itertext()) for text in root.iter(f"{_SVG}text")}
@@ -46,7 +46,7 @@ def with_cjk_fonts(svg: str) -> str:
 def render_character(character: str) -> bytes:
     """Return an image of one character.
 
-    The renderer is the only one to know its fonts: those of the system and those it contains.
+    Only the renderer knows its fonts, which are those of the system and those that it contains.
     """
     import vl_convert
 

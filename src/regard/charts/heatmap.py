@@ -1,6 +1,6 @@
 """Heatmap of attention weights: source on the x-axis, output on the y-axis.
 
-In HTML it is interactive: bars show the weights of a selected step, layer and head.
+The HTML page is interactive: bars show the weights of a selected step, layer and head.
 """
 
 import json
@@ -35,7 +35,7 @@ class Heatmap(VegaChart):
     heads: np.ndarray | None = None
 
     def to_json(self) -> str:
-        """Return source_tokens, target_tokens and attention (rounded to 6 digits) as JSON."""
+        """Return `source_tokens`, `target_tokens` and `attention` (rounded to 6 digits) as JSON."""
         content = {
             "source_tokens": list(self.source_tokens),
             "target_tokens": list(self.target_tokens),
@@ -52,7 +52,7 @@ class Heatmap(VegaChart):
         return layout.complete(cells, _records(self.weights, _NO_HEADS), _EXPLANATION)
 
     def to_interactive(self) -> Any:
-        """Return the heatmap over the bars of the selected step, with inputs for step, layer and head."""
+        """Return the heatmap above bars for the selected step, with inputs for step, layer and head."""
         import altair as alt
 
         layout, heads = _Layout(self), self.heads
@@ -101,19 +101,18 @@ def heatmap(
     """Draw attention weights as a heatmap: source on the x-axis, output on the y-axis.
 
     The colour scale is always 0 to 1, so that heatmaps can be compared; weights outside
-    this range (attention that is not normalised) have the colour of the nearer limit. The HTML page
-    has a slider over the steps, with the weights of one step as bars, and a choice of layers and heads.
+    this range (attention that is not normalised) have the colour of the nearest limit. The HTML page
+    has a slider for the step, whose weights are drawn as bars, and inputs for layer and head.
 
     Args:
         weights: (L, T), one row per target token.
         source_tokens: T tokens.
         target_tokens: L tokens.
         title: chart title, for instance the sentence.
-        heads: (L, layers, heads, T), weights of all heads, selectable in the HTML page.
+        heads: (L, layers, heads, T), weights of all heads, which can be selected in the HTML page.
 
     Raises:
-        ShapeError: the shape of the weights is not (L, T), or that of `heads` is
-            not (L, layers, heads, T).
+        ShapeError: the weights are not (L, T), or `heads` is not (L, layers, heads, T).
         DataError: L or T is 0, or a weight is not finite.
     """
     weights = check_weights(weights, source_tokens, target_tokens)
@@ -125,12 +124,12 @@ def heatmap(
                 f"weights of all heads must be ({length}, layers, heads, {width}), got {heads.shape}"
             )
         if not np.isfinite(heads).all():
-            raise DataError("weights of all heads must be finite numbers, some are not")
+            raise DataError("weights of all heads must be finite numbers, but some are not")
     return Heatmap(weights, list(source_tokens), list(target_tokens), title, heads)
 
 
 class _Layout:
-    """Labels and sizes in pixels: cells are about square, and smaller the more there are."""
+    """Labels and sizes in pixels: cells are about square, and smaller if there are many."""
 
     def __init__(self, heatmap: Heatmap) -> None:
         self.title = heatmap.title
@@ -140,7 +139,7 @@ class _Layout:
         side = min(44.0, max(11.0, 720 / max(count, len(self.target))))
         self.font = min(13.0, side - 2)
         longest = max(text_width(label, self.font) for label in self.source) + 8
-        # a cell may be up to twice as wide as high if its label then fits horizontally
+        # a cell may be up to twice as wide as high if its label fits horizontally as a result
         horizontal = longest <= 2 * side and max(side, longest) * count <= 720
         self.width = count * (max(side, longest) if horizontal else side)
         self.height = side * len(self.target)
@@ -161,7 +160,7 @@ class _Layout:
         )
 
     def channels(self) -> dict[str, Any]:
-        """Return the encoding: source on the x-axis, output on the y-axis, darker for larger weights."""
+        """Return the encoding: source on the x-axis, output on the y-axis, larger weights darker."""
         import altair as alt
 
         def axis(tokens: str, **options: Any) -> Any:
@@ -181,7 +180,7 @@ class _Layout:
 
 
 def _records(weights: np.ndarray, heads: np.ndarray) -> list[dict[str, Any]]:
-    """Return a record per row of every layer and head: one per cell would repeat its keys L x T times."""
+    """Return one record per row of every layer and head: one per cell would repeat the keys L x T times."""
     maps = {("default", "average"): weights}
     for layer in range(heads.shape[1]):
         maps[str(layer), "average"] = heads[:, layer].mean(1)
@@ -196,9 +195,9 @@ def _records(weights: np.ndarray, heads: np.ndarray) -> list[dict[str, Any]]:
 
 
 def _marks(chart: Any, layout: _Layout, mark: Literal["rect", "bar"], **channels: Any) -> Any:
-    """Return a mark per weight, described in words; `channels` replace those of the layout.
+    """Return one mark per weight, with a description; `channels` replaces those of the layout.
 
-    Cells are keyed by position: a token as key would merge the columns of equal tokens.
+    Cells are keyed by position: tokens as keys would merge the columns of equal tokens.
     """
     import altair as alt
 
@@ -217,7 +216,7 @@ def _marks(chart: Any, layout: _Layout, mark: Literal["rect", "bar"], **channels
 
 
 def _inputs(layers: int, heads: int) -> list[Any]:
-    """Return the inputs for layer and head; none without layers."""
+    """Return the inputs for layer and head; an empty list if there are no layers."""
     import altair as alt
 
     if not layers:
@@ -244,7 +243,7 @@ def _grid(chart: Any, layout: _Layout, step: Any) -> Any:
 
 
 def _bars(chart: Any, layout: _Layout, domain: list[float]) -> Any:
-    """Return the weights of `chart`, which is the selected step, as bars, with their sum."""
+    """Return the weights in `chart`, which contains the selected step, as bars, with their sum."""
     import altair as alt
 
     channels = layout.channels()

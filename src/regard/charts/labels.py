@@ -40,7 +40,7 @@ def check_weights(
 
 
 def token_labels(tokens: Sequence[str]) -> list[str]:
-    """Return the tokens with blank ones as ␣ and control characters as escapes."""
+    """Return the tokens with spaces as ␣ if they are blank, and control characters escaped."""
     return [
         "␣" * max(1, len(token))
         if set(map(unicodedata.category, token)) <= {"Zs"}

@@ -10,11 +10,11 @@ from typing import Any
 from regard.charts.base import GREY, INK, escape_controls
 from regard.charts.vega import VegaChart, chart_title, theme
 
-# Okabe and Ito's palette, distinguishable with colour-blindness; grey for yellow, too pale on white
+# Okabe and Ito's colour-blind-safe palette, with grey instead of yellow, which is too pale on white
 _COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f"]
 _WIDTH, _HEIGHT = 560.0, 300.0
 _LABEL_HEIGHT, _LABEL_GAP = 17.0, 16.0
-"""Pixels of a label, and between the plot and the labels."""
+"""Pixels per label, and between the plot and the labels."""
 _SIDE_BY_SIDE = 3.0
 """Pixels between lines that would coincide."""
 
@@ -24,7 +24,7 @@ class Point:
     """A data point of a line chart."""
 
     series: str
-    """Name of its line."""
+    """Name of the line that the point belongs to."""
     x: float
     y: float
     tooltip: str
@@ -33,7 +33,7 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class LineChart(VegaChart):
-    """Line chart with one line per series, named at its right end.
+    """Line chart with one line per series, with its name at the right end.
 
     Lines that would coincide are drawn side by side, so that none hides another.
 
@@ -44,8 +44,8 @@ class LineChart(VegaChart):
         title: chart title, or "".
         explanation: subtitle.
         rule: position and label of a vertical reference line, such as the longest training source.
-        y_domain: limits of the y-axis; None: from the data and 0.
-        notes: by series, text that follows its name.
+        y_domain: limits of the y-axis; None: computed from the data, and including 0.
+        notes: text that follows the name of a series, by series.
     """
 
     points: Sequence[Point]
@@ -59,7 +59,7 @@ class LineChart(VegaChart):
 
     @property
     def series(self) -> list[str]:
-        """Names of the lines, in order."""
+        """Names of the series, in order."""
         return list(dict.fromkeys(point.series for point in self.points))
 
     def to_json(self) -> str:
@@ -117,7 +117,7 @@ class LineChart(VegaChart):
     def _labels(
         self, base: Any, records: list[dict[str, Any]], height: float, limits: tuple[float, float]
     ) -> list[Any]:
-        """Return the names of the lines right of the plot, each joined to the end of its line."""
+        """Return the names of the lines to the right of the plot, each joined to the end of its line."""
         import altair as alt
 
         ends = {record["series"]: record for record in sorted(records, key=lambda r: r["x"])}
@@ -150,7 +150,7 @@ def _round_limits(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _side_by_side(points: Sequence[Point], distance: float) -> list[float]:
-    """Return the y of each point, those of equal x at least `distance` apart."""
+    """Return the y of each point; points with the same x are at least `distance` apart."""
     drawn = [point.y for point in points]
     by_x: dict[float, list[int]] = {}
     for i, point in enumerate(points):
@@ -165,8 +165,8 @@ def _side_by_side(points: Sequence[Point], distance: float) -> list[float]:
 def _apart(values: Sequence[float], distance: float) -> list[float]:
     """Return positions in the order of the values and at least `distance` apart.
 
-    Values that are closer move, each group of them keeping its mean. Of equal values the first is on
-    top, so that parallel lines do not cross.
+    Values that are closer are moved apart, and each group keeps its mean. Of equal values, the first
+    is on top, so that parallel lines do not cross.
     """
     groups: list[list[int]] = []
     for i in sorted(range(len(values)), key=lambda i: (values[i], -i)):
@@ -187,7 +187,7 @@ def _apart(values: Sequence[float], distance: float) -> list[float]:
 
 
 def _spread(values: Sequence[float], height: float, limits: tuple[float, float]) -> list[float]:
-    """Return positions as `_apart` does, between the limits, where less space leaves less distance."""
+    """Return positions as `_apart` does, but within the limits, and closer if space is short."""
     low, high = limits
     height = min(height, (high - low) / max(1, len(values) - 1))
     placed = _apart(values, height)

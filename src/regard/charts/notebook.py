@@ -22,11 +22,11 @@ def output_html(
 
     Args:
         text: the output.
-        warning: a line in bold below it, if any.
-        notes: lines below it, such as its source and score.
-        svg: its heatmap; None without attention.
+        warning: a bold line below the output, if any.
+        notes: lines below the warning, such as the source and the score.
+        svg: the heatmap of the output; None if there is no attention.
         alternatives: other outputs of the same source with their scores, best first.
-        next_tokens: for every step the most probable tokens with their log-probabilities.
+        next_tokens: the most probable tokens at every step, with their log-probabilities.
     """
     parts = [f'<p dir="auto" style="font-size:20px;font-weight:600;margin:4px 0">{_text(text)}</p>']
     if warning is not None:

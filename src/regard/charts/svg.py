@@ -1,6 +1,6 @@
 """Charts drawn as plain SVG on a canvas that grows with its elements.
 
-Coordinates are pixels, x to the right, y downwards.
+Coordinates are in pixels; x increases to the right and y downwards.
 """
 
 import html
@@ -19,7 +19,7 @@ from regard.charts.text import text_width, title_lines, truncate
 FAINT, STRONG = "#c3cad2", "#08519c"
 _PADDING = 16.0
 _SLANTED_LIMIT = 105.0
-"""Pixels to which slanted labels are truncated."""
+"""Length in pixels to which slanted labels are truncated."""
 Position = tuple[float, float]
 
 
@@ -56,14 +56,14 @@ class Canvas:
         self.right = self.bottom = -math.inf
 
     def add(self, element: str, *corners: Position) -> None:
-        """Add an element that lies between `corners`."""
+        """Add an element that covers the rectangle spanned by `corners`."""
         self.elements.append(element)
         for x, y in corners:
             self.left, self.right = min(self.left, x), max(self.right, x)
             self.top, self.bottom = min(self.top, y), max(self.bottom, y)
 
     def paste(self, other: "Canvas", x: float) -> None:
-        """Add another canvas, its left edge at `x`."""
+        """Add another canvas with its left edge at `x`."""
         shift = x - other.left
         group = element("g", *other.elements, transform=f"translate({shift:.2f},0)")
         self.add(group, (x, other.top), (other.right + shift, other.bottom))
@@ -138,14 +138,14 @@ class Canvas:
     ) -> None:
         """Add tokens as labels of columns, slanted if one of them is wider than its column.
 
-        The columns are `pitch` wide, with `centres` as x; `y` is the centre of the row. Slanted labels
-        extend from it downwards, upwards if `above`. The label at `current` is emphasised, the others
-        have the colour `fill`.
+        The columns are `pitch` wide and centred at `centres`; `y` is the centre of the row. Slanted
+        labels extend downwards from it, or upwards if `above`. The label at index `current` is
+        emphasised; the others have the colour `fill`.
         """
         slanted = max(text_width(token, size) for token in tokens) + 6 > pitch
         style: dict[str, Any] = {"size": size, "slanted": slanted}
         if slanted:
-            # the distance of slanted labels is 0.71 of the pitch
+            # the distance between slanted labels is 0.71 of the pitch
             size = max(6.0, min(size, 12.0, 0.75 * pitch))
             style |= {"size": size, "anchor": "start" if above else "end"}
         for i, (x, token) in enumerate(zip(centres, tokens, strict=False)):
@@ -156,7 +156,7 @@ class Canvas:
     def diagram(
         self, content: dict[str, Any], title: str, explanation: Sequence[str] = ()
     ) -> Diagram:
-        """Return the image with its title above, as a chart with `content` as data."""
+        """Return the image with its title, as a chart with `content` as data."""
         x, y, limit = self.left, self.top - 24, max(640.0, self.right - self.left)
         for line in reversed(explanation):
             self.text(x, y, truncate(line, 12.0, limit), size=12.0, fill=GREY, anchor="start")
@@ -193,7 +193,7 @@ def element(name: str, *children: str, tooltip: str = "", **attributes: str | in
 
 
 def weight_colour(weight: float) -> str:
-    """Return the colour of a weight: visible on white at 0, darkest from 1."""
+    """Return the colour for a weight: visible on white at 0, and darkest at 1 and above."""
     ramp = np.array([[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in BLUES[2:]])
     stops = np.linspace(0, 1, len(ramp))
     return "#" + "".join(f"{round(np.interp(weight, stops, channel)):02x}" for channel in ramp.T)

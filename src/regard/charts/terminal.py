@@ -21,18 +21,18 @@ def terminal_heatmap(
     *,
     width: int | None = None,
 ) -> Text:
-    """Draw attention weights as text, one column per source token, one row per target token.
+    """Draw attention weights as text, with one column per source token and one row per target token.
 
-    Shades stand for weights, so that it is readable without colour and on any background. A source
-    wider than the terminal continues in further blocks of rows. `width` is that of the terminal; None:
-    its current width. The other arguments and the errors are those of `heatmap`.
+    Shades represent weights, so that the heatmap is readable without colour and on any background. A
+    source wider than the terminal continues in further blocks of rows. `width` is the width of the
+    terminal; None: its current width. The other arguments and the errors are those of `heatmap`.
     """
     weights = check_weights(weights, source_tokens, target_tokens)
     source, target = token_labels(source_tokens), token_labels(target_tokens)
     width = width or rich.get_console().width
     margin = min(max(map(cell_len, target)), max(1, width // 4))
     available = width - margin
-    # the longest label if all columns fit, else fewer terminal cells per column
+    # the length of the longest label if all columns fit, else fewer terminal cells per column
     longest = min(12, max(2, *map(cell_len, source)))
     size = max(1, min(longest, available - 1, max(4, available // len(source) - 1)))
     columns = max(1, available // (size + 1))

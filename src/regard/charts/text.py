@@ -1,4 +1,4 @@
-"""Width of text in pixels, truncation, and titles in several lines."""
+"""Width of text in pixels, truncation, and titles on several lines."""
 
 import re
 from bisect import bisect_right
@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from regard.charts.fonts import CJK
 
 _TITLE_LINES = 3
-"""Lines of the source and of the translation in a title."""
+"""Maximum lines of the source, and of the translation, in a title."""
 _ARROW = " → "
 _WORDS = re.compile(rf"\s*(?:[{CJK}]|[^\s{CJK}]+)|\s+")
 
@@ -31,10 +31,10 @@ def truncate(content: str, size: float, limit: float) -> str:
 
 
 def title_lines(title: str, size: float, limit: float) -> list[str]:
-    """Return a bold title in lines of at most `limit` pixels.
+    """Split a bold title into lines of at most `limit` pixels.
 
-    A title "source → translation" that needs several lines is broken before the arrow. Each of the
-    two has at most three lines; a longer one is shortened in the middle.
+    A title "source → translation" that needs several lines is broken before the arrow. Source and
+    translation have at most three lines each; a longer text is shortened in the middle.
     """
     if text_width(title, size, bold=True) <= limit:
         return [title]

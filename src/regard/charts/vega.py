@@ -1,4 +1,4 @@
-"""Charts described by Altair and drawn by vl-convert, without network or browser.
+"""Charts described with Altair and drawn with vl-convert, without network or browser.
 
 Both are imported only when a chart is drawn.
 """
@@ -23,18 +23,18 @@ _OPTIONS = {"actions": _MENU, "renderer": "svg", "downloadFileName": "regard"}
 
 
 class VegaChart(Chart):
-    """Chart drawn by Vega-Lite."""
+    """Chart drawn with Vega-Lite."""
 
     @abstractmethod
     def to_altair(self) -> Any:
         """Return an `altair.Chart` for further customisation."""
 
     def to_interactive(self) -> Any:
-        """Return the Altair chart of the HTML page, with its inputs."""
+        """Return the Altair chart for the HTML page, with its inputs."""
         return self.to_altair()
 
     def to_html(self) -> str:
-        """Return the chart as one HTML page that loads nothing: script and data are inside."""
+        """Return the chart as one HTML page that contains its script and data, and loads nothing."""
         spec, options = script_json(self.to_interactive().to_dict()), script_json(_OPTIONS)
         body = (
             f'<div id="chart"></div>\n<script>{_vega_embed()}</script>\n'
@@ -59,16 +59,16 @@ class VegaChart(Chart):
 
 @functools.cache
 def _vega_embed() -> str:
-    """Return the script that draws a chart in a page."""
+    """Return the script that draws a chart on a page."""
     import vl_convert
 
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
 def chart_title(title: str, explanation: list[str], limit: float) -> Any:
-    """Return `title` over `explanation`, or the latter alone, as Altair's title.
+    """Return an Altair title with `title` above `explanation`, or with the latter alone.
 
-    A title wider than `limit` pixels has several lines.
+    A title wider than `limit` pixels is split into several lines.
     """
     import altair as alt
 

@@ -1,13 +1,13 @@
-"""Built-in datasets of pairs: no download, no licence.
+"""Built-in datasets of pairs, without downloads or licence restrictions.
 
 phrasebook   Chinese-English and Spanish-English sentences with gold links; fixed
-dates        dates as people write them in many languages -> 2026-11-21
+dates        dates as they are written in many languages -> 2026-11-21
 numbers      48213 -> forty eight thousand two hundred and thirteen
 inflection   tocar, V;IND;PST;PFV;1;SG -> toqué: invented Spanish verbs, tags in the third column
 copy         letters -> the same letters, with gold links
 reverse      letters -> the same letters in reverse order, with gold links
 
-All but the phrasebook are generated from a seed in seconds. No source occurs in two splits.
+All datasets but the phrasebook are generated from a seed in seconds. No source occurs in two splits.
 """
 
 from collections.abc import Callable
@@ -35,10 +35,10 @@ FIXED = ("phrasebook",)
 
 
 def make(name: str, seed: int = 1) -> Splits:
-    """Return the dataset of this name: the same seed gives the same dataset on any machine.
+    """Return the dataset with this name; the same seed yields the same dataset on any machine.
 
     Raises:
-        DataError: there is no dataset of this name.
+        DataError: there is no dataset with this name.
         ExtraError: the dataset needs an optional package that is not installed.
     """
     if name not in _MAKERS:

@@ -1,4 +1,4 @@
-"""Letters to the same letters: a test of monotonic attention."""
+"""Letters -> the same letters: a test of monotonic attention."""
 
 import random
 import string

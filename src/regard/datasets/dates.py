@@ -1,4 +1,4 @@
-"""Dates as people write them in many languages to ISO: `5 mars 1987`, `1987年3月5日` -> 1987-03-05."""
+"""Dates as they are written in many languages -> ISO: `5 mars 1987`, `1987年3月5日` -> 1987-03-05."""
 
 import datetime
 import random
@@ -31,7 +31,7 @@ def make(seed: int) -> Splits:
 
 
 def is_ambiguous(source: str) -> bool:
-    """Whether day and month both precede the year as numbers and could be exchanged."""
+    """Return whether day and month both precede the year as numbers and could be exchanged."""
     numbers = _DAY_AND_MONTH.search(source)
     return numbers is not None and int(numbers[1]) <= 12 and int(numbers[2]) <= 12
 

@@ -1,7 +1,7 @@
-"""Invented Spanish verbs and the tags of a form -> the form in Spanish spelling.
+"""Invented Spanish verbs and the tags for a form -> the form in Spanish spelling.
 
-Stems are random syllables, and most occur in the training set with other tags; endings are those of
-the three regular conjugations. Concatenation is not enough: the spelling preserves the sound of the
+Stems are random syllables, and most occur in the training set with other tags; the endings are
+those of the three regular conjugations. Concatenation is not enough: the spelling preserves the sound of the
 stem (tocar -> toqué, cazar -> cacé, llegar -> llegué), and some stems change under stress (pensar ->
 pienso).
 """
@@ -33,12 +33,12 @@ _ON_INFINITIVE = ("V;IND;FUT", "V;COND")
 
 
 def make(seed: int) -> Splits:
-    """Return examples of a lemma with tags and its form; no lemma occurs twice with the same tags."""
+    """Return examples: a lemma, tags and the form; no lemma occurs twice with the same tags."""
     return sample(_examples(random.Random(seed)), seed)
 
 
 def inflect(lemma: str, tense: str, person: int) -> str:
-    """Return the form of a verb: `tense` as in the tags, `person` 0 to 5."""
+    """Return the form of a verb, with `tense` as in the tags and `person` from 0 to 5."""
     stem, theme = lemma[:-2], "aei".index(lemma[-2])
     ending = _ENDINGS[tense][theme].split()[person]
     if tense in _ON_INFINITIVE:
@@ -58,7 +58,7 @@ def _examples(generator: random.Random) -> Iterator[Example]:
 
 
 def _diphthongize(stem: str) -> str:
-    """Ben- becomes bien-: an e before two final consonants of the stem becomes ie."""
+    """Change an e before two final consonants of the stem to ie: ben- becomes bien-."""
     index = max(stem.rfind(vowel) for vowel in _VOWELS)
     if stem[index] == "e" and len(stem) - index > 2:
         return f"{stem[:index]}ie{stem[index + 1 :]}"

@@ -1,4 +1,4 @@
-"""Numbers in digits to English words: 48213 -> forty eight thousand two hundred and thirteen."""
+"""Numbers in digits -> English words: 48213 -> forty eight thousand two hundred and thirteen."""
 
 import random
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ DIGITS = 6
 
 
 def make(seed: int) -> Splits:
-    """Return all numbers below 1000 and equally many of each length from 4 to 6 digits.
+    """Return all numbers below 1000, and equally many of each length from 4 to 6 digits.
 
     The ten digits are always in the training set.
     """

@@ -1,4 +1,4 @@
-"""Letters to the same letters in reverse order: attention has to move from right to left."""
+"""Letters -> the same letters in reverse order: attention has to move from right to left."""
 
 from regard.datasets.copy import letters
 from regard.datasets.splits import Example, Splits, sample

@@ -34,7 +34,7 @@ class Splits:
 
 
 def shuffled(items: Iterable[Item], generator: random.Random) -> list[Item]:
-    """Return the items in random order, the same for a seed in every version of Python.
+    """Return the items in random order; a seed yields the same order in every version of Python.
 
     Only `random.random` is guaranteed not to change between versions, hence the sort.
     """
@@ -50,10 +50,10 @@ def split(examples: Iterable[Example], dev: int, test: int, seed: int) -> Splits
     """Shuffle the examples and split them by source.
 
     Args:
-        examples: the pairs; of several with the same source, the last is kept.
+        examples: the pairs; of several with the same source and features, the last is kept.
         dev: number of examples in the dev set.
         test: number of examples in the test set; the remaining ones form the training set.
-        seed: of the order.
+        seed: seed of the random order.
     """
     by_source = {(example.source, example.features): example for example in examples}
     order = shuffled(by_source.values(), random.Random(seed))
@@ -65,11 +65,11 @@ def split(examples: Iterable[Example], dev: int, test: int, seed: int) -> Splits
 
 
 def sample(examples: Iterable[Example], seed: int, train: int = 10_000) -> Splits:
-    """Take the first distinct examples and split them: `train`, then 500 for dev and 1,000 for test.
+    """Take the first distinct examples and split them: `train`, 500 for dev and 1,000 for test.
 
     Args:
-        examples: the pairs in the order of sampling; they may have no end.
-        seed: of the order.
+        examples: the pairs in the order of sampling; the iterable may be infinite.
+        seed: seed of the random order.
         train: number of examples in the training set.
     """
     dev, test = 500, 1_000
@@ -82,9 +82,9 @@ def sample(examples: Iterable[Example], seed: int, train: int = 10_000) -> Split
 
 
 def write(splits: Splits, folder: Path) -> None:
-    """Write train.tsv, dev.tsv and test.tsv: a line per pair, source TAB target (TAB features).
+    """Write train.tsv, dev.tsv and test.tsv, one line per pair: source TAB target (TAB features).
 
-    Where the links are known, also write train.align, dev.align and test.align: a line per pair in
+    If the links are known, also write train.align, dev.align and test.align, one line per pair in
     the Pharaoh format, such as `0-0 1-2`.
 
     Raises:

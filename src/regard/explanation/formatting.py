@@ -12,7 +12,7 @@ from regard.explanation.worked_example import Explanation, Vector
 from regard.score_registry import SCORES
 
 _MAX_COLUMNS, _PREFIX = 16, 6
-"""Longest row that is printed in full, and the numbers printed of a longer one."""
+"""Length of the longest row printed in full, and how many numbers of a longer one are printed."""
 
 _MOST_DIGITS = 20
 
@@ -24,7 +24,7 @@ def write(explanation: Explanation, digits: int, unnormalised: bool, plain: bool
     """Return all three steps with rounded numbers, as plain text or Markdown.
 
     Raises:
-        ConfigError: `digits` is not from 0 to 20.
+        ConfigError: `digits` is not in the range 0 to 20.
     """
     if not 0 <= digits <= _MOST_DIGITS:
         raise ConfigError(f"digits must be from 0 to {_MOST_DIGITS}, got {digits}")
@@ -135,7 +135,7 @@ class _Writer:
             *(self.bullet(f"{w} x {self.row(v)} = {self.row(wv)}") for w, v, wv in products),
         ]
         if not self.plain:
-            # ends the list, otherwise Markdown adds the formula to the last bullet
+            # ends the list: otherwise, Markdown would add the formula to the last bullet
             lines.append("")
         lines.append(self.formula(f"c = {self.row(result.context)}"))
         truncated = np.trunc(result.weights * 100) / 100
@@ -154,7 +154,7 @@ class _Writer:
         row = self.row(total)
         note = (
             f"compared with c = {self.row(self.explanation.context)}: the unnormalised sum grows "
-            "with the scores and with the number of states, the weighted average does not."
+            "with the scores and with the number of states, but the weighted average does not."
         )
         formula = self.formula(f"sum_i e_i h_i = {row}", rf"\sum_i e_i h_i = {row}")
         return self.section("Unnormalised sum", formula, f"{'  ' if self.plain else ''}{note}")

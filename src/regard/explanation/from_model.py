@@ -32,11 +32,11 @@ def explain_step(
         text: text to translate, or pair (text, features).
         step: number of the output token, from 0.
         target: output to force, as text or tokens; None: the output of the model.
-        layer: layer of a Transformer, from 0; None: the layer that `Translation.attention` is from.
+        layer: layer of a Transformer, from 0; None: the layer used for `Translation.attention`.
         head: head of a Transformer, from 0.
 
     Returns:
-        The explanation, and the output with its tokens.
+        The explanation, and the output, whose tokens define the steps.
 
     Raises:
         ConfigError: the model has no such attention, step, layer or head.
@@ -63,7 +63,7 @@ def explain_step(
         )
     number = translator.attention_layer if layer is None else layer
     _check_head(decoder, number, head)
-    # equal tokens are told apart by their positions
+    # positions distinguish equal tokens
     labels = [
         f"{display_token(token)}({position})" for position, token in enumerate(output.source_tokens)
     ]
@@ -80,7 +80,7 @@ def _check_head(decoder: Decoder, layer: int, head: int) -> None:
     layers, heads = decoder.attention_layers, decoder.attention_heads
     if not (0 <= layer < layers and 0 <= head < heads):
         raise ConfigError(
-            f"there is no layer {layer}, head {head}: the model has {quantity(layers, 'layer')} of "
+            f"there is no layer {layer}, head {head}: the model has {quantity(layers, 'layer')} with "
             f"{quantity(heads, 'head')}, both counted from 0"
         )
 
@@ -91,7 +91,7 @@ def _explain_last(inputs: AttentionInputs, head: int, labels: list[str]) -> Expl
     kind = type(score).__name__
     entry = next((row for row in SCORES.values() if kind in (row.class_name, row.head_class)), None)
     if entry is None or not isinstance(score, Score):
-        raise ConfigError(f"no formula is registered for scores of the class {kind}")
+        raise ConfigError(f"no formula is registered for score functions of the class {kind}")
     parameters = {name: _numpy(p) for name, p in score.formula_parameters(head).items()}
     query, keys = _numpy(inputs.query[0, -1]), _numpy(inputs.key[0])
     values = None if inputs.value is inputs.key else _numpy(inputs.value[0])

@@ -26,7 +26,7 @@ class LayerWeights(NamedTuple):
     decoder: np.ndarray | None
     """(layers, heads, L, L): self-attention of a Transformer decoder; None for a recurrent one."""
     cross: np.ndarray | None
-    """(layers, heads, L, T): attention of a Transformer decoder to the source."""
+    """(layers, heads, L, T): attention of a Transformer decoder to the source, or None."""
 
 
 def count_layer_weights(translator: Translator, source: int, target: int) -> int:
@@ -47,13 +47,13 @@ def layer_weights(
     target: TextOrTokens,
     ablate_heads: Sequence[tuple[int, int]] = (),
 ) -> LayerWeights:
-    """Return the weights of all layers and heads of a Transformer that reads a given target.
+    """Return the attention weights in all layers and heads of a Transformer for a given target.
 
     Args:
-        translator: a model with a Transformer on one side or both.
+        translator: a model whose encoder or decoder, or both, is a Transformer.
         text: the source text, or pair (text, features).
         target: the target, as text or as tokens.
-        ablate_heads: (layer, head) pairs of attention to the source whose weights are set to 0.
+        ablate_heads: (layer, head) pairs; the source attention weights of these heads are set to 0.
 
     Raises:
         ConfigError: there is no such layer or head.

@@ -20,23 +20,23 @@ from regard.score_registry import Parameters, ScoreEntry, find_score
 Vector = npt.NDArray[np.float64]
 
 _MAX_SCORE = 700.0
-"""Scores above it have exponentials that overflow float64."""
+"""Above this score, the exponential overflows float64."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Explanation:
-    """Every number of one attention step; `str()` is the calculation as text."""
+    """Every number in one attention step; `str()` returns the calculation as text."""
 
     query: Vector | None
-    """(Dq,): the decoder's state s; None if weights are given."""
+    """(Dq,): the decoder's state s; None if there is no query."""
     keys: Vector
     """(T, Dk): the encoder's states h_i."""
     values: Vector
     """(T, Dv): the values."""
     score: str
-    """Name of the score; "given" if weights are given."""
+    """Name of the score function; "given" if weights are given."""
     parameters: dict[str, Vector]
-    """Parameters of the score, keyed by the letters of its formula."""
+    """Parameters of the score function, keyed by the letters in its formula."""
     scores: Vector | None
     """(T,): e_i."""
     exponentials: Vector | None
@@ -48,9 +48,9 @@ class Explanation:
     labels: list[str]
     """Names of the T states."""
     shift: float = 0.0
-    """Number subtracted from every score before the exponential; weights do not change."""
+    """Number subtracted from every score before the exponential; it does not change the weights."""
     assumed: frozenset[str] = frozenset()
-    """Letters of the parameters with default values: the identity, ones or 1."""
+    """Letters of the parameters that have default values: the identity, ones or 1."""
 
     @property
     def weighted(self) -> Vector:
@@ -92,7 +92,7 @@ class Explanation:
         return write(self, digits, unnormalised, plain=True)
 
     def to_markdown(self, digits: int = 4, unnormalised: bool = False) -> str:
-        """Return the calculation as Markdown with formulas in LaTeX."""
+        """Return the calculation as Markdown with LaTeX formulas, rounded to `digits` digits."""
         from regard.explanation.formatting import write
 
         return write(self, digits, unnormalised, plain=False)
@@ -117,15 +117,15 @@ def explain(
         query: (Dq,), the decoder's state; may be None if `weights` are given.
         keys: (T, Dk), the encoder's states.
         values: (T, Dv), the values; the keys by default.
-        score: name or alias of a score.
-        parameters: parameters of the score, keyed by the letters of its formula: W, U, v, bias,
-            temperature. The defaults are identity matrices, vectors of ones and temperature 1.
+        score: name or alias of a score function.
+        parameters: parameters of the score function, keyed by the letters in its formula: W, U, v,
+            bias, temperature. The defaults are identity matrices, vectors of ones and temperature 1.
         weights: (T,), attention weights to use instead of computing them from scores.
         labels: names of the T states; h1, h2, … by default.
 
     Raises:
-        ConfigError: no score has this name, the score has no such parameter, or a number overflows.
-        ShapeError: the shapes are incompatible; the message names them.
+        ConfigError: the score function or a parameter is unknown, or a number overflows.
+        ShapeError: the shapes are incompatible; the message states them.
     """
     keys = _array(keys, "keys", 2)
     values = keys if values is None else _array(values, "values", 2)
@@ -141,7 +141,7 @@ def explain(
             Explanation(query, keys, values, "given", {}, None, None, total, weights, names)
         )
     if query is None:
-        raise ConfigError("scoring needs a query: give query, or weights")
+        raise ConfigError("scores cannot be computed without a query: give query, or weights")
     entry, parameters = find_score(score), parameters or {}
     used = _parameters(entry, parameters, len(query), keys.shape[1])
     with np.errstate(over="ignore", invalid="ignore"):  # _finite reports it
@@ -169,9 +169,9 @@ def variances(
 ) -> list[dict[str, int | float]]:
     """Measure the variance of s . h, s . h / sqrt(D) and s . h / D for every width D.
 
-    The components of s and h are drawn from N(0, 1), so s . h is a sum of D products of variance 1:
-    the derivation gives D, 1 and 1 / D (Vaswani et al. 2017, arXiv:1706.03762, footnote 4). Each of
-    the three is measured on its own sample.
+    The components of s and h are drawn from N(0, 1), so s . h is a sum of D products with variance 1.
+    The expected variances are therefore D, 1 and 1 / D (Vaswani et al. 2017,
+    arXiv:1706.03762, footnote 4). Each is measured on its own sample.
     """
     rng = np.random.default_rng(seed)
     return [
@@ -218,7 +218,7 @@ def _parameters(
 
 
 def _default(axes: str, widths: dict[str, int]) -> Vector:
-    """Return an identity for each block of columns, a vector of ones, or 1."""
+    """Return identity matrices side by side, a vector of ones, or 1."""
     if not axes:
         return np.array(1.0)
     rows, _, columns = axes.partition(" ")
@@ -230,7 +230,7 @@ def _default(axes: str, widths: dict[str, int]) -> Vector:
 def _array(values: Any, name: str, axes: int) -> Vector:
     array = _floats(values, name)
     if array.ndim != axes or not array.size:
-        expected = "one row of numbers" if axes == 1 else "rows of numbers of one length"
+        expected = "one row of numbers" if axes == 1 else "rows of numbers of the same length"
         raise ShapeError(f"expected {name} as {expected}, got shape {array.shape}")
     return array
 
@@ -238,13 +238,13 @@ def _array(values: Any, name: str, axes: int) -> Vector:
 def _floats(values: Any, name: str) -> Vector:
     try:
         array = np.asarray(values)
-        if array.dtype.kind in "cmM":  # complex numbers and times lose a part as real ones
+        if array.dtype.kind in "cmM":  # complex numbers and times would lose a part
             raise TypeError
         array = array.astype(float)
     except (TypeError, ValueError, OverflowError):
-        raise ShapeError(f"expected {name} as numbers in rows of one length") from None
+        raise ShapeError(f"expected {name} as numbers in rows of the same length") from None
     if not np.isfinite(array).all():
-        raise ShapeError(f"expected {name} of finite numbers")
+        raise ShapeError(f"expected {name} to contain only finite numbers")
     return array
 
 

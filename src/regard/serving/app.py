@@ -69,11 +69,11 @@ class Settings:
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Return the application that serves one model folder, or two.
+    """Return the application that serves one or two model folders.
 
     Raises:
         FolderError: a folder is missing or damaged.
-        ConfigError: `settings.host` has no address.
+        ConfigError: `settings.host` cannot be resolved to an address.
     """
     if settings.threads is not None:
         import torch
@@ -81,7 +81,7 @@ def create_app(settings: Settings) -> FastAPI:
         torch.set_num_threads(settings.threads)
     folders = [settings.folder, *([settings.compare_with] if settings.compare_with else [])]
     translators = [Translator.load(folder, settings.device) for folder in folders]
-    # the parent folder tells two folders called `model` apart
+    # the parent folder distinguishes two folders called `model`
     paths = ["/".join(Path(folder).resolve().parts[-2:]) for folder in folders]
     names = [os.fsencode(path).decode("utf-8", "replace") for path in paths]
     models = [_model_info(*model) for model in zip(names, translators, strict=True)]
@@ -116,19 +116,19 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def from_environment() -> FastAPI:
-    """Return the application of a worker process; it reads its settings from REGARD_SERVE."""
+    """Return the application for a worker process, with the settings in REGARD_SERVE."""
     return create_app(TypeAdapter(Settings).validate_json(os.environ["REGARD_SERVE"]))
 
 
 def _validation_error(_: Request, invalid: RequestValidationError) -> Response:
-    # of the types that a field may have, the one whose check came furthest
+    # a field with several possible types has an error for each: report the most deeply nested
     error = max(invalid.errors(), key=lambda error: len(error["loc"]))
     if error["type"] == "json_invalid":
-        return error_response(400, f"the body is not JSON: {error['ctx']['error']}")
+        return error_response(400, f"the body is not valid JSON: {error['ctx']['error']}")
     if error["type"] in ("missing", "model_attributes_type") and len(error["loc"]) == 1:
         reason = "the body must be a JSON object, sent with Content-Type: application/json"
         return error_response(422, reason)
-    parts = [str(part) for part in error["loc"][1:]]  # with names of types, such as list[str]
+    parts = [str(part) for part in error["loc"][1:]]  # includes type names, such as list[str]
     field = ".".join(parts[:1] + [part for part in parts[1:] if not _TYPE.fullmatch(part)])
     field = shortened(field)
     if error["type"] == "extra_forbidden":
@@ -141,7 +141,10 @@ def _validation_error(_: Request, invalid: RequestValidationError) -> Response:
 def _http_error(_: Request, error: HTTPException) -> Response:
     reason = str(error.detail)
     if error.status_code == 400 and "parsing the body" in reason:
-        reason = "the body is not JSON in UTF-8, is nested too deeply, or has a number of too many digits"
+        reason = (
+            "the body is not JSON encoded in UTF-8, is nested too deeply, or contains a number with "
+            "too many digits"
+        )
     return error_response(error.status_code, reason, dict(error.headers or {}))
 
 
@@ -159,11 +162,11 @@ _ERROR_HANDLERS = {
         503, "the queue is full; try again in a second", {"Retry-After": "1"}
     ),
     TimeoutError: _error_handler(
-        504, "timeout; send shorter or fewer texts, or use a smaller beam size"
+        504, "the request timed out; send shorter or fewer texts, or use a smaller beam size"
     ),
     Exception: _error_handler(500, "internal error; see the server log"),
 }
-"""Every error is answered with {"error": one sentence}."""
+"""Every error response is the JSON object {"error": one sentence}."""
 
 
 @router.get("/", include_in_schema=False)
@@ -225,14 +228,14 @@ async def health() -> dict[str, str]:
 
 @router.get("/ready")
 async def ready(http: Request) -> dict[str, str]:
-    """Confirm that the server can translate (readiness): the model is loaded, the queue not full."""
+    """Confirm that the server can translate (readiness): its model is loaded and the queue is not full."""
     http.app.state.batcher.check_ready()
     return {"status": "ready"}
 
 
 @router.get("/metrics", response_class=PlainTextResponse)
 async def prometheus(http: Request) -> Response:
-    """Return counts of requests, latency, queue and batches, as Prometheus text."""
+    """Return request counts, latencies, queue length and batch sizes as Prometheus text."""
     return PlainTextResponse(http.app.state.metrics.text(), media_type="text/plain; version=0.0.4")
 
 
@@ -246,7 +249,7 @@ def _translator(batcher: Batcher, model: int) -> Translator:
 def _check_pinned(weights: int, limits: Limits) -> None:
     if weights > limits.weights:
         raise ConfigError(
-            f"the pins cover {weights:,} weights of all texts (at most {limits.weights:,}); send "
+            f"the pins cover {weights:,} weights in all texts (at most {limits.weights:,}); send "
             "fewer texts, or pin fewer or earlier steps"
         )
 
@@ -254,7 +257,7 @@ def _check_pinned(weights: int, limits: Limits) -> None:
 def _check_target(
     request: ExplainRequest | SelfAttentionRequest, batcher: Batcher
 ) -> tuple[Translator, list[int]]:
-    """Reject a request that breaks a limit; return its model and the lengths of source and target."""
+    """Reject a request that exceeds a limit; return its model and its source and target lengths."""
     translator, limits = _translator(batcher, request.model), batcher.limits
     limits.check_text(request.strings)
     (prepared,) = prepare(
@@ -268,7 +271,7 @@ def _check_target(
 def _check_weights(weights: int, limits: Limits) -> None:
     if weights > limits.weights:
         raise ConfigError(
-            f"the response would hold {weights:,} weights (at most {limits.weights:,}); request "
+            f"the response would contain {weights:,} weights (at most {limits.weights:,}); request "
             "fewer outputs, send a shorter text, or omit heads or attention"
         )
 
@@ -276,7 +279,7 @@ def _check_weights(weights: int, limits: Limits) -> None:
 def _prepare(
     request: TranslateRequest, translator: Translator, limits: Limits
 ) -> tuple[PreparedRequest, int]:
-    """Reject a request that breaks a limit before it is queued; return it prepared, and its work."""
+    """Prepare a request and return it with its work; reject it if it exceeds a limit."""
     texts = request.sources
     if len(texts) > limits.texts:
         raise ConfigError(f"at most {quantity(limits.texts, 'text')} per request, got {len(texts)}")
@@ -298,7 +301,7 @@ def _prepare(
 def _check_work(
     request: TranslateRequest, prepared: PreparedRequest, translator: Translator, limits: Limits
 ) -> int:
-    """Reject a request that takes too much time or memory; return its work."""
+    """Reject a request that would take too much time or memory; return its work."""
     decoder = translator.trained.model.decoder
     heads = decoder.attention_layers * decoder.attention_heads
     sources = sum(source.length for source in prepared.sources)
@@ -339,7 +342,7 @@ def _model_info(name: str, translator: Translator) -> dict[str, Any]:
     }
 
 
-_TOP_LOGPROBS = 8  # of the translations that the page contains
+_TOP_LOGPROBS = 8  # for the translations embedded in the page
 
 
 def _suggestions(translators: Sequence[Translator], settings: Settings) -> list[str]:
@@ -351,7 +354,7 @@ def _suggestions(translators: Sequence[Translator], settings: Settings) -> list[
 
 
 def _translate_example(translators: Sequence[Translator], line: str, n_best: int) -> list[Any]:
-    """Return each model's translation of a line, for the first display of the page."""
+    """Return each model's translation of a line, for the initial display of the page."""
     request = TranslateRequest(text=line, n_best=n_best, heads=True, tree=True)  # type: ignore[call-arg]
     outputs = [
         model.search(

@@ -1,7 +1,7 @@
-"""Dynamic batching: requests of many clients are translated together.
+"""Dynamic batching: requests from many clients are translated together.
 
-One thread computes. Meanwhile requests queue up, and those with equal search settings form the next
-batch. Each text gets the result that it would get alone.
+One thread computes. Meanwhile, requests queue up, and those with the same search settings form the
+next batch. Each text gets the result that it would get in a batch of its own.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from regard.translation import Translation
 from regard.translator import Translator
 
 _BATCH_TOKENS = 20_480
-"""Source tokens times beam size that are computed at once."""
+"""Maximum of source tokens times beam size computed at once."""
 
 
 class QueueFull(Exception):
@@ -28,23 +28,23 @@ class QueueFull(Exception):
 
 
 class _Abandoned(Exception):
-    """Nobody waits for the translations of a batch."""
+    """No client is waiting for the translations of a batch any longer."""
 
 
 @dataclass(eq=False)
 class _Job:
-    """A request, its cost (see `Limits.work`), and the future of its translations."""
+    """A request, its cost (see `Limits.work`), and the future for its translations."""
 
     request: TranslateRequest
     sources: Sequence[Source]
     work: int
     wanted: bool = True
-    """False once nobody waits for the translations."""
+    """False once the client no longer waits for the translations."""
     result: Future[list[list[Translation]]] = field(default_factory=Future[list[list[Translation]]])
 
 
 class Batcher:
-    """The queue of requests and the thread that computes."""
+    """The queue of requests and the thread that translates them."""
 
     def __init__(self, translators: Sequence[Translator], limits: Limits, metrics: Metrics) -> None:
         self.translators = translators
@@ -64,8 +64,8 @@ class Batcher:
 
         Raises:
             QueueFull: too many texts are waiting.
-            TimeoutError: there was no result in time.
-            RegardError: the model cannot do this.
+            TimeoutError: the result was not available in time.
+            RegardError: the model does not support the request.
         """
         texts = self._count_waiting() + len(prepared.sources)
         if texts > self.limits.queue:
@@ -81,11 +81,11 @@ class Batcher:
             job.wanted = False
 
     async def call(self, function: Callable[[], Any]) -> Any:
-        """Return the result of a function, run by the thread that computes.
+        """Run a function in the thread that translates, and return its result.
 
         Raises:
             QueueFull: too many calls are waiting.
-            TimeoutError: there was no result in time.
+            TimeoutError: the result was not available in time.
         """
         if self._free_calls.locked():
             raise QueueFull
@@ -94,7 +94,7 @@ class Batcher:
             return await asyncio.wait_for(result, self.limits.timeout)
 
     def check_ready(self) -> None:
-        """Check that another text would be computed.
+        """Check that another text would be accepted.
 
         Raises:
             QueueFull: too many texts are waiting.
@@ -118,7 +118,7 @@ class Batcher:
         return sum(len(job.sources) for job in self._jobs if not job.result.done())
 
     def _next_batch(self) -> list[_Job]:
-        """Remove from the queue the oldest job and those that can share its batch."""
+        """Remove the oldest job, and those that can share its batch, from the queue."""
         waiting = [job for job in self._jobs if not job.result.done()]
         batch: list[_Job] = []
         self._jobs.clear()
@@ -150,7 +150,7 @@ class Batcher:
             outputs = iter(self._translate(batch))
         except _Abandoned:
             return
-        except BaseException as error:  # a panic of compiled code is no Exception
+        except BaseException as error:  # a panic in compiled code is not an Exception
             if len(batch) > 1:
                 for job in batch:
                     self._finish([job])

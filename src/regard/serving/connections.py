@@ -1,7 +1,7 @@
-"""Connections: at most as many as there are descriptors, with time limits, and every refusal JSON.
+"""HTTP connections: limited in number and in time, and refused with a JSON error.
 
 uvicorn limits requests, but not connections: clients that connect and send nothing would use up the
-descriptors of the process, after which no connection can be accepted.
+file descriptors of the process, and no further connection could be accepted.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from uvicorn.server import ServerState
 from regard.serving.limits import Limits
 
 BACKLOG = 1024
-"""Connections that the kernel holds until they are accepted."""
+"""Connections that the kernel queues until they are accepted."""
 _ACCEPT_BATCH = 16
 """Connections accepted at once."""
 _RESERVED_DESCRIPTORS = 128
-"""Kept for files, and for connections that are accepted, refused or closed but not counted."""
+"""Reserved for files, and for accepted, refused or closed connections that are not counted."""
 _MAX_REFUSED = 32
 """Refused connections that stay open until their client has read the error."""
 _MAX_CONNECTIONS = 4096
@@ -38,7 +38,7 @@ _log = logging.getLogger("uvicorn.error")
 
 
 def connection_cap() -> int:
-    """Return how many connections this process can hold with the descriptors that it may open."""
+    """Return how many connections this process can keep open, given its limit on descriptors."""
     try:
         import resource
     except ImportError:  # Windows
@@ -55,16 +55,19 @@ def connection_cap() -> int:
 class Connections:
     """The open connections of a process.
 
-    Above the cap, the connection is closed that has waited longest for its client: for the rest of
-    a request or for the next one, and only where none does, for the client to read its answer.
-    Connections whose request is being computed stay. If none can be closed, the new one is refused.
+    Above the cap, the connection that has waited longest for its client is closed: one that waits
+    for the rest of a request or for the next one or, if there is none, one whose client is reading
+    the response. Connections whose request is being computed stay open. If no connection can be
+    closed, the new one is refused.
     """
 
     def __init__(self, limits: Limits, cap: int | None = None) -> None:
         self.limits = limits
         self.cap = connection_cap() if cap is None else cap
         self._open: set[LimitedProtocol] = set()
-        self._new: set[LimitedProtocol] = set()  # a request may have arrived, but is not yet read
+        self._new: set[LimitedProtocol] = (
+            set()
+        )  # a request may have arrived, but has not been read yet
         self._waiting: dict[LimitedProtocol, None] = {}  # for a request, longest first
         self._unread: dict[LimitedProtocol, None] = {}
         self._refused: dict[LimitedProtocol, None] = {}
@@ -72,10 +75,12 @@ class Connections:
     def add(self, connection: "LimitedProtocol") -> bool:
         """Add a connection; return False if there is no room for it.
 
-        New connections may exceed the cap until their first data is read: by two batches at most.
+        New connections may exceed the cap, by two batches at most, until their first data is read.
         """
         if len(self._open) >= self.cap:
-            _log.warning("%d connections are open; those that wait longest are closed", self.cap)
+            _log.warning(
+                "%d connections are open; those that have waited longest are closed", self.cap
+            )
             has_new = self._new and len(self._open) < self.cap + 2 * _ACCEPT_BATCH
             if not (self._close_first(self._waiting) or has_new or self._close_first(self._unread)):
                 return self._reject(connection)
@@ -84,7 +89,7 @@ class Connections:
         return True
 
     def wait(self, connection: "LimitedProtocol") -> None:
-        """Record that a connection begins to wait for a request."""
+        """Record that a connection starts to wait for a request."""
         if connection in self._open:
             self.answer(connection)
             self._waiting[connection] = None
@@ -92,9 +97,9 @@ class Connections:
                 self._close_first(self._waiting)
 
     def settle(self, connection: "LimitedProtocol") -> bool:
-        """Record that the data which a new connection had sent is read.
+        """Record that the data sent by a new connection has been read.
 
-        Return False if it sent nothing, and there is no room for it.
+        Return False if it has sent nothing and there is no room for it.
         """
         if connection in self._new:
             if len(self._open) > self.cap and not self._waiting:
@@ -104,7 +109,7 @@ class Connections:
         return True
 
     def _reject(self, connection: "LimitedProtocol") -> Literal[False]:
-        """Keep a connection until its client has read the error, or others have been refused."""
+        """Keep a refused connection until its client has read the error, or too many are kept."""
         if len(self._refused) == _MAX_REFUSED:
             self._close_first(self._refused)
         self._refused[connection] = None
@@ -119,13 +124,13 @@ class Connections:
         return False
 
     def wait_for_reading(self, connection: "LimitedProtocol") -> None:
-        """Record that a connection begins to wait until its answer is read."""
+        """Record that a connection starts to wait for its client to read the response."""
         if connection in self._open:
             self.answer(connection)
             self._unread[connection] = None
 
     def answer(self, connection: "LimitedProtocol") -> None:
-        """Record that a connection does not wait for its client."""
+        """Record that a connection is not waiting for its client."""
         self._new.discard(connection)
         self._waiting.pop(connection, None)
         self._unread.pop(connection, None)
@@ -140,7 +145,7 @@ class Connections:
 class LimitedProtocol(H11Protocol):
     """uvicorn's HTTP protocol with a connection cap, time limits, and errors as JSON.
 
-    The application passes its `Connections` as `connections` in the state of its lifespan.
+    The application passes its `Connections` as `connections` in its lifespan state.
     """
 
     def __init__(
@@ -155,7 +160,7 @@ class LimitedProtocol(H11Protocol):
         self._request_timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._refused = False
-        self._sending = False  # the end of a complete response
+        self._sending = False  # the response is complete, but not all of it is sent
 
     def connection_made(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, transport: asyncio.Transport
@@ -170,7 +175,7 @@ class LimitedProtocol(H11Protocol):
             self.loop.call_soon(self.loop.call_soon, self._settle)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release what the connection holds."""
+        """Remove the connection from the pool and cancel its timers."""
         super().connection_lost(exc)
         self._pool.remove(self)
         for timer in (self._request_timer, self._send_timer):
@@ -178,12 +183,12 @@ class LimitedProtocol(H11Protocol):
                 timer.cancel()
 
     def data_received(self, data: bytes) -> None:
-        """Handle received data, unless the connection is only open until its error is read."""
+        """Handle received data, unless the connection has been refused."""
         if not self._refused:
             super().data_received(data)
 
     def handle_events(self) -> None:
-        """Handle received data; after the headers, the application limits the time of the body."""
+        """Handle received data; after the headers, `BodyLimit` limits the time for the body."""
         super().handle_events()
         cycle: RequestResponseCycle | None = getattr(self, "cycle", None)
         if cycle is None or cycle.response_complete or self._refused:
@@ -208,7 +213,7 @@ class LimitedProtocol(H11Protocol):
         self._check_reading(self.transport.get_write_buffer_size() + 1)
 
     def resume_writing(self) -> None:
-        """Stop the time limit: all is sent."""
+        """Cancel the time limit: everything has been sent."""
         super().resume_writing()
         if self._send_timer is not None:
             self._send_timer.cancel()
@@ -219,11 +224,11 @@ class LimitedProtocol(H11Protocol):
             self._pool.answer(self)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer an invalid request; uvicorn calls this while it handles the error."""
+        """Respond to an invalid request; uvicorn calls this method while it handles the error."""
         error = sys.exc_info()[1]
         status = getattr(error, "error_status_hint", 400)
         cause = re.sub(r": bytearray\(.*", "", str(error or msg), flags=re.DOTALL)
-        reason = f"this is no valid HTTP request: {cause}"
+        reason = f"this is not a valid HTTP request: {cause}"
         if status == http.HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE:
             reason = "the request line and the headers are too long"
         self._refuse(status, reason)
@@ -263,10 +268,10 @@ class LimitedProtocol(H11Protocol):
         self._send_timer = self.loop.call_later(seconds, self._check_reading, unsent)
 
     def _refuse(self, status: int, reason: str) -> None:
-        """Answer with an error unless a response has begun, and close the connection.
+        """Respond with an error unless a response has begun, and close the connection.
 
-        It is closed when the client closes it, or after a second: to close it while data arrives
-        would reset it, and the client might not read the error.
+        The connection is closed when the client closes it, or after a second: closing it while data
+        arrives would reset it, and the client might not be able to read the error.
         """
         cycle: RequestResponseCycle | None = getattr(self, "cycle", None)
         if cycle is not None:
@@ -288,16 +293,16 @@ class LimitedProtocol(H11Protocol):
 
 
 class AcceptLoop(asyncio.SelectorEventLoop):
-    """Event loop that accepts few connections at once, so that those above the cap are closed first.
+    """Event loop that accepts few connections at once, and closes those above the cap before the next.
 
-    asyncio accepts as many as the backlog of the kernel, which may be more than there are
-    descriptors.
+    asyncio accepts as many connections at once as the backlog of the kernel can contain, which may
+    exceed the number of descriptors.
     """
 
     async def create_server(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, *args: Any, **options: Any
     ) -> asyncio.Server:
-        """Listen as asyncio does."""
+        """Create a server as asyncio does, but accept at most `_ACCEPT_BATCH` connections at once."""
         server = await super().create_server(*args, **{**options, "backlog": _ACCEPT_BATCH})
         if options.get("sock") is not None:
             options["sock"].listen(BACKLOG)
@@ -305,14 +310,14 @@ class AcceptLoop(asyncio.SelectorEventLoop):
 
 
 class _RateLimit(logging.Filter):
-    """Lets a message of one kind pass once in `_LOG_SECONDS`, with the number left out since."""
+    """Passes each kind of message once per `_LOG_SECONDS`, with the number suppressed since then."""
 
     def __init__(self) -> None:
         super().__init__()
         self._last: dict[tuple[str, object], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return False for a message that came too soon after an equal one."""
+        """Return False for a message that follows one of the same kind too soon."""
         if record.levelno < logging.WARNING:
             return True
         kind = str(record.msg).partition("\n")[0], record.exc_info and record.exc_info[0]
@@ -330,7 +335,7 @@ class _RateLimit(logging.Filter):
 
 
 def limit_log_rate() -> None:
-    """Let clients that cause errors write to the log at a bounded rate."""
+    """Limit the rate at which errors caused by clients are logged."""
     for name in ("uvicorn.error", "asyncio"):
         logger = logging.getLogger(name)
         if not any(isinstance(entry, _RateLimit) for entry in logger.filters):
@@ -338,7 +343,7 @@ def limit_log_rate() -> None:
 
 
 def uvicorn_options(limits: Limits) -> dict[str, Any]:
-    """Return the settings of uvicorn that these limits need, for `uvicorn.Config`."""
+    """Return the uvicorn settings that these limits require, for `uvicorn.Config`."""
     return {
         "http": "regard.serving.connections:LimitedProtocol",
         "loop": "regard.serving.connections:AcceptLoop",

@@ -1,4 +1,4 @@
-"""Names of the server: the address that it listens on, and the Host headers that it accepts."""
+"""The address that the server listens on, and the Host headers that it accepts."""
 
 import ipaddress
 import re
@@ -21,37 +21,37 @@ def resolve(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str | int
     """Return the family and the address of a host to listen on.
 
     Raises:
-        ConfigError: the host has no address, or is every interface without saying so.
+        ConfigError: the host has no address, or stands for every interface but is not 0.0.0.0 or ::.
     """
     if not host:
         raise ConfigError("--host is empty; give an address, or 0.0.0.0 for every interface")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, ValueError) as error:  # UnicodeError: a name that is no domain name
-        reason = error.strerror if isinstance(error, OSError) else "this is no host name"
+    except (OSError, ValueError) as error:  # UnicodeError: not a valid domain name
+        reason = error.strerror if isinstance(error, OSError) else "not a valid host name"
         raise ConfigError(
             f"cannot listen on {host}, port {port}: {reason}; choose another --host or --port"
         ) from None
     family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
     if host not in _EVERY_INTERFACE and _ip(str(address[0])).is_unspecified:
         raise ConfigError(
-            f"--host {host} means every interface; write --host 0.0.0.0 (or ::) if that is intended"
+            f"--host {host} means every interface; use --host 0.0.0.0 (or ::) if that is intended"
         )
     return family, address
 
 
 def is_loopback(host: str) -> bool:
-    """Return True for an address or a name of this machine that others cannot reach."""
+    """Return True for a loopback address, or a name that resolves to one."""
     if host in _EVERY_INTERFACE:
         return False
     return _ip(str(resolve(host, 0)[1][0])).is_loopback
 
 
 class HostCheck:
-    """ASGI middleware that rejects Host headers with the name of another machine.
+    """ASGI middleware that rejects requests whose Host header specifies another machine.
 
-    A web site whose name resolves to a loopback address could otherwise read the responses
-    (DNS rebinding). Accepted are `host` in any spelling, `localhost` and loopback addresses.
+    Otherwise, a website whose name resolves to a loopback address could read the responses (DNS
+    rebinding). The header may contain `host` in any spelling, `localhost` or a loopback address.
     """
 
     def __init__(self, app: "ASGIApp", host: str) -> None:
@@ -61,7 +61,7 @@ class HostCheck:
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         """Handle one request."""
         if scope["type"] == "http" and not self._accepts(Headers(scope=scope).get("host", "")):
-            reason = "the Host header names another machine; this server answers as localhost only"
+            reason = "the Host header names another machine; this server accepts only localhost"
             await error_response(400, reason)(scope, receive, send)
             return
         await self.app(scope, receive, send)

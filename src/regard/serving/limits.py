@@ -1,4 +1,4 @@
-"""Limits on requests, and the middleware that enforces those on the body."""
+"""Limits on requests, and the middleware that enforces those on request bodies."""
 
 import asyncio
 import contextlib
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 _CLOSE = {"connection": "close"}
 _LONGEST_REASON = 300  # characters: a reason may quote the request
 _COMBINING_MARKS = 30  # as in Unicode's stream-safe text format, UAX 15
-_FLAGS = 500  # there are fewer countries; splitting a run takes time quadratic in its length
+_FLAGS = 500  # more than there are countries; splitting a run takes time quadratic in its length
 _LONG_RUN_OF_FLAGS = re.compile(f"[\U0001f1e6-\U0001f1ff]{{{2 * _FLAGS + 1}}}")
 
 WEIGHTS_PER_TOKEN = 4000
-"""With the default of `Limits.work`, a search holds less than a gigabyte of weights."""
+"""With this value and the default `Limits.work`, a search holds less than 1 GB of weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,46 +33,47 @@ class Limits:
     """Upper limits on requests, batches and queues."""
 
     body_bytes: int = 1_000_000
-    """Bytes of a request body; status 413 above it."""
+    """Bytes in a request body; a larger body gets status 413."""
     body_seconds: float = 10.0
-    """Seconds for a request body to arrive; status 408 after it."""
+    """Seconds for a request body to arrive; a later one gets status 408."""
     header_seconds: float = 10.0
-    """Seconds for the headers of a request to arrive; status 408 after it."""
+    """Seconds for the headers of a request to arrive; later ones get status 408."""
     idle_seconds: float = 5.0
-    """Seconds that a connection stays open without a request, after its first one."""
+    """Seconds that a connection stays open between requests."""
     send_seconds: float = 10.0
     """Seconds after which a client that reads nothing of its response is disconnected."""
     texts: int = 256
-    """Texts of one request."""
+    """Texts in one request."""
     characters: int = 20_000
-    """Characters of all texts and prefixes of one request."""
+    """Characters in all texts and prefixes of one request."""
     tokens: int = 500
-    """Tokens of one text, prefix or target, `</s>` included."""
+    """Tokens in one text, prefix or target, `</s>` included."""
     beam_size: int = 20
-    """`beam_size` and `n_best` of one request."""
+    """`beam_size` and `n_best` in one request."""
     work: int = 60_000
-    """Source and maximum target tokens times beam size, of one request and of one batch.
+    """Source tokens plus maximum target tokens, times beam size, in one request and in one batch.
 
-    `WEIGHTS_PER_TOKEN` attention weights that the search may hold count as a token.
+    Every `WEIGHTS_PER_TOKEN` attention weights that the search may hold count as one token.
     """
     weights: int = 1_000_000
     """Attention weights in one response."""
     queue: int = 1024
-    """Texts waiting; status 503 above it."""
+    """Texts that may wait; further ones get status 503."""
     explain_queue: int = 16
-    """Explanations waiting; status 503 above it."""
+    """Explanations that may wait; further ones get status 503."""
     timeout: float = 30.0
     """Seconds until a request is abandoned with status 504."""
     batch_delay: float = 0.003
     """Seconds to wait for other requests to join a batch."""
     batch_texts: int = 256
-    """Texts of one batch."""
+    """Texts in one batch."""
 
     def check_text(self, texts: Sequence[str]) -> None:
-        """Reject texts that take long to tokenise.
+        """Reject texts that would take too long to tokenise.
 
         Raises:
-            ConfigError: too many characters, combining marks on one of them, or flags in a row.
+            ConfigError: there are too many characters, combining marks on one character, or flags in a
+                row.
         """
         characters = sum(map(len, texts))
         if characters > self.characters:
@@ -88,19 +89,19 @@ class Limits:
             raise ConfigError(f"at most {_COMBINING_MARKS} accents on one character")
 
     def check_length(self, tokens: int) -> None:
-        """Reject a text of too many tokens.
+        """Reject a text with too many tokens.
 
         Raises:
-            ConfigError: there are more than `tokens`.
+            ConfigError: the text has more than `self.tokens` tokens.
         """
         if tokens > self.tokens:
             raise ConfigError(
-                f"a text, prefix or target has at most {quantity(self.tokens, 'token')}, got {tokens}"
+                f"a text, prefix or target may have at most {quantity(self.tokens, 'token')}, got {tokens}"
             )
 
 
 class BodyLimit:
-    """ASGI middleware that reads each body completely, within its limits of size and time.
+    """ASGI middleware that reads each body completely, within the limits on its size and time.
 
     A request is cancelled when its client disconnects.
     """
@@ -151,13 +152,13 @@ class BodyLimit:
             await asyncio.wait((response, disconnected), return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (response, disconnected):
-                task.cancel()  # without effect on the one that has ended
+                task.cancel()  # has no effect on the one that has ended
         with contextlib.suppress(asyncio.CancelledError):
             await response
 
 
 def error_response(status: int, reason: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    """Return a response with the JSON object {"error": reason}; a long reason is cut."""
+    """Return a response with the JSON object {"error": reason}; a long reason is truncated."""
     if len(reason) > _LONGEST_REASON:
         reason = f"{reason[:_LONGEST_REASON]}…"
     return JSONResponse({"error": reason}, status, headers)

@@ -38,7 +38,7 @@ class Metrics:
         self._registry = registry
 
     def text(self) -> bytes:
-        """Return all metrics in the Prometheus text format, of all worker processes together."""
+        """Return the metrics of all worker processes together, in the Prometheus text format."""
         if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
             return generate_latest(self._registry)
         merged = CollectorRegistry()

@@ -20,7 +20,7 @@ AblatedHeads = Annotated[
 ]
 
 MAX_ITEMS = 1000
-"""Entries of a list. The server's own limits are lower; this one costs nothing to check."""
+"""Maximum entries in a list. The server's own limits are lower; this one costs nothing to check."""
 
 
 class _Request(BaseModel):
@@ -51,7 +51,7 @@ class TranslateRequest(_Request):
         None, min_length=1, max_length=MAX_ITEMS, description="several texts, instead of `text`"
     )
     features: str | Annotated[list[str | None], Field(max_length=MAX_ITEMS)] | None = Field(
-        None, description="features of the source: for all texts, or one string per text"
+        None, description="features of the source: one string for all texts, or one per text"
     )
     beam_size: int = Field(
         5, ge=1, description="number of hypotheses kept per source; 1 is greedy search"
@@ -61,7 +61,9 @@ class TranslateRequest(_Request):
         1.0, ge=0, le=10, allow_inf_nan=False, description="exponent of ((5 + length) / 6)"
     )
     attention: bool = Field(True, description="return the attention weights")
-    heads: bool = Field(False, description="return them for every head of every layer")
+    heads: bool = Field(
+        False, description="return the attention weights of every head in every layer"
+    )
     tree: bool = Field(False, description="return the search tree")
     top_logprobs: int = Field(
         0, ge=0, le=20, description="return this many of the most probable tokens at every step"
@@ -74,31 +76,31 @@ class TranslateRequest(_Request):
     )
     pin: Pins | Annotated[list[Pins], Field(max_length=MAX_ITEMS)] | None = Field(
         None,
-        description="attention weights to impose, {step: {source token: weight}}, 0-based: for all "
-        "texts, or one per text",
+        description="attention weights to impose, {step: {source token: weight}}, 0-based: one object "
+        "for all texts, or one per text",
     )
     ablate_heads: AblatedHeads = []
 
     @model_validator(mode="after")
     def _check(self) -> "TranslateRequest":
         if (self.text is None) == (self.texts is None):
-            raise ValueError("give text or texts, one of the two")
+            raise ValueError("give either text or texts")
         if self.prefix is not None and self.prefix_tokens is not None:
             raise ValueError("give prefix or prefix_tokens, not both")
         for name in ("features", "prefix", "pin"):
             value = getattr(self, name)
             if isinstance(value, list) and len(value) != len(self.all_texts):
-                raise ValueError(f"give one {name} for all texts, or one per text")
+                raise ValueError(f"give one value of {name} for all texts, or one per text")
         return self
 
     @property
     def all_texts(self) -> list[str]:
-        """The texts, as a list even for one."""
+        """All texts, always as a list."""
         return [self.text] if self.text is not None else self.texts or []
 
     @property
     def search(self) -> tuple[object, ...]:
-        """The settings that must be equal for texts of one batch."""
+        """The settings that all texts in a batch must share."""
         heads = tuple(self.ablate_heads)
         options = self.tree, self.top_logprobs
         return self.model, self.beam_size, self.n_best, self.length_penalty, heads, *options
@@ -146,13 +148,13 @@ class SelfAttentionRequest(_TargetRequest):
 class Branch(BaseModel):
     """One node of the search tree."""
 
-    parent: int = Field(description="index of the node before it; -1 at the start")
-    token: str | None = Field(description="token that it adds; null for the end")
-    log_prob: float = Field(description="log-probability up to here, in nats")
+    parent: int = Field(description="index of the preceding node; -1 at the start")
+    token: str | None = Field(description="token that the node adds; null for the end")
+    log_prob: float = Field(description="log-probability up to this node, in nats")
 
 
 class TokenLogProb(BaseModel):
-    """A token that could come next."""
+    """A candidate for the next token."""
 
     token: str | None = Field(description="the token; null for the end")
     log_prob: float = Field(description="its log-probability, in nats")
@@ -179,7 +181,7 @@ class Output(BaseModel):
 
 
 class BestOutput(Output):
-    """The best output of one text, and the others on request."""
+    """The best output for one text, and the others if requested."""
 
     source: str
     source_tokens: list[str] = Field(description="tokens that the encoder reads")
@@ -188,7 +190,7 @@ class BestOutput(Output):
         description="punctuation of the source that is not in the vocabulary and was left out"
     )
     warning: str | None = Field(
-        description="a sentence if most source tokens are not in the vocabulary, otherwise null"
+        description="a warning if most source tokens are not in the vocabulary, otherwise null"
     )
     n_best: list[Output] | None = Field(None, description="all outputs, best first")
     tree: list[Branch] | None = None
@@ -201,13 +203,13 @@ class TranslateResponse(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """The reason of an error, in one sentence."""
+    """The reason for an error, in one sentence."""
 
     error: str
 
 
 def count_pins(request: TranslateRequest) -> int:
-    """Return the number of pinned weights of all texts."""
+    """Return the number of pinned weights in all texts."""
     texts = request.pin if isinstance(request.pin, list) else [request.pin or {}]
     count = sum(len(weights) for pins in texts for weights in pins.values())
     return count if isinstance(request.pin, list) else count * len(request.all_texts)
@@ -269,6 +271,6 @@ def _output(request: TranslateRequest, output: Translation) -> dict[str, Any]:
 
 
 def layer_weights_response(weights: LayerWeights) -> dict[str, Any]:
-    """Return the JSON object of all weights of a Transformer."""
+    """Return the JSON object with all weights of a Transformer."""
     arrays = ("encoder", "decoder", "cross")
     return {**weights._asdict(), **{name: rounded(getattr(weights, name)) for name in arrays}}

@@ -14,13 +14,13 @@ class Workers(Multiprocess):
     """Worker processes that are announced when all of them accept connections.
 
     Args:
-        config: settings of uvicorn, with `workers`.
+        config: uvicorn settings, with `workers`.
         sockets: sockets that already listen.
         announce: called once, when every worker has started.
 
     Raises:
-        ConfigError: by `run`: a worker ended before all of them accepted connections. Later ones are
-            replaced.
+        ConfigError: raised by `run` if a worker ends before all of them accept connections. Workers
+            that end later are replaced.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Workers(Multiprocess):
     ) -> None:
         super().__init__(config, sockets)
         self._announce = announce
-        self._exit_code: int | None = None  # of a worker that ended before
+        self._exit_code: int | None = None  # of a worker that ended before all accepted connections
 
     def init_processes(self) -> None:
         """Start the workers, and wait until they listen, one fails, or a signal arrives."""
@@ -45,10 +45,10 @@ class Workers(Multiprocess):
         self._announce()
 
     def run(self) -> None:
-        """Run the workers until a signal arrives, or one ends before it serves."""
+        """Run the workers until a signal arrives, or until one ends before it can serve."""
         super().run()
         if self._exit_code is not None:
             raise ConfigError(
                 f"a worker process ended with status {self._exit_code} before it could serve; if memory "
-                "is short, start fewer --workers"
+                "is short, reduce --workers"
             )

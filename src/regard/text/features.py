@@ -1,4 +1,4 @@
-"""Features of a source, such as `V;PST`: a field beside its text, or behind a TAB on one line."""
+"""Features of a source, such as `V;PST`: a separate field, or the part of a line after a TAB."""
 
 import re
 
@@ -12,12 +12,12 @@ _SEPARATORS = re.compile("[;|,]")
 
 
 def split_source(source: SourceLike) -> tuple[str, str | None]:
-    """Return the text and its features; None without features."""
+    """Return the text and its features, which are None if there are none."""
     return (source, None) if isinstance(source, str) else source
 
 
 def format_source(source: SourceLike) -> str:
-    """Return one line: the text, and behind a TAB its features, if there are any."""
+    """Return one line: the text, followed by a TAB and its features if there are any."""
     text, features = split_source(source)
     return text if features is None else f"{text}\t{features}"
 

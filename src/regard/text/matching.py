@@ -28,11 +28,11 @@ class MatchedTokens(NamedTuple):
 def match_tokens(tokens: Sequence[str], vocabulary: Mapping[str, int]) -> MatchedTokens:
     """Match the tokens that are not in the vocabulary to tokens that are.
 
-    - Punctuation matches the same mark with another spacing: `‿?` matches `?`.
-    - A word of a script without spaces is split into as few words of the vocabulary as possible:
+    - Punctuation matches the same mark with different spacing: `‿?` matches `?`.
+    - A word in a script without spaces is split into as few vocabulary words as possible:
       `我爱机器学习` into `我`, `‿爱`, `‿机器`, `‿学习`, with the ids of `我`, `爱`, `机器` and `学习`.
-    - Other punctuation is left out at both ends of a word and at the end of the text, but never all
-      of a text. This changes no word's index.
+    - Other unknown punctuation is removed from both ends of a word and from the end of the text,
+      unless nothing of the text would remain. This does not change the index of any word.
 
     Other tokens keep the id UNK. The tokens keep the spelling and the spacing of the text.
     """
@@ -53,9 +53,9 @@ def match_tokens(tokens: Sequence[str], vocabulary: Mapping[str, int]) -> Matche
 
 
 def segmented_word_ids(tokens: Sequence[str]) -> list[int] | None:
-    """Return the word index of each token of a text without spaces that was split into words.
+    """Return the word index of each token in a text without spaces that was split into words.
 
-    Punctuation has the index of the word before it, at the start that of the first word. The result
+    Punctuation has the index of the word before it or, at the start, of the first word. The result
     is None for text with spaces, and for text that was not split.
     """
     joined = all(
@@ -83,12 +83,12 @@ def _find(token: str, vocabulary: Mapping[str, int]) -> int:
 
 
 def _split_word(token: str, vocabulary: Mapping[str, int], longest: int) -> list[str]:
-    """Split into the fewest words of the vocabulary; what it lacks stays in one piece each.
+    """Split a token into the fewest vocabulary words; each part without any stays one piece.
 
-    `longest` is the length of the longest word.
+    `longest` is the length of the longest word in the vocabulary.
     """
     word = display_token(token)
-    # for every end: cost, and where the last piece starts
+    # for every end position: the cost, and the start of the last piece
     best: list[tuple[int, int]] = [(0, 0)]
     for end in range(1, len(word) + 1):
         best.append(
@@ -129,7 +129,7 @@ def _kept(ids: Sequence[int], tokens: Sequence[str]) -> list[int]:
 
 
 def _chunks(tokens: Sequence[str]) -> list[list[int]]:
-    """Return the positions of the tokens of each string between whitespace."""
+    """Return the positions of the tokens in each string between whitespace."""
     chunks: list[list[int]] = []
     for index, token in enumerate(tokens):
         joined = index > 0 and (

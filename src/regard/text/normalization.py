@@ -7,7 +7,7 @@ from regard.config import NormalForm
 from regard.errors import DataError
 
 _MOST_MARKS = 1000
-"""Combining characters on one letter; the time to normalise them grows with their square."""
+"""Maximum combining characters in a row; normalising them takes quadratic time."""
 
 
 def normalize(text: str, form: NormalForm, lowercase: bool = False) -> str:
@@ -45,5 +45,5 @@ def _check_marks(text: str) -> None:
 
 @functools.cache
 def _is_mark(character: str) -> bool:
-    """Return whether a character, decomposed, begins with one that has a combining class."""
+    """Return whether the decomposition of a character begins with a combining character."""
     return unicodedata.combining(unicodedata.normalize("NFKD", character)[0]) > 0

@@ -1,4 +1,4 @@
-"""Ids and spellings of the special tokens, equal in every vocabulary."""
+"""Ids and spellings of the special tokens, which are the same in every vocabulary."""
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")

@@ -1,7 +1,7 @@
-"""Subwords: byte-pair encoding and unigram language models, by Hugging Face's tokenizers.
+"""Subwords: byte-pair encoding and unigram language models, with Hugging Face's tokenizers.
 
-A `▁` at the start of a token is the space before it; the first word has one too. A `▁` of the text
-itself is written `▁▁`.
+A `▁` at the start of a token stands for the space before it; the first word has one too. A `▁` in
+the text itself is written `▁▁`.
 """
 
 import json
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     import tokenizers
 
 _SPACE = "▁"
-# A piece holds a space at its start only; the space sign of the text is a piece by itself.
+# A piece contains a space only at its start; a `▁` in the text is a piece by itself.
 _PIECES = rf"{_SPACE}| ?(?:{WORD}|(?![{WHITESPACE}{_SPACE}])\X)|[{WHITESPACE}]"
 
 _LONG_WORD = re.compile(r"(\S{1000})(?=\S)")
-"""The start of a word that is divided before training: the trainers need quadratic time and more."""
+"""The start of a long word, which is split before training: the trainers take at least quadratic time."""
 
 
 def mark_space(piece: str) -> str:
@@ -33,7 +33,7 @@ def mark_space(piece: str) -> str:
 
 
 def join_subwords(tokens: Sequence[str]) -> list[str]:
-    """Return the tokens with spaces in place of `▁`, none before the first word."""
+    """Return the tokens with each `▁` replaced with a space, or removed before the first word."""
     pieces = [
         token[1:] if token == 2 * _SPACE else " " + token[1:] if token.startswith(_SPACE) else token
         for token in tokens
@@ -42,13 +42,13 @@ def join_subwords(tokens: Sequence[str]) -> list[str]:
 
 
 def most_frequent(counts: Counter[str], size: int, min_frequency: int) -> list[str]:
-    """Return at most `size` tokens that occur `min_frequency` times, most frequent first."""
+    """Return at most `size` tokens that occur at least `min_frequency` times, most frequent first."""
     frequent = [token for token, count in counts.items() if count >= min_frequency]
     return sorted(frequent, key=lambda token: (-counts[token], token))[:size]
 
 
 def train(unit: str, texts: Iterable[str], size: int, min_frequency: int) -> dict[str, Any]:
-    """Return the fields of a `Tokenizer` that a subword model fills; `texts` are read twice."""
+    """Return the fields of a `Tokenizer` that a subword model determines; `texts` is read twice."""
     counts = Counter(chain.from_iterable(texts))
     del counts[" "]
     rare = counts.keys() - set(most_frequent(counts, size - 1, min_frequency))
@@ -91,17 +91,17 @@ def _train_bpe(texts: Iterator[str], size: int, min_frequency: int) -> dict[str,
 def _train_unigram(texts: Iterator[str], size: int) -> dict[str, Any]:
     from tokenizers import models, trainers
 
-    # One more, because the trainer counts an entry of its own and does not terminate without room for it.
+    # One more, because the trainer adds an entry of its own and does not terminate without room for it.
     trainer = trainers.UnigramTrainer(vocab_size=size + 1, show_progress=False)
     entries: list[tuple[str, float]] = _trained(models.Unigram(), trainer, texts)["vocab"]
     # The trainer adds the characters it pruned at its lowest log-probability, 0.0001 apart, in an
-    # order that changes between runs: give them one value, so that training is deterministic.
+    # order that changes between runs: give them all the same value, so that training is deterministic.
     lowest = min((log_prob for _, log_prob in entries), default=0.0)
     added = lowest + 1e-4 * sum(len(token) == 1 for token, _ in entries)
     log_probs = {
         token: round(lowest if log_prob < added else log_prob, 4) for token, log_prob in entries
     }
-    # The trainer exceeds the size slightly: drop the least likely tokens of several characters.
+    # The trainer exceeds the size slightly: drop the least likely multi-character tokens.
     vocabulary = sorted(log_probs, key=lambda token: (len(token) > 1, -log_probs[token], token))
     vocabulary = vocabulary[:size]
     return {

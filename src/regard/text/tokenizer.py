@@ -8,15 +8,15 @@
     bpe          a subword of byte-pair encoding        ▁¿ Qu é ▁es ?
     unigram      a subword of a unigram model           ▁¿ Qu é ▁es ?
 
-Tokens keep the spacing, so that they join to the text they came from:
+Tokens record the spacing, so that joining them restores the text:
 
-- word: `‿` stands where a punctuation mark touches its neighbour; elsewhere a space separates tokens.
-  Words carry no mark, and keep the apostrophes, hyphens and middle dots inside them.
-- bpe, unigram: `▁` at the start of a token is the space before it; the first word has one too.
-  A `▁` of the text itself is written `▁▁`.
+- word: `‿` marks the side on which a punctuation mark touches its neighbour; all other tokens are
+  separated by a space. Words have no `‿`, and keep apostrophes, hyphens and middle dots inside them.
+- bpe, unigram: `▁` at the start of a token stands for the space before it; the first word has one
+  too. A `▁` in the text itself is written `▁▁`.
 
-These marks and the special tokens reserve no spelling: text that holds them, or that spells `<pad>`
-or `</s>`, is ordinary text.
+Neither the marks nor the special tokens reserve a spelling: `‿`, `▁`, `<pad>` and `</s>` in a text
+are ordinary characters.
 """
 
 import dataclasses
@@ -44,24 +44,24 @@ if TYPE_CHECKING:
 
 
 _LONGEST_EXAMPLE = 50
-"""Characters of a token that a message shows."""
+"""Maximum characters of a token in a message."""
 
 
 class Encoding(NamedTuple):
-    """One text as the model reads it, without BOS and EOS; ids and tokens are equally long."""
+    """One text as the model reads it, without BOS and EOS; `ids` and `tokens` have the same length."""
 
     ids: list[int]
-    """Vocabulary ids; UNK for tokens that the vocabulary does not hold."""
+    """Vocabulary ids; UNK for tokens that are not in the vocabulary."""
     tokens: list[str]
-    """The tokens; unknown ones by their own (normalised) spelling."""
+    """The tokens; unknown tokens keep their (normalised) spelling."""
     num_features: int = 0
-    """Number of features among the tokens; they are the last ones."""
+    """Number of features among the tokens, which come last."""
     left_out: tuple[str, ...] = ()
-    """Punctuation that the vocabulary does not hold and that is not among the tokens."""
+    """Punctuation that is not in the vocabulary and was left out of the tokens."""
 
     @property
     def unknown(self) -> list[str]:
-        """Those tokens that the vocabulary does not hold, in order, repeats included."""
+        """The tokens that are not in the vocabulary, in order, repeats included."""
         return [token for id, token in zip(self.ids, self.tokens, strict=True) if id == UNK]
 
 
@@ -81,28 +81,28 @@ class _Normalized:
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-    """A vocabulary and the rules that split text into its tokens; created by `train` or `from_json`.
+    """A vocabulary and the rules for splitting text into tokens; create it with `train` or `from_json`.
 
-    Ids 0 to 3 are PAD, UNK, BOS and EOS; the vocabulary starts at id 4. No text is encoded to
-    the ids 0, 2 or 3, even if it contains the spelling of these tokens.
+    Ids 0 to 3 are PAD, UNK, BOS and EOS; the vocabulary starts at id 4. No text is encoded as
+    ids 0, 2 or 3, even if it contains the spellings of these tokens.
     """
 
     unit: Unit
-    """Unit of text, never auto."""
+    """The unit that tokens represent; never `auto`."""
     vocabulary: tuple[str, ...] = dataclasses.field(repr=False)
-    """Tokens by id, without the four special tokens; bpe and unigram store a space as such."""
+    """Tokens by id, without the four special tokens; bpe and unigram store a space as a space, not as `▁`."""
     normal_form: NormalForm = "NFC"
-    """Unicode normal form applied first."""
+    """Unicode normal form to which text is converted first."""
     lowercase: bool = False
-    """Lower-case the text after that."""
+    """Whether to lower-case the text after normalisation."""
     match_vocabulary: bool = False
-    """Match words and punctuation that are not in the vocabulary to tokens that are (`text/matching.py`)."""
+    """Whether to match words and punctuation that are not in the vocabulary to tokens that are."""
     merges: tuple[tuple[str, str], ...] = dataclasses.field(default=(), repr=False)
-    """Merges of bpe, in order."""
+    """Byte-pair merges, in order; empty for other units."""
     log_probs: tuple[float, ...] = dataclasses.field(default=(), repr=False)
-    """Natural logarithms of the unigram probabilities, one per token of the vocabulary."""
+    """Natural logarithms of the unigram probabilities, one per vocabulary token."""
     features: tuple[str, ...] | None = dataclasses.field(default=None, repr=False)
-    """Features of sources (`V`, `PST`), whose ids follow the vocabulary; None without features."""
+    """Features of sources (`V`, `PST`), whose ids follow the vocabulary; None if there are none."""
 
     @classmethod
     def train(
@@ -115,14 +115,14 @@ class Tokenizer:
 
         Tokens (for bpe and unigram: characters) that occur fewer than `min_frequency` times
         are left out. If more than `vocabulary_size` remain, the most frequent are kept; ties are
-        broken by the order of the tokens. A bpe merge must occur at least twice.
+        broken alphabetically, by code point. A bpe merge must occur at least twice.
 
         Args:
             texts: one side of the training pairs. An iterable with a length is iterated over several
                 times and is never held in memory as a whole.
             config: text settings; `choose_unit` resolves the unit `auto`.
             features: features of each text, such as `V;PST`, split at `;`, `|`, `,` and spaces. Each
-                is a token, and all enter the vocabulary (Kann and Schütze 2016, "MED: The LMU System
+                is a token, and all are added to the vocabulary (Kann and Schütze 2016, "MED: The LMU System
                 for the SIGMORPHON 2016 Shared Task", section 3, where the features come first). They
                 are normalised but never lower-cased.
 
@@ -163,25 +163,25 @@ class Tokenizer:
         return normalize(text, self.normal_form, self.lowercase)
 
     def parse_source(self, line: str) -> tuple[str, str | None]:
-        """Split a line of input at its TAB into text and features; without features a TAB is text."""
+        """Split an input line at its TAB into text and features; without features, a TAB is text."""
         text, tab, features = line.partition("\t") if self.features is not None else (line, "", "")
         return text, features if tab else None
 
     def encode(self, text: str, features: str | None = None) -> Encoding:
-        """Tokenize one text and its features; BOS and EOS are not added."""
+        """Tokenize one text and its features, without adding BOS and EOS."""
         return self.encode_batch([(text, features)])[0]
 
     def encode_batch(self, sources: Sequence[SourceLike]) -> list[Encoding]:
-        """Tokenize texts, or pairs of a text and its features, in order.
+        """Tokenize several sources, each a text or a pair (text, features), in order.
 
         Raises:
-            ConfigError: there are features, and this tokenizer was trained without.
+            ConfigError: features are given, but this tokenizer was trained without them.
             DataError: a text is not a string, or contains a lone surrogate.
         """
         parts = [split_source(source) for source in sources]
         for text, _ in parts:
             if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
-                raise DataError(f"expected a text as a string, got {text!r}")
+                raise DataError(f"expected each text to be a string, got {text!r}")
         texts = [self.normalize(text) for text, _ in parts]
         split = UNITS[self.unit].split
         if split is None:
@@ -201,7 +201,7 @@ class Tokenizer:
     def _add_features(self, encoding: Encoding, features: str) -> Encoding:
         if self.features is None:
             raise ConfigError(
-                f"this model reads no features of the source, got {shortened(features)!r}: leave them out, or "
+                f"this model reads no source features, got {shortened(features)!r}: omit them, or "
                 "train with data.features_column"
             )
         tags = split_features(features, self.normal_form)
@@ -214,7 +214,7 @@ class Tokenizer:
         """Return the token of each id, special tokens included.
 
         Raises:
-            DataError: an id is not one of this vocabulary.
+            DataError: an id is not in this vocabulary.
         """
         entries = self._entries
         for id in ids:
@@ -223,18 +223,18 @@ class Tokenizer:
         return [entries[id] for id in ids]
 
     def tokens_to_ids(self, tokens: Sequence[str]) -> list[int]:
-        """Return the vocabulary id of each token; UNK for tokens that it does not hold."""
+        """Return the vocabulary id of each token; UNK for tokens that are not in the vocabulary."""
         return [self._token_ids.get(token, UNK) for token in tokens]
 
     def detokenize(self, tokens: Sequence[str]) -> str:
-        """Join tokens, of this vocabulary or copied from a source, to text."""
+        """Join tokens, from this vocabulary or copied from a source, into text."""
         return "".join(UNITS[self.unit].join(tokens))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Convert ids to text; UNK becomes `<unk>`, other special tokens are left out.
+        """Convert ids to text; UNK becomes `<unk>`, and other special tokens are omitted.
 
         Raises:
-            DataError: an id is not one of this vocabulary.
+            DataError: an id is not in this vocabulary.
         """
         pairs = zip(ids, self.ids_to_tokens(ids), strict=True)
         return self.detokenize(
@@ -242,12 +242,12 @@ class Tokenizer:
         )
 
     def word_ids(self, tokens: Sequence[str], num_features: int = 0) -> list[int | None]:
-        """Return for each token the index of its word, from 0: the positions of alignments.
+        """Return the index of the word of each token, from 0, as used in alignments.
 
-        For word, bpe and unigram these are the words of `detokenize(tokens).split()`: subwords and
+        For word, bpe and unigram, the words are those of `detokenize(tokens).split()`: subwords and
         attached punctuation share an index; a space alone has the index of the word after it, or
-        None at the end. For char, grapheme and whitespace every token, spaces included, has its own
-        index. So has each of the last `num_features` tokens, which are features, and each word of
+        None at the end. For char, grapheme and whitespace, every token, spaces included, has its own
+        index. So do each of the last `num_features` tokens, which are features, and each word in
         a text without spaces that `match_vocabulary` has split.
         """
         if num_features:
@@ -269,23 +269,24 @@ class Tokenizer:
         return [index if index < count else None for index in indices]
 
     def to_json(self) -> str:
-        """Return a JSON document that holds the whole tokenizer."""
+        """Return a JSON document that contains the whole tokenizer."""
         document = {"format": migrations.FORMAT, **dataclasses.asdict(self)}
         return json.dumps(document, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, text: str) -> "Tokenizer":
-        """Read the document that `to_json` returned, of this or an earlier format.
+        """Create a tokenizer from the result of `to_json`, in this or an earlier format.
 
         Raises:
-            FolderError: the document is malformed, or of a later format.
+            FolderError: the document is malformed, or in a later format.
         """
         try:
             document = migrations.convert_tokenizer(json.loads(text))
             version = document.pop("format")
             if version > migrations.FORMAT:
                 raise ValueError(
-                    f"format {version}, this version of regard reads up to {migrations.FORMAT}"
+                    f"its format is {version}, but this version of regard reads formats up to "
+                    f"{migrations.FORMAT}"
                 )
             for name in ("vocabulary", "log_probs", "features"):
                 if document.get(name) is not None:

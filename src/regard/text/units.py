@@ -27,11 +27,11 @@ class UnitDefinition(NamedTuple):
     """How one unit splits text into tokens and joins tokens to text."""
 
     split: Callable[[str], list[str]] | None
-    """Split a text into tokens; None where a trained subword model does."""
+    """Split a text into tokens; None for a trained subword model, which splits it."""
     join: Callable[[Sequence[str]], Sequence[str]]
     """Convert tokens to strings whose concatenation is the text."""
     has_words: bool
-    """Whether tokens are words, punctuation or parts of words, which alignments merge to words."""
+    """Whether tokens are words, punctuation or parts of words, which alignments merge into words."""
 
 
 def _join_whitespace(tokens: Sequence[str]) -> list[str]:
@@ -49,13 +49,13 @@ UNITS: dict[Unit, UnitDefinition] = {
 
 
 def choose_unit(texts: SizedIterable) -> Unit:
-    """Return the unit that suits one side of the pairs, from a sample of about 5,000 texts.
+    """Return the unit that suits one side of the pairs, based on a sample of about 5,000 texts.
 
-    - whitespace: spaced short pieces, at most 200 different ones (phones: `AA N K AO R`);
-    - word: sentences of few words (at most 2,000) that recur, ten times on average;
+    - whitespace: short pieces between spaces, at most 200 different ones (phones: `AA N K AO R`);
+    - word: sentences with at most 2,000 different words, which occur at least ten times on average;
     - bpe: other sentences;
-    - char: texts without spaces (spellings, Chinese) and texts of which a fifth is digits (dates),
-      or grapheme where some letter takes several code points.
+    - char: texts without spaces (spellings, Chinese) and texts in which at least a fifth of the
+      characters are digits (dates); or grapheme if some letter takes several code points.
     """
     step = math.ceil(len(texts) / _SAMPLE_SIZE) or 1
     chosen = islice(texts, 0, None, step)

@@ -34,12 +34,12 @@ def _split(pattern: str, text: str) -> list[str]:
 
 
 def split_graphemes(text: str) -> list[str]:
-    """Split into grapheme clusters (Unicode Standard Annex 29)."""
+    """Split text into grapheme clusters (Unicode Standard Annex 29)."""
     return _split(r"\X", text)
 
 
 def split_words(text: str) -> list[str]:
-    """Split into words and single punctuation marks; words keep inner apostrophes, hyphens and middle dots."""
+    """Split text into words, with inner apostrophes, hyphens and middle dots, and punctuation marks."""
     tokens: list[str] = []
     for chunk in text.split():
         tokens += [chunk] if chunk.isalpha() else _mark_joins(_split(_WORDS_AND_PUNCTUATION, chunk))
@@ -47,7 +47,7 @@ def split_words(text: str) -> list[str]:
 
 
 def join_words(tokens: Sequence[str]) -> list[str]:
-    """Return the tokens without joiners, each with the space before it, if there is one."""
+    """Return the tokens without joiners, each with the space before it if there is one."""
     pieces: list[str] = []
     joined = True
     for token in tokens:

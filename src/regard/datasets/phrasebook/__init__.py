@@ -1,9 +1,9 @@
-"""Short Chinese and Spanish sentences with their English and their gold links.
+"""Short Chinese and Spanish sentences with English translations and gold links.
 
 The dataset is fixed: 8,402 pairs in train.tsv.gz, dev.tsv.gz and test.tsv.gz beside this file, one
 per line as source TAB target TAB links. tools/phrasebook generated them from templates, so every
-link is exact. `我 爱 机器 学习` and `te quiero` open the test set and occur nowhere else: a model has
-to translate them from other sentences that contain their words and their forms.
+link is exact. `我 爱 机器 学习` and `te quiero` are the first sentences of the test set and occur nowhere else: a
+model has to learn to translate them from other sentences that contain their words and constructions.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ from regard.files import read_lines
 def load() -> Splits:
     """Return the sentences of both languages, shuffled together.
 
-    A source has one target and one alignment, and at most twelve words on either side. Every source
+    Every source has one target and one alignment; both sides have at most twelve words. Every source
     word of dev and test occurs at least ten times in train.
     """
     return Splits(train=_read("train"), dev=_read("dev"), test=_read("test"))
