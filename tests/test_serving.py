@@ -20,6 +20,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
+from pydantic import ValidationError
 
 import regard
 from regard.cli.main import main
@@ -233,6 +234,23 @@ def test_invalid_bodies_are_rejected(client: TestClient, body: bytes, status: in
     assert response.status_code == status
     assert response.json()["error"]
     assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {f"field{number}": 1 for number in range(10_000)},
+        {"pin": {f"step{number}": {} for number in range(10_000)}},
+        {"pin": {number: 1 for number in range(10_000)}},
+        {"pin": {0: {number: 2 for number in range(10_000)}}},
+        {"pin": [{0: {number: 2 for number in range(10_000)}}]},
+    ],
+    ids=["fields", "steps", "values", "weights", "pins of a text"],
+)
+def test_many_errors_are_not_all_listed(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError) as raised:
+        TranslateRequest.model_validate({"text": "a", **fields})
+    assert raised.value.error_count() <= 3
 
 
 def test_a_reason_quotes_little_of_the_request(client: TestClient) -> None:

@@ -48,7 +48,7 @@ _CONTEXT_VALUES = 8  # components of a context that the page displays
 _CONTENT_POLICY = (
     "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'"
 )
-_TYPE = re.compile(r"str|\w*\[.*\]")
+_TYPE = re.compile(r"str|[\w-]*\[.*\]")
 router = APIRouter()
 
 

@@ -1,9 +1,9 @@
 """Requests and responses of the JSON API, as pydantic models."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WrapValidator, model_validator
 
 from regard.explanation.self_attention import LayerWeights
 from regard.hypotheses import length_normalization
@@ -13,7 +13,18 @@ from regard.translation import Translation, rounded
 
 Weight = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Index = Annotated[int, Field(ge=0)]
-Pins = dict[Index, dict[Index, Weight]]
+
+
+def _check_entries(values: Any, check: Callable[[Any], Any]) -> Any:
+    """Check a dictionary entry by entry, up to the first error: a list of all would take seconds."""
+    if not isinstance(values, dict):
+        return check(values)
+    items: Iterable[Any] = values.items()
+    return {key: value for entry in items for key, value in check(dict([entry])).items()}
+
+
+_PinnedStep = Annotated[dict[Index, Weight], WrapValidator(_check_entries)]
+Pins = Annotated[dict[Index, _PinnedStep], WrapValidator(_check_entries)]
 AblatedHeads = Annotated[
     list[tuple[Index, Index]],
     Field(max_length=256, description="(layer, head) of a Transformer to ablate, 0-based"),
@@ -27,6 +38,15 @@ class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: int = Field(0, ge=0, description="0, or 1 for the second model")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_one_unknown(cls, values: Any) -> Any:
+        """Drop all unknown fields but the first: each is an error."""
+        if not isinstance(values, dict):
+            return values
+        unknown = [name for name in values if name not in cls.model_fields]
+        return {name: values[name] for name in (*cls.model_fields, *unknown[:1]) if name in values}
 
     @model_validator(mode="after")
     def _check_unicode(self) -> "_Request":
