@@ -1,6 +1,9 @@
 """Interventions: forced prefixes, pinned weights, ablated heads."""
 
+import itertools
+import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -167,6 +170,42 @@ def test_invalid_interventions_raise(
         make_translator().translate(["a b c"], **interventions)
     with pytest.raises(ConfigError, match="no attention to pin or ablate"):
         make_translator(attention="none").translate(["a"], pin={0: {0: 1.0}})
+
+
+def test_interventions_may_be_iterators_and_arrays(
+    make_translator: MakeTranslator, unchecked: None
+) -> None:
+    translator = make_translator(kind="transformer", decoder_layers=1)
+    texts = ["a b c", "a"]
+    heads = itertools.product(range(1), range(2))
+    expected = translator.translate(texts, ablate_heads=[(0, 0), (0, 1)], prefix=["b", "c"])
+    for pairs in (heads, np.argwhere(np.ones((1, 2)))):
+        request = prepare(translator.trained, texts, iter(["b", "c"]), ablate_heads=pairs)
+        outputs = translator.search(request, np.int64(5))
+        assert [best[0].score for best in outputs] == [output.score for output in expected]
+    pins = {np.int64(0): {np.int64(1): np.float32(0.5)}}
+    pinned = translator.translate("a b", pin=pins)
+    assert pinned.score == translator.translate("a b", pin={0: {1: 0.5}}).score
+
+
+@pytest.mark.parametrize(
+    ("interventions", "message"),
+    [
+        ({"pin": {"0": {"1": 0.5}}}, "pin takes {step: {source token: weight}} with whole numbers"),
+        ({"pin": {0: [0.5, 0.5]}}, "pin takes {step: {source token: weight}}"),
+        ({"pin": [None]}, "pin takes {step: {source token: weight}}"),
+        ({"pin": 3}, "expected one pin for all texts or one each, got 3"),
+        ({"prefix": [None]}, "expected a text or a list of tokens as target or prefix 0"),
+        ({"prefix": [[4]]}, "expected a text or a list of tokens as target or prefix 0"),
+        ({"ablate_heads": [0]}, "ablate_heads takes pairs (layer, head) of whole numbers, got [0]"),
+        ({"ablate_heads": [(0.0, 0.0)]}, "ablate_heads takes pairs (layer, head)"),
+    ],
+)
+def test_interventions_of_another_type_raise(
+    make_translator: MakeTranslator, unchecked: None, interventions: Any, message: str
+) -> None:
+    with pytest.raises(regard.RegardError, match=re.escape(message)):
+        prepare(make_translator().trained, ["a b"], **interventions)
 
 
 def test_a_prefix_of_tokens_is_not_tokenised(make_translator: MakeTranslator) -> None:

@@ -1,8 +1,9 @@
 """Requests: texts and interventions, checked, tokenised and divided into batches for the decoder."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -134,11 +135,14 @@ def prepare(
 
     Raises:
         ConfigError: an intervention cannot be applied to the model or the text.
-        DataError: a text has more than `MAX_LENGTH` tokens.
+        DataError: a text has more than `MAX_LENGTH` tokens, or a prefix or target is no text.
     """
-    pins: list[Pins] = _one_each(pin or {}, texts, "pin")
-    _check_interventions(trained, any(pins), ablate_heads)
-    given: list[TextOrTokens] = _one_each(prefix or "", texts, "prefix")
+    pins: list[Pins] = _one_each({} if pin is None else pin, texts, "pin")
+    converted = {id(by_step): _convert_pins(by_step) for by_step in pins}
+    pins = [converted[id(by_step)] for by_step in pins]
+    heads = _convert_heads(ablate_heads)
+    _check_interventions(trained, any(pins), heads)
+    given: list[TextOrTokens] = _one_each("" if prefix is None else prefix, texts, "prefix")
     prefixes = _encode_targets(trained.target, given)
     for text, encoding in zip(given, prefixes, strict=True):
         unknown = [*encoding.unknown, *encoding.left_out]
@@ -166,11 +170,18 @@ def prepare(
         for step, weights in by_step.items():
             _check_pins(weights, step, source)
         sources.append(source)
-    return PreparedRequest(sources, tuple(ablate_heads))
+    return PreparedRequest(sources, heads)
 
 
-def _encode_targets(target: Tokenizer, texts: Sequence[TextOrTokens]) -> list[Encoding]:
+def _encode_targets(target: Tokenizer, texts: Sequence[Any]) -> list[Encoding]:
     """Return targets as ids; lists of tokens are not tokenised again."""
+    for number, text in enumerate(texts):
+        is_tokens = isinstance(text, Iterable) and all(isinstance(token, str) for token in text)
+        if not is_tokens:
+            raise DataError(
+                f"expected a text or a list of tokens as target or prefix {number} (counted from 0), "
+                f"got {shortened(repr(text))}"
+            )
     plain = target.encode_batch([text if isinstance(text, str) else "" for text in texts])
     return [
         encoding
@@ -178,6 +189,30 @@ def _encode_targets(target: Tokenizer, texts: Sequence[TextOrTokens]) -> list[En
         else Encoding(target.tokens_to_ids(list(text)), list(text))
         for text, encoding in zip(texts, plain, strict=True)
     ]
+
+
+def _convert_heads(pairs: Iterable[Sequence[SupportsIndex]]) -> tuple[tuple[int, int], ...]:
+    """Return (layer, head) pairs, given by any iterable of pairs, as whole numbers."""
+    try:
+        return tuple((index(layer), index(head)) for layer, head in pairs)
+    except (TypeError, ValueError):
+        raise ConfigError(
+            f"ablate_heads takes pairs (layer, head) of whole numbers, got {shortened(repr(pairs))}"
+        ) from None
+
+
+def _convert_pins(pins: Pins) -> Pins:
+    """Return pins with int and float as types of their numbers."""
+    try:
+        return {
+            index(step): {index(token): float(weight) for token, weight in weights.items()}
+            for step, weights in pins.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError(
+            "pin takes {step: {source token: weight}} with whole numbers as steps and tokens, got "
+            f"{shortened(repr(pins))}"
+        ) from None
 
 
 def _check_interventions(
@@ -199,12 +234,15 @@ def _one_each(values: Any, texts: Sequence[SourceLike], name: str) -> list[Any]:
     """Return one value per text, given one value for all texts or one value per text."""
     if isinstance(values, str | Mapping):
         return [values] * len(texts)
-    if len(values) != len(texts):
+    if not isinstance(values, Iterable):
+        raise ConfigError(f"expected one {name} for all texts or one {name} per text, got {values!r}")
+    each: list[Any] = list(values)
+    if len(each) != len(texts):
         raise ConfigError(
-            f"expected one {name} for all texts or one {name} per text, got {len(values)} for "
+            f"expected one {name} for all texts or one {name} per text, got {len(each)} for "
             f"{quantity(len(texts), 'text')}"
         )
-    return list(values)
+    return each
 
 
 def _check_pins(weights: Mapping[int, float], step: int, source: Source) -> None:

@@ -56,14 +56,14 @@ MAX_BEAM_SIZE = 1000
 """Maximum of `beam_size` and `n_best`: time and memory are proportional to them."""
 
 
-def check_beam_size(**sizes: int) -> None:
+def check_beam_size(**sizes: Any) -> None:
     """Check sizes given by name, such as `beam_size=5`.
 
     Raises:
         ConfigError: a size is not a whole number from 1 to `MAX_BEAM_SIZE`.
     """
     for name, size in sizes.items():
-        if not _matches_type(size, int):
+        if not hasattr(size, "__index__") or isinstance(size, bool):
             raise ConfigError(f"{name} takes a whole number, got {size!r}")
         if size < 1:
             raise ConfigError(f"{name} must be at least 1, got {size}")
