@@ -235,7 +235,9 @@ def _one_each(values: Any, texts: Sequence[SourceLike], name: str) -> list[Any]:
     if isinstance(values, str | Mapping):
         return [values] * len(texts)
     if not isinstance(values, Iterable):
-        raise ConfigError(f"expected one {name} for all texts or one {name} per text, got {values!r}")
+        raise ConfigError(
+            f"expected one {name} for all texts or one {name} per text, got {values!r}"
+        )
     each: list[Any] = list(values)
     if len(each) != len(texts):
         raise ConfigError(
