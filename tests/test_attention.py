@@ -1,6 +1,7 @@
 """Attention compared with the reference and with worked examples, with every kind of mask."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from oracle import (
 )
 from regard.attention import NORMALIZERS, Attention, AttentionOutput, Memory
 from regard.errors import ConfigError, ShapeError
+from regard.kernels import additive
 from regard.score_registry import SCORES
 from regard.scores import Cosine, Dot, ScaledDot, make_score
 
@@ -857,6 +859,23 @@ def test_a_finite_bias_of_another_dtype_does_not_mask(need_weights: bool) -> Non
         actual = attention(query, key, attn_mask=bias, need_weights=need_weights).context
         assert_close(actual[:, 0], key.mean(1), 1e-6)
         assert actual.isfinite().all()
+        vector, expanded = torch.ones(5), bias.expand(B, L, T)
+        blocks = additive.attend(query, key, vector, key, bias=expanded, workspace=1).context
+        assert_close(blocks[:, 0], key.mean(1), 1e-6)
+        assert blocks.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_lengths_of_any_integer_dtype(dtype: torch.dtype, unchecked: None) -> None:
+    query, key, lengths = torch.randn(2, L, 5), torch.randn(2, T, 5), torch.tensor([1, 3])
+    actual = Attention(Dot())(query, key, key_lengths=lengths.to(dtype)).context
+    assert_close(actual, Attention(Dot())(query, key, key_lengths=lengths).context, 1e-6)
+
+
+def test_results_are_saved_without_a_warning(tmp_path: Path) -> None:
+    attention = Attention("additive", query_dim=5, key_dim=5, hidden_dim=3)
+    output = attention(torch.randn(B, L, 5), torch.randn(B, T, 5), need_weights=True)
+    torch.save(output.context, tmp_path / "context.pt")
 
 
 @pytest.mark.parametrize("name", SCORES)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import prune
 
 import regard
 from oracle import (
@@ -242,6 +243,14 @@ def test_inner_product_is_symmetric_and_positive() -> None:
     scores = score(rows, rows)[0]
     assert_close(scores, scores.T, 1e-13)
     assert (scores.diagonal() >= 0.1 * rows[0].square().sum(-1) * (1 - 1e-12)).all()
+
+
+def test_the_formula_of_a_pruned_score_has_its_effective_matrices() -> None:
+    score = Additive(4, 5, 3, bias=True)
+    prune.l1_unstructured(score.key_proj, "weight", amount=0.5)
+    parameters = score.formula_parameters()
+    assert list(parameters) == ["W", "U", "v", "bias"]
+    assert parameters["U"] is score.key_proj.weight
 
 
 def test_concat_equals_additive_with_its_matrix_split() -> None:

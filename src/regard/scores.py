@@ -257,13 +257,10 @@ class Additive(PairwiseScore):
 
     def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
         """Return W, U, v and the bias if there is one."""
-        key_proj = dict(self.key_proj.named_parameters())
-        return {
-            "W": self.query_proj.weight,
-            "U": key_proj.pop("weight"),
-            "v": self.vector,
-            **key_proj,
-        }
+        # attributes, as a pruned or parametrized layer has parameters of other names
+        query_proj, key_proj = self.query_proj, self.key_proj
+        parameters = {"W": query_proj.weight, "U": key_proj.weight, "v": self.vector}
+        return parameters if key_proj.bias is None else {**parameters, "bias": key_proj.bias}  # pyright: ignore[reportUnnecessaryComparison]
 
 
 class Concat(PairwiseScore):

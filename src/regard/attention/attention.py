@@ -16,6 +16,7 @@ from regard.errors import ConfigError, ShapeError, not_one_of
 from regard.kernels import additive
 from regard.kernels.normalizers import NORMALIZERS
 from regard.kernels.weighted_sum import (
+    finite_bias,
     in_forward_mode,
     in_vmap,
     is_autocast_enabled,
@@ -334,11 +335,7 @@ def _sdpa(
         rows = [to_compute_dtype(row) for row in rows]
     mask = None if masked is None else ~masked
     if bias is not None:
-        largest = torch.finfo(rows[0].dtype).max
-        # a finite bias must not become -inf, which would mask the key
-        if torch.finfo(bias.dtype).max > largest:
-            bias = bias.clamp(-largest, largest)
-        bias = bias.to(rows[0].dtype)
+        bias = finite_bias(bias, rows[0].dtype).to(rows[0].dtype)
         mask = bias if masked is None else bias.masked_fill(masked, -torch.inf)
     if mask is not None:
         mask = mask.expand(*mask.shape[:-2], queries.shape[-2], -1)

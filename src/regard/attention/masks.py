@@ -116,7 +116,8 @@ def _split_padding(
         for length in key_lengths.tolist():
             if not 0 <= length <= width:
                 raise ShapeError(f"key_lengths must lie in [0, T] = [0, {width}], got {length}")
-    return padding_from_lengths(key_lengths, width), None
+    # positions cannot be compared with lengths of uint16, uint32 or uint64
+    return padding_from_lengths(key_lengths.long(), width), None
 
 
 def _has_values(tensor: Tensor) -> bool:

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils.hooks import unserializable_hook
 
 from regard.kernels.dropout import dropout as drop
 from regard.kernels.normalizers import normalize
@@ -49,6 +50,12 @@ def to_compute_dtype(tensor: Tensor) -> Tensor:
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
+def finite_bias(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a bias of which every finite number is finite in a dtype too: -inf masks."""
+    largest = torch.finfo(dtype).max
+    return bias.clamp(-largest, largest) if torch.finfo(bias.dtype).max > largest else bias
+
+
 def weighted_sum(
     scores: Float[Tensor, "*n L T"],
     values: Float[Tensor, "*n T Dv"],
@@ -71,6 +78,7 @@ def weighted_sum(
         return context.to(dtype), weights.to(dtype)
 
 
+@unserializable_hook
 def _contiguous(gradient: Tensor | None) -> Tensor | None:
     """Materialise an expanded gradient (of a sum or mean), which would slow down batched products."""
     return None if gradient is None else gradient.contiguous()

@@ -13,6 +13,7 @@ from regard.kernels.additive import dispatch
 from regard.kernels.additive.pytorch import partition
 from regard.kernels.dropout import dropout_mask
 from regard.kernels.normalizers import apply_normalizer, normalizer_backward
+from regard.kernels.weighted_sum import finite_bias
 
 
 class Arguments(NamedTuple):
@@ -82,7 +83,7 @@ def _blocks(arguments: Arguments) -> Iterator[_Block]:
         ).view(*a[queries].shape[:-1], b.shape[-2])  # fmt: skip
         masked_block = None if masked is None else _slice(masked, queries)
         if bias is not None:
-            scores += _slice(bias, queries)
+            scores += finite_bias(_slice(bias, queries), scores.dtype)
         if masked_block is not None:
             scores.masked_fill_(masked_block, -torch.inf)
         weights = apply_normalizer(scores, normalizer)
