@@ -80,6 +80,24 @@ def test_tokens_that_are_words_are_unchanged():
     assert empty_translation(" ", attends=True).words().tokens == []
 
 
+def test_words_of_an_empty_output():
+    words = make_translation(np.zeros((0, 3)), [0, 0, None], [], ["▁a", "b", "</s>"]).words()
+    assert words.source_tokens == ["ab", "</s>"]
+    assert words.tokens == []
+    assert words.attention.shape == (0, 2)
+
+
+def test_translations_are_equal_if_all_fields_are():
+    first, second = (make_translation(WEIGHTS.copy(), [0, 1, 2, None], [0, 1, 2]) for _ in range(2))
+    assert first == second
+    assert first in [second]
+    assert first != dataclasses.replace(second, attention=1 - WEIGHTS)
+    assert first != dataclasses.replace(second, attention=None)
+    assert dataclasses.replace(second, attention=None) != first
+    assert first != dataclasses.replace(second, score=-2.0)
+    assert first != first.text
+
+
 def test_each_side_can_be_merged_separately():
     words = make_translation(WEIGHTS, [0, 1, 2, None], [0, 0, 0], ["▁", "‿x", "▁y", "</s>"]).words()
     assert words.source_tokens == ["▁", "‿x", "▁y", "</s>"]

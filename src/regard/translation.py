@@ -103,6 +103,19 @@ class Translation:
             "the model's vocabulary."
         )
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether all fields are equal, arrays in every element."""
+        if not isinstance(other, Translation):
+            return NotImplemented
+        names = [field.name for field in dataclasses.fields(self)]
+        pairs = [(getattr(self, name), getattr(other, name)) for name in names]
+        return all(
+            np.array_equal(a, b)
+            if isinstance(a, np.ndarray) or isinstance(b, np.ndarray)
+            else a == b
+            for a, b in pairs
+        )
+
     def __repr__(self) -> str:
         """Return source, output, score and the shape of the attention on one line."""
         parts = [f"{self.source!r} -> {self.text!r}", f"score={self.score:.3f}"]
@@ -320,7 +333,7 @@ def _merge_weights(
 ) -> np.ndarray:
     """Add the columns and average the rows of each group, in weights (L, layers, heads, T)."""
     columns = np.stack([heads[..., group].sum(-1) for group in source], -1)
-    return np.stack([columns[group].mean(0) for group in target])
+    return np.stack([columns[group].mean(0) for group in target]) if target else columns
 
 
 def _merge_tokens(tokens: Sequence[str], groups: Sequence[Sequence[int]]) -> list[str]:
