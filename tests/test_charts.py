@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import torch
 import vl_convert
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -273,6 +274,17 @@ def test_errors_report_the_invalid_value(draw):
         draw(np.zeros((4, 0)), [], TARGET)
     with pytest.raises(DataError, match="got nan in row 0, column 1"):
         draw(np.array([[1, np.nan]]), ["a", "b"], ["c"])
+    with pytest.raises(ShapeError, match="expected weights as numbers in rows of one length"):
+        draw([[1], [1, 2]], ["a", "b"], ["c", "d"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_of_a_layer_are_drawn(dtype):
+    weights = torch.tensor([[0.25, 0.75]], dtype=dtype, requires_grad=True)
+    heads = weights[:, None, None]
+    chart = heatmap(weights, ["a", "b"], ["c"], heads=heads)
+    np.testing.assert_array_equal(chart.weights, [[0.25, 0.75]])
+    np.testing.assert_array_equal(chart.heads, [[[[0.25, 0.75]]]])
 
 
 def test_the_terminal_heatmap_shades_cells_by_weight():

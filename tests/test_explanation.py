@@ -129,6 +129,28 @@ def test_large_scores_are_shifted_with_a_note() -> None:
     assert "the largest score was subtracted from all scores" in str(explanation)
 
 
+@pytest.mark.parametrize("score", [-700.0, -744.0, -1e5])
+def test_low_scores_are_shifted(score: float) -> None:
+    explanation = explain([1.0], [[score], [score + 1]])
+    np.testing.assert_allclose(explanation.weights, [1 / (1 + np.e), np.e / (1 + np.e)], rtol=1e-9)
+
+
+def test_the_cosine_of_vectors_of_any_norm() -> None:
+    for scale in (1e-200, 1e200):
+        explanation = explain([scale, 0], [[scale, 0], [0, 1], [0, 0]], score="cosine")
+        np.testing.assert_allclose(explanation.scores, [1, 0, 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tensors_of_a_layer_are_explained(dtype: torch.dtype) -> None:
+    bilinear = regard.Bilinear(2, 2).to(dtype)
+    query = torch.tensor([1, 2], dtype=dtype, requires_grad=True)
+    keys = torch.tensor(STATES, dtype=dtype)
+    explanation = explain(query, keys, score="bilinear", parameters=bilinear.formula_parameters())
+    expected = bilinear.double()(query.double()[None, None], keys.double()[None])[0, 0].detach()
+    np.testing.assert_allclose(explanation.scores, expected)
+
+
 def test_the_unnormalised_sum_is_printed_on_request() -> None:
     text = explain([1, 2], STATES).to_text(unnormalised=True)
     assert "sum_i e_i h_i = [4, 5]" in text
@@ -165,6 +187,8 @@ def test_markdown_and_json() -> None:
 def test_invalid_arguments_raise(arguments: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         explain(*arguments)
+    with pytest.raises(ShapeError, match=r"cannot compare .* by temperature \(2,\)"):
+        explain([1, 2], STATES, score="cosine", parameters={"temperature": [1, 2]})
     with pytest.raises(ConfigError, match="dot has no parameter 'W'; it has no parameters"):
         explain([1, 2], STATES, parameters={"W": [[1]]})
 

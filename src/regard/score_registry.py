@@ -53,6 +53,15 @@ def _tanh(vector: Any) -> Any:
     return np.tanh(vector)
 
 
+def _direction(vector: Any) -> Any:
+    """Return the vector with norm 1; zeros stay zeros."""
+    largest = abs(vector).max()
+    if largest == 0:
+        return vector
+    vector = vector / largest  # squares of elements of any magnitude stay in range
+    return vector / math.sqrt(vector @ vector)
+
+
 _ENTRIES = (
     ScoreEntry(
         name="dot",
@@ -80,7 +89,7 @@ _ENTRIES = (
         text="s . h / (|s| |h| temperature)",
         latex=r"s \cdot h / (|s| |h| \tau)",
         source="the cosine of the angle between query and key",
-        compute=lambda s, h, p: s @ h / (math.sqrt(s @ s) * math.sqrt(h @ h) * p["temperature"]),
+        compute=lambda s, h, p: _direction(s) @ _direction(h) / p["temperature"],
         parameters={"temperature": ""},
     ),
     ScoreEntry(

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from regard.arrays import to_array
 from regard.charts.base import BLUES, GREY, INK
 from regard.charts.labels import check_weights, token_labels
 from regard.charts.text import text_width
@@ -91,12 +92,12 @@ class Heatmap(VegaChart):
 
 
 def heatmap(
-    weights: np.ndarray,
+    weights: Any,
     source_tokens: Sequence[str],
     target_tokens: Sequence[str],
     *,
     title: str = "",
-    heads: np.ndarray | None = None,
+    heads: Any = None,
 ) -> Heatmap:
     """Draw attention weights as a heatmap: source on the x-axis, output on the y-axis.
 
@@ -105,7 +106,7 @@ def heatmap(
     has a slider for the step, whose weights are drawn as bars, and inputs for layer and head.
 
     Args:
-        weights: (L, T), one row per target token.
+        weights: (L, T), one row per target token: an array, a tensor or lists.
         source_tokens: T tokens.
         target_tokens: L tokens.
         title: chart title, for instance the sentence.
@@ -117,7 +118,7 @@ def heatmap(
     """
     weights = check_weights(weights, source_tokens, target_tokens)
     if heads is not None:
-        heads = np.asarray(heads)
+        heads = to_array(heads, "weights of all heads")
         length, width = weights.shape
         if heads.ndim != 4 or heads.shape[::3] != (length, width) or not heads.size:
             raise ShapeError(

@@ -2,15 +2,17 @@
 
 import unicodedata
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from regard.arrays import to_array
 from regard.charts.base import escape_controls
 from regard.errors import DataError, ShapeError
 
 
 def check_weights(
-    weights: np.ndarray, source_tokens: Sequence[str], target_tokens: Sequence[str]
+    weights: Any, source_tokens: Sequence[str], target_tokens: Sequence[str]
 ) -> np.ndarray:
     """Return the weights as an array, validated against the tokens.
 
@@ -18,7 +20,7 @@ def check_weights(
         ShapeError: the weights are not (L, T).
         DataError: L or T is 0, or a weight is not finite.
     """
-    weights = np.asarray(weights)
+    weights = to_array(weights, "weights")
     expected = (len(target_tokens), len(source_tokens))
     if weights.shape != expected:
         raise ShapeError(

@@ -1,6 +1,7 @@
 """Heatmap of attention weights as text, for terminals."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import rich
@@ -15,7 +16,7 @@ _KEY = "weight  ░ 0.05  ▒ 0.25  ▓ 0.5  █ 0.75 and more"
 
 
 def terminal_heatmap(
-    weights: np.ndarray,
+    weights: Any,
     source_tokens: Sequence[str],
     target_tokens: Sequence[str],
     *,

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from regard.arrays import to_array
 from regard.errors import ConfigError, ShapeError
 from regard.score_registry import Parameters, ScoreEntry, find_score
 
 Vector = npt.NDArray[np.float64]
 
 _MAX_SCORE = 700.0
-"""Above this score, the exponential overflows float64."""
+"""Exponentials of larger scores overflow float64, and those of scores below -700 underflow."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -146,7 +147,8 @@ def explain(
     used = _parameters(entry, parameters, len(query), keys.shape[1])
     with np.errstate(over="ignore", invalid="ignore"):  # _finite reports it
         scores = _scores(entry, query, keys, used)
-        shift = float(scores.max()) if scores.max() > _MAX_SCORE else 0.0
+        largest = float(scores.max())
+        shift = largest if abs(largest) > _MAX_SCORE else 0.0
         powers = np.exp(scores - shift)
         total = float(powers.sum())
         return _finite(Explanation(
@@ -195,7 +197,10 @@ def _dot_products(rng: np.random.Generator, dim: int, samples: int) -> Vector:
 
 def _scores(entry: ScoreEntry, query: Vector, keys: Vector, parameters: Parameters) -> Vector:
     try:
-        return np.array([entry.compute(query, key, parameters) for key in keys], float)
+        scores = np.array([entry.compute(query, key, parameters) for key in keys], float)
+        if scores.ndim != 1:
+            raise ValueError
+        return scores
     except ValueError:
         shapes = ", ".join(f"{letter} {np.shape(p)}" for letter, p in parameters.items())
         raise ShapeError(
@@ -236,13 +241,7 @@ def _array(values: Any, name: str, axes: int) -> Vector:
 
 
 def _floats(values: Any, name: str) -> Vector:
-    try:
-        array = np.asarray(values)
-        if array.dtype.kind in "cmM":  # complex numbers and times would lose a part
-            raise TypeError
-        array = array.astype(float)
-    except (TypeError, ValueError, OverflowError):
-        raise ShapeError(f"expected {name} as numbers in rows of the same length") from None
+    array = to_array(values, name).astype(float)
     if not np.isfinite(array).all():
         raise ShapeError(f"expected {name} to contain only finite numbers")
     return array
