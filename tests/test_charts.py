@@ -274,7 +274,7 @@ def test_errors_report_the_invalid_value(draw):
         draw(np.zeros((4, 0)), [], TARGET)
     with pytest.raises(DataError, match="got nan in row 0, column 1"):
         draw(np.array([[1, np.nan]]), ["a", "b"], ["c"])
-    with pytest.raises(ShapeError, match="expected weights as numbers in rows of one length"):
+    with pytest.raises(ShapeError, match="expected weights as numbers in rows of the same length"):
         draw([[1], [1, 2]], ["a", "b"], ["c", "d"])
 
 
