@@ -312,6 +312,16 @@ def test_a_chart_of_one_layer_or_head() -> None:
     np.testing.assert_array_equal(output.chart().weights, output.attention)
     with pytest.raises(ConfigError, match="no layer 3: the model has 3 layers of 2"):
         output.chart(layer=3)
+    np.testing.assert_array_equal(output.chart(head=1).weights, output.attention_heads[:, 1, 1])
+
+
+def test_a_chart_of_a_head_is_of_the_layer_of_the_attention() -> None:
+    translator = _translator(kind="transformer", heads=2)
+    translator.trained.metadata["attention_layer"] = 2
+    (output,) = translator.translate(["a b c"])
+    for words in (output, output.words()):
+        weights = words.chart(head=1).weights
+        np.testing.assert_array_equal(weights, words.attention_heads[:, 2, 1])
 
 
 def test_a_recurrent_model_has_one_layer_and_head() -> None:

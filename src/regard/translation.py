@@ -56,6 +56,8 @@ class Translation:
     after training; None without attention. Rows sum to 1 unless the normaliser is `none`."""
     attention_heads: np.ndarray | None = None
     """(len(tokens), layers, heads, len(source_tokens)): attention of every head in every layer."""
+    attention_layer: int = 0
+    """The layer of `attention_heads` that `attention` averages, counted from 0."""
     complete: bool = True
     """False if the output was truncated at its length limit."""
     unknown: list[str] = field(default_factory=list)
@@ -213,7 +215,8 @@ class Translation:
         weights, heads = self._weights(), self.attention_heads
         if layer is not None or head is not None:
             assert heads is not None
-            layer, (_, layers, count, _) = layer or 0, heads.shape
+            layer = self.attention_layer if layer is None else layer
+            _, layers, count, _ = heads.shape
             if not (0 <= layer < layers and (head is None or 0 <= head < count)):
                 where = f"layer {layer}" if head is None else f"layer {layer}, head {head}"
                 raise ConfigError(

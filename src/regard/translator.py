@@ -334,18 +334,17 @@ class Translator:
         self, source: Source, hypothesis: Hypothesis, tree: list[Branch] | None, forced: bool
     ) -> Translation:
         tokens = source.prefix.tokens if forced else self._tokens(hypothesis.ids, source.copies)
-        encoding, heads, weights = source.encoding, None, None
-        if hypothesis.weights is not None:
-            heads = hypothesis.weights[..., : source.length]
-            weights = heads[:, self.attention_layer].mean(1)
+        encoding, weights = source.encoding, hypothesis.weights
+        heads = None if weights is None else weights[..., : source.length]
         return Translation(
             source=source.line,
             source_tokens=[*encoding.tokens, EOS_TOKEN],
             tokens=tokens,
             text=self.target.detokenize(tokens),
             score=hypothesis.score,
-            attention=weights,
+            attention=None if heads is None else heads[:, self.attention_layer].mean(1),
             attention_heads=heads,
+            attention_layer=self.attention_layer,
             complete=hypothesis.complete,
             unknown=encoding.unknown,
             left_out=list(encoding.left_out),
