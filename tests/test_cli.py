@@ -1061,6 +1061,14 @@ def test_plot_writes_a_chart(
     assert {"svg": "<svg", "html": "<!doctype html", "json": "{"}[suffix] in content.lower()[:200]
 
 
+@pytest.mark.parametrize("text", ["- a b", "-5", "-.5 a", "- a=b"])
+def test_a_text_may_begin_with_a_dash(
+    regard: Command, folders: Folders, tmp_path: Path, text: str
+) -> None:
+    result = regard("plot", folders.model, text, "-o", tmp_path / "map.json", "--target", "D")
+    assert (result.status, result.out) == (0, f"{text} -> D, drawn in {tmp_path / 'map.json'}\n")
+
+
 def test_plot_can_force_the_output(regard: Command, folders: Folders, tmp_path: Path) -> None:
     path = tmp_path / "map.json"
     result = regard("plot", folders.model, "abc", "-o", path, "--target", "D D")

@@ -208,7 +208,7 @@ class Parser(ArgumentParser):
         for argument in remaining:
             if argument == "--":
                 positional += remaining
-            elif not argument.startswith("-") or argument == "-":
+            elif _is_positional(argument):
                 positional.append(argument)
             else:
                 options.append(argument)
@@ -221,6 +221,13 @@ class Parser(ArgumentParser):
                     elif value is not None:
                         options.append(value)
         return [*options, *(["--", *positional] if positional else [])]
+
+
+def _is_positional(argument: str) -> bool:
+    """Return whether an argument is no option: a text such as `- Hola`, a number, or `-`."""
+    if not argument.startswith("-") or argument == "-" or _NEGATIVE_NUMBER.match(argument):
+        return True
+    return " " in argument.partition("=")[0]
 
 
 class _Flag(argparse.Action):
