@@ -722,6 +722,7 @@ def test_a_folder_as_output_file_is_reported_before_the_work(
         ["translate", "m", "f", "--out", "./f"], ["evaluate", "m", "f", "--json", "f"],
         ["align", "m", "f", "--attention", "f"], ["align", "m", "f", "--gold", "g", "--json", "g"],
         ["evaluate", "m", "f,g", "--json", "g"], ["translate", "m", "f", "--out", "m/config.json"],
+        ["curves", "m", "--out", "m/config.json"],
     ],
 )  # fmt: skip
 def test_inputs_are_not_overwritten(

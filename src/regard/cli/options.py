@@ -83,8 +83,8 @@ def check_output_files(args: Namespace, *names: str) -> None:
     """Raise a ConfigError if one of these options is a folder or an input, or two are the same file."""
     texts = [part for name in _INPUTS for part in (args.get(name) or "").split(",") if part]
     inputs = {os.path.realpath(text) for text in texts}
-    if "folder" in args:
-        inputs |= {os.path.realpath(path) for path in Path(args.folder).glob("*")}
+    folders = [args.folder] if "folder" in args else args.get("folders") or []
+    inputs |= {os.path.realpath(path) for folder in folders for path in Path(folder).glob("*")}
     options: dict[str, str] = {}
     for name in names:
         if args[name] is None or Path(args[name]).is_char_device():
