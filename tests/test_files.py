@@ -53,6 +53,13 @@ def test_bom_line_endings_and_gzip_do_not_change_the_lines(
     assert read_lines(path) == ["é", "", "b"]
 
 
+def test_text_is_compressed_in_a_file_named_gz(tmp_path: Path) -> None:
+    for name in ("f.json.gz", "f.GZ"):
+        write_text(tmp_path / name, "é\n")
+        assert gzip.decompress((tmp_path / name).read_bytes()) == "é\n".encode()
+        assert read_lines(tmp_path / name) == ["é"]
+
+
 @pytest.mark.parametrize("content", [b"", BOM])
 def test_an_empty_file_has_no_lines(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "f").write_bytes(content)

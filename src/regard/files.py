@@ -128,9 +128,12 @@ def require_empty_folder(path: Path, remedy: str = "choose another folder (out)"
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write `text` as UTF-8 with LF line endings, atomically."""
+    """Write `text` as UTF-8 with LF line endings, atomically; compress it if `path` is named .gz."""
+    content = text.encode("utf-8")
+    if Path(path).suffix.lower() == ".gz":
+        content = gzip.compress(content)
     with atomic_write(path) as temporary:
-        temporary.write_bytes(text.encode("utf-8"))
+        temporary.write_bytes(content)
 
 
 def write_json(path: str | Path, document: Any) -> None:
