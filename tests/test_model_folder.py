@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import pickle
@@ -79,6 +80,22 @@ def test_describe_does_not_need_weights(folder: Path) -> None:
     assert model_folder.describe(folder).config.model.encoder_dim == 3
     with pytest.raises(FolderError, match=r"has no model\.safetensors yet; train until the first"):
         model_folder.load(folder)
+
+
+def test_files_that_cannot_be_opened_are_not_called_damaged(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def deny(path: Path, *args: Any, **options: Any) -> Any:
+        if path.name == denied:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *args, **options)
+
+    monkeypatch.setattr(Path, "open", deny)
+    for denied in ("model.safetensors", "source.json", "config.json"):
+        with pytest.raises(FolderError, match=f"cannot read {folder / denied}: Permission denied$"):
+            model_folder.load(folder)
 
 
 def test_a_folder_without_config_is_refused(tmp_path: Path) -> None:

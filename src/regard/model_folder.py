@@ -150,6 +150,7 @@ def load(folder: str | Path) -> TrainedModel:
             f"{folder} has no model.safetensors yet; train until the first validation"
         )
     try:
+        weights.open("rb").close()  # safe_open reports a file without permission as missing
         with safe_open(str(weights), framework="pt") as stored:
             recorded = stored.metadata() or {}
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
@@ -158,7 +159,9 @@ def load(folder: str | Path) -> TrainedModel:
         if recorded.get("run") not in (None, trained.metadata.get("run")):
             raise ValueError("it was written by another training run")
         load_tensors(model, migrations.convert_tensors(tensors))
-    except (SafetensorError, ValueError, OSError) as error:
+    except OSError as error:
+        raise FolderError(f"cannot read {weights}: {error.strerror or error}") from None
+    except (SafetensorError, ValueError) as error:
         raise FolderError(
             f"{weights} is damaged or does not fit config.json ({error}); train again"
         ) from None
@@ -214,8 +217,10 @@ def _check_metadata(metadata: Any, config: Config, model: Seq2Seq) -> None:
 def _read_tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_json(_read_text(path))
-    except (OSError, UnicodeDecodeError):
+    except (FileNotFoundError, UnicodeDecodeError):
         raise FolderError(f"{path} is missing or damaged; train again") from None
+    except OSError as error:
+        raise FolderError(f"cannot read {path}: {error.strerror}") from None
     except FolderError as error:
         raise FolderError(f"{path}: {error}") from None
 
