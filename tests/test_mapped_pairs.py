@@ -281,7 +281,8 @@ def test_rows_of_jsonl_that_hold_no_texts_are_bad(tmp_path: Path) -> None:
     reasons = (
         "row 2 has a number as source, expected text; "
         "row 3 has a list or an object as target, expected text; row 4 has an empty target; "
-        "row 5 has an empty target; row 6 is not a JSON object; row 7 is not valid JSON; "
+        "row 5 has no field target \\(data.target_column\\); row 6 is not a JSON object; row 7 is not valid "
+        "JSON; "
         "row 8 has a lone surrogate in source; row 9 is empty; correct them"
     )
     with pytest.raises(DataError, match=f"8 of 10 rows cannot be used: {reasons}"):

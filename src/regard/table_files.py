@@ -125,7 +125,7 @@ def column_names(path: str, data: DataConfig) -> list[str]:
     if isinstance(data.features_column, int):
         raise DataError(
             f"{path}: columns are identified by name, got data.features_column {data.features_column}; "
-            "give the name of the column"
+            "give the name of the column, or a TSV file"
         )
     names = (data.source_column, data.target_column, data.features_column)
     return list(dict.fromkeys(name for name in names if name is not None))
@@ -249,8 +249,8 @@ def _require_columns(file: str, columns: Sequence[str], names: Iterable[str]) ->
     for name in names:
         if name not in columns:
             raise DataError(
-                f"{file} has no column {name}: its columns are {', '.join(columns)}; set "
-                "data.source_column, data.target_column and data.features_column"
+                f"{file} has no column {name}: its columns are {', '.join(columns)}; rename them, or "
+                "train with data.source_column, data.target_column and data.features_column"
             )
         if columns.count(name) > 1:
             raise DataError(f"{file} has {columns.count(name)} columns {name}; rename all but one")
@@ -310,8 +310,11 @@ def _parse_line(line: str, data: DataConfig) -> Row:
     if not isinstance(document, dict):
         return Row(fault="is not a JSON object")
     fields: list[str] = []
-    for name in (data.source_column, data.target_column, data.features_column):
-        value = "" if name is None else document.get(str(name))
+    for column in ("source_column", "target_column", "features_column"):
+        name: str | None = getattr(data, column)
+        if document and name not in document and column != "features_column":
+            return Row(fault=f"has no field {name} (data.{column})")
+        value = "" if name is None else document.get(name)
         value = "" if value is None else value
         if not isinstance(value, str):
             kind = _KINDS.get(type(value), "a list or an object")
