@@ -259,3 +259,13 @@ def test_to_pandas_has_a_row_per_output_token() -> None:
     np.testing.assert_array_equal(table.to_numpy(), translation.attention)
     with pytest.raises(ConfigError, match="no attention to show"):
         dataclasses.replace(translation, attention=None).to_pandas()
+
+
+def test_weights_too_many_for_an_image_are_not_drawn():
+    side = 708
+    words = list(range(side))
+    output = make_translation(np.full((side, side), 0.5, np.float32), words, words)
+    for save in (output.chart().to_svg, output.chart().to_png):
+        with pytest.raises(DataError, match="at most 500,000 weights, got 708 x 708; save"):
+            save()
+    assert "<svg" not in output._repr_html_()

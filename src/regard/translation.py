@@ -135,6 +135,7 @@ class Translation:
 
     def _repr_html_(self) -> str:
         """Return the output, its heatmap and its alternatives, for notebooks."""
+        from regard.charts.heatmap import MOST_CELLS
         from regard.charts.notebook import output_html
 
         notes = ["the source is empty"]
@@ -147,7 +148,7 @@ class Translation:
             notes.append(f"left out: {left_out} (punctuation that the model does not use)")
         if not self.complete:
             notes.append("truncated at the length limit")
-        drawn = self.attention is not None and self.attention.size > 0
+        drawn = self.attention is not None and 0 < self.attention.size <= MOST_CELLS
         return output_html(
             self.text,
             self.warning,

@@ -21,6 +21,9 @@ _EXPLANATION = [
     "Each row is one step of the output: the darker a cell,",
     "the larger the attention weight of that source token.",
 ]
+MOST_CELLS = 500_000
+"""Weights of the largest image: the renderer ends the process at about twice as many."""
+
 _NO_HEADS = np.empty((0, 0, 0, 0))
 _HINT = "Use the slider below or point at a row to see the weights of one step."
 
@@ -43,6 +46,20 @@ class Heatmap(VegaChart):
             "attention": self.weights.astype(float).round(6).tolist(),
         }
         return json.dumps(content, ensure_ascii=False) + "\n"
+
+    def to_svg(self) -> str:
+        """Return the chart as SVG; the viewer supplies the fonts.
+
+        Raises:
+            DataError: there are more than `MOST_CELLS` weights.
+        """
+        if self.weights.size > MOST_CELLS:
+            rows, columns = self.weights.shape
+            raise DataError(
+                f"an image holds at most {MOST_CELLS:,} weights, got {rows:,} x {columns:,}; save the "
+                "chart as .html or .json, or divide the text"
+            )
+        return super().to_svg()
 
     def to_altair(self) -> Any:
         """Return an `altair.Chart` for further customisation."""
