@@ -15,9 +15,9 @@ import torch
 UNCHECKED = (
     # their functions are compiled by PyTorch, numba or Triton
     "regard.kernels.additive.",
-    "regard.kernels.cells.cpu",
     "regard.kernels.cpu.",
     "regard.kernels.normalizers",
+    "regard.kernels.recurrent.",
     "regard.kernels.weighted_sum",
 )
 """Prefixes of the modules whose annotations are not checked at run time."""

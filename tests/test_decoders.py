@@ -97,7 +97,7 @@ def test_step_equals_unroll(settings: dict[str, object], cell: str) -> None:
 @pytest.mark.parametrize("settings", ATTENDING, ids=_name)
 def test_folded_weights_give_the_same_steps(settings: dict[str, object], cell: str) -> None:
     # widths for which there are kernels
-    model = _model({**settings, "encoder_dim": 16, "decoder_dim": 32}, cell)
+    model = _model({**settings, "encoder_dim": 16, "decoder_dim": 32, "attention_dim": 32}, cell)
     decoder = fold(model.decoder)
     with torch.no_grad():
         for _ in range(2):

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.kernels.cells.op import StepFunction
+StepFunction = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
+"""Next state from the input part and the recurrent part of the gates, (N, G) each, and the state."""
 
 
 def gru_step(inputs: Tensor, recurrent: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
 """Recurrent decoders for inference: products that do not depend on the step are computed once."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import cast
 
 import torch
@@ -13,14 +13,27 @@ from regard.decoders.output import CopyingOutput, known_tokens
 from regard.decoders.protocol import Decoder, Step, StepDecoder
 from regard.decoders.recurrent import AttendingDecoder, RecurrentState
 from regard.kernels import additive
-from regard.kernels.cells.op import frozen_step
+from regard.kernels.additive import AdditiveKeys
 from regard.kernels.linear import FrozenLinear, has_hooks, weights_version
 from regard.kernels.normalizers import normalize
+from regard.kernels.recurrent.op import RecurrentStep, StepWeights, load_step
 from regard.kernels.weighted_sum import to_compute_dtype, without_autocast
-from regard.scores import Additive, Concat, PairwiseScore, Score
+from regard.scores import (
+    Additive,
+    Bilinear,
+    Concat,
+    Dot,
+    InnerProduct,
+    PairwiseScore,
+    ScaledDot,
+    Score,
+)
 
 _DTYPES = (torch.float32, torch.float64)
 _OWN_MODULES = ("regard.", "torch.nn.modules.")
+
+_LINEAR_SCORES = (Dot, ScaledDot, Bilinear, InnerProduct, Additive, Concat)
+"""Scores whose projection of queries is a matrix."""
 
 
 def fold(decoder: Decoder) -> StepDecoder:
@@ -77,12 +90,32 @@ class FoldedDecoder:
             [readout.in_features - hidden_dim, hidden_dim], dim=1
         )
         self._readout = FrozenLinear(by_state, readout.bias)
-        self._project_query = self._fold_query()
+        self._query = self._fold_query()
         output = decoder.output
         copies = isinstance(output, CopyingOutput)
         self._output = None if copies else FrozenLinear(output.weight, output.bias)
         blocks = [first.extra_weight, by_context] if decoder.attends_first else [by_context]
         self._values = FrozenLinear(torch.cat(blocks))
+        self._kernel = None if self._query is None else self._load_kernel(self._query)
+
+    def _load_kernel(self, query: FrozenLinear) -> RecurrentStep | None:
+        """Return the kernel of a step; None if there is none for this decoder."""
+        decoder, score = self.decoder, self.decoder.attention.score
+        if decoder.attention.normalizer != "softmax":
+            return None
+        weights = StepWeights(
+            cell=decoder.cells[0].name,
+            attends_first=decoder.attends_first,
+            inputs=self._inputs,
+            recurrent=[linear.matrix for linear in self._recurrent],
+            upper=[linear.matrix for linear in self._upper],
+            feed=self._extra.matrix if decoder.input_feeding else None,
+            query=query.matrix,
+            vector=score.vector if isinstance(score, PairwiseScore) else None,
+            readout=self._readout.matrix,
+            output=None if self._output is None else self._output.matrix,
+        )
+        return load_step(weights)
 
     def start(self, memory: Memory) -> RecurrentState:
         """Return the first state; the values in its memory are projected."""
@@ -109,6 +142,8 @@ class FoldedDecoder:
         self, token: Tensor, state: RecurrentState, intervention: Intervention | None
     ) -> Step:
         decoder, hidden = self.decoder, state.hidden
+        if intervention is None and (step := self._run_kernel(token, state)) is not None:
+            return step
         if decoder.attends_first:
             query = hidden[0][0]
             context, weights, state = self._attend(query, state, intervention)
@@ -129,26 +164,43 @@ class FoldedDecoder:
             log_probs = torch.log_softmax(to_compute_dtype(self._output(readout)), dim=-1)
         return Step(log_probs, state, weights)
 
-    def _fold_query(self) -> Callable[[Tensor], Tensor] | None:
+    def _run_kernel(self, token: Tensor, state: RecurrentState) -> Step | None:
+        """Return the result of the kernel; None if it does not support this step."""
+        memory = state.memory
+        keys = (
+            memory.keys[0].prepared if isinstance(memory.keys[0], AdditiveKeys) else memory.keys[0]
+        )
+        if self._kernel is None or keys is None:
+            return None
+        if memory.copies is not None:
+            token = known_tokens(token, self.decoder.vocabulary)
+        output = self._kernel(token, state.hidden, state.feed, keys, memory.states, memory.padding)
+        if output is None:
+            return None
+        weights, log_probs = output.weights[:, None, None], output.log_probs
+        if log_probs is None:
+            log_probs = self.decoder.log_probs(output.readout, weights, memory.copies)
+        feed = None if state.feed is None else output.readout
+        return Step(
+            log_probs, RecurrentState(memory, output.hidden, feed, state.steps + 1), weights
+        )
+
+    def _fold_query(self) -> FrozenLinear | None:
         """Return the projection of queries; None if the decoder must compute the attention itself."""
         decoder, score = self.decoder, self.decoder.attention.score
-        if not isinstance(score, Score) or decoder.window or decoder.coverage:
+        if type(score) not in _LINEAR_SCORES or decoder.window or decoder.coverage:
             return None
-        if not isinstance(score, PairwiseScore):
-            return score.project_query
-        if type(score) not in (Additive, Concat):  # others may not be linear in the query
-            return None
-        rows = torch.eye(decoder.state_shape[2]).to(score.vector)
-        return FrozenLinear(score.project_query(rows).T)
+        rows = torch.eye(decoder.state_shape[2]).to(decoder.bridge.weight)
+        return FrozenLinear(cast("Score", score).project_query(rows).T)
 
     def _attend(
         self, query: Tensor, state: RecurrentState, intervention: Intervention | None
     ) -> tuple[Tensor, Tensor | None, RecurrentState]:
         """Return the context, the weights and the new state, as `AttendingDecoder.attend_step` does."""
-        if self._project_query is None or intervention is not None:
+        if self._query is None or intervention is not None:
             return self.decoder.attend_step(query, state, True, intervention)
         memory, attention = state.memory, self.decoder.attention
-        queries = self._project_query(query).unflatten(0, (len(memory.states), -1))
+        queries = self._query(query).unflatten(0, (len(memory.states), -1))
         score, keys = cast("Score", attention.score), memory.keys[0]
         if isinstance(keys, Tensor):
             scores = score.compare(queries, keys)
@@ -170,6 +222,8 @@ class FoldedDecoder:
             if index:
                 inputs, extra = self._upper[index - 1](new[-1][0]), None
                 rows = torch.arange(len(inputs), device=inputs.device)
-            gates = recurrent(layer[0])
-            new.append(frozen_step(cell.name, cell.cell.step, inputs, rows, extra, gates, layer))
+            gates, chosen = recurrent(layer[0]), inputs[rows]
+            if extra is not None:
+                chosen = chosen + extra[:, : chosen.shape[1]]
+            new.append(cell.cell.step(chosen, gates, layer))
         return tuple(new)

@@ -4,6 +4,7 @@ PyTorch computes products of float32 matrices with MKL, which does not use AVX-5
 that support it; oneDNN does, and stores the weight once in the order in which it is read.
 """
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,7 +24,11 @@ class FrozenLinear:
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight = weight.detach().contiguous()
         self.bias = None if bias is None else bias.detach()
-        self._packed = _pack(self.weight)
+        self.matrix = self.weight, self.bias
+
+    @cached_property
+    def _packed(self) -> Tensor | None:
+        return _pack(self.weight)
 
     def __call__(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n E"]:
         """Return the product."""

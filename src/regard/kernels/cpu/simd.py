@@ -239,6 +239,12 @@ reduce_max_abs: Any = _reduction(_max_abs)
 
 
 @_reduction
+def reduce_minimum(builder: Any, x: Any, y: Any) -> Any:
+    """Return the smallest lane of a vector."""
+    return builder.select(builder.fcmp_ordered(">", x, y), y, x)
+
+
+@_reduction
 def reduce_sum(builder: Any, x: Any, y: Any) -> Any:
     """Return the sum of the lanes of a vector."""
     return builder.fadd(x, y)

@@ -57,7 +57,7 @@ def _sum_of_four(a: Any, b: Any, v: Any, d: Any, ones: Any, ceiling: Any, clamp:
 
 
 @simd.inlined
-def _sum_of_row(a: Any, b: Any, v: Any, padded: Any, ones: Any, ceiling: Any) -> Any:
+def sum_of_row(a: Any, b: Any, v: Any, padded: Any, ones: Any, ceiling: Any) -> Any:
     """Return the sum of v / (1 + ab) over all features for one query."""
     s, step = ones - ones, 4 * simd.lane_count(ones)
     end = padded // step * step
@@ -177,7 +177,7 @@ def scores(real: Any) -> Callable[[Any], None]:
                         _set_four(block[row * size + key - low :], size, sum_v, sums)
                     for row in range(end, count):
                         a = simd.pointer_at(exp_a, row * padded)
-                        s = _sum_of_row(a, b, v, padded, ones, ceiling)
+                        s = sum_of_row(a, b, v, padded, ones, ceiling)
                         block[row * size + key - low] = sum_v - (s + s)
                 simd.store_columns(block, out[item, start : start + count], low, filled, size)
             if not (max_ab <= limit and max_v <= LARGEST_VECTOR):

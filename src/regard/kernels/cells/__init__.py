@@ -1,1 +1,0 @@
-"""Recurrent cells: one step as one kernel, without gradients."""

@@ -1,0 +1,1 @@
+"""One step of a recurrent decoder as one kernel, without gradients."""

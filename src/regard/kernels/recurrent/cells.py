@@ -1,0 +1,82 @@
+"""Recurrent cells inside of CPU kernels, one row at a time, from the products with their matrices.
+
+Exponents are bounded where sigmoid is 1 or below 2e-35, and tanh is 1 or -1.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from regard.kernels.cpu import simd
+from regard.kernels.cpu.products import LANES
+
+_BOUND = np.float32(40)
+"""|x| up to which e^{2x} is computed."""
+
+_ONE, _MINUS_HALF = np.float32(1), np.float32(-0.5)
+
+
+@simd.inlined
+def exp_2x_bounded(x: Any) -> Any:
+    """Return e^{2x} of a vector, with x limited to [-40, 40]."""
+    bound = simd.splat(_BOUND)
+    zeros = bound - bound
+    return simd.exp_2x(zeros - simd.minimum(zeros - simd.minimum(x, bound), bound))
+
+
+@simd.inlined
+def _sigmoid(x: Any) -> Any:
+    return simd.reciprocal(simd.splat(_ONE) + exp_2x_bounded(simd.splat(_MINUS_HALF) * x))
+
+
+@simd.inlined
+def tanh(x: Any) -> Any:
+    """Return tanh of a vector."""
+    ones = simd.splat(_ONE)
+    quotient = simd.reciprocal(ones + exp_2x_bounded(x))
+    return ones - (quotient + quotient)
+
+
+@simd.inlined
+def _input(x: Any, extra: Any, extended: Any, d: Any) -> Any:
+    """Return a vector of the input part of the gates."""
+    return simd.load(x, d) + simd.load(extra, d) if extended else simd.load(x, d)
+
+
+@simd.inlined
+def lstm(
+    x: Any,
+    extra: Any,
+    extended: Any,
+    recurrent: Any,
+    memory: Any,
+    output: Any,
+    new: Any,
+    width: Any,
+) -> None:
+    """Write the output and the memory of an LSTM, with the gates of `regard.cells.lstm_step`.
+
+    The input part of the gates is `x`, and `extra` is added to it if `extended`; (4D,) each.
+    """
+    for d in range(0, width, LANES):
+        f, g, o = d + width, d + 2 * width, d + 3 * width
+        enter = _sigmoid(_input(x, extra, extended, d) + simd.load(recurrent, d))
+        forget = _sigmoid(_input(x, extra, extended, f) + simd.load(recurrent, f))
+        candidate = tanh(_input(x, extra, extended, g) + simd.load(recurrent, g))
+        opened = _sigmoid(_input(x, extra, extended, o) + simd.load(recurrent, o))
+        kept = forget * simd.load(memory, d) + enter * candidate
+        simd.store(new, d, kept)
+        simd.store(output, d, opened * tanh(kept))
+
+
+@simd.inlined
+def gru(
+    x: Any, extra: Any, extended: Any, recurrent: Any, state: Any, new: Any, width: Any
+) -> None:
+    """Write the state of a GRU, with the gates of `regard.cells.gru_step`; (3D,) each."""
+    for d in range(0, width, LANES):
+        u, n = d + width, d + 2 * width
+        reset = _sigmoid(_input(x, extra, extended, d) + simd.load(recurrent, d))
+        update = _sigmoid(_input(x, extra, extended, u) + simd.load(recurrent, u))
+        candidate = tanh(_input(x, extra, extended, n) + reset * simd.load(recurrent, n))
+        simd.store(new, d, candidate + update * (simd.load(state, d) - candidate))

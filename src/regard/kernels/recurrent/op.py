@@ -1,0 +1,95 @@
+"""One step of a recurrent decoder with attention, without gradients.
+
+    e_i = score(q, k_i)    alpha = softmax(e)    c = sum_i alpha_i v_i
+    gates = inputs[token] + x + W_h h            new state = cell(gates, state)
+    r = tanh(c' + W_r h' + b_r)                  log P = log softmax(W_o r + b_o)
+
+The query q is a projection of h before the step, with x the first part of c and c' the rest (Bahdanau et
+al. 2015), or of the top state h' after it, with x a product of the previous r or nothing, and c' = c
+(Luong et al. 2015). The values v_i are projected beforehand, so c is part of the gates and of r.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+Matrix = tuple[Tensor, Tensor | None]
+"""A weight (E, D) and its bias (E,)."""
+
+
+class StepWeights(NamedTuple):
+    """The weights of a step; G is the width of the gates, D of a state, R of the readout."""
+
+    cell: str
+    """`lstm` or `gru`, with the gates of `regard.cells`."""
+    attends_first: bool
+    """Whether the query is the state before the step."""
+    inputs: Float[Tensor, "M G"]
+    """The input part of the gates of the first layer for every token, with its bias."""
+    recurrent: list[Matrix]
+    """The matrix of the state of every layer, (G, D)."""
+    upper: list[Matrix]
+    """The matrix of the output of the layer below, for every layer but the first, (G, D)."""
+    feed: Matrix | None
+    """The matrix of the previous readout, (G, R)."""
+    query: Matrix | None
+    """The projection of the queries, (E, D); None where they are the states."""
+    vector: Float[Tensor, " E"] | None
+    """v of an additive score; None for an inner product."""
+    readout: Matrix
+    """(R, D)."""
+    output: Matrix | None
+    """(V, R); None where the output is computed elsewhere."""
+
+
+class StepOutput(NamedTuple):
+    """The result of a step for N rows."""
+
+    log_probs: Float[Tensor, "N V"] | None
+    """None without an output matrix."""
+    weights: Float[Tensor, "N T"]
+    """The attention weights."""
+    readout: Float[Tensor, "N R"]
+    hidden: tuple[tuple[Tensor, ...], ...]
+    """The state tensors of every layer, (N, D) each."""
+
+
+class RecurrentStep:
+    """The kernel of a step with its weights in the order in which it reads them."""
+
+    def __init__(self, weights: StepWeights, backend: Any) -> None:
+        self._backend, self._weights = backend, backend.pack_weights(weights)
+
+    def __call__(
+        self,
+        tokens: Int[Tensor, " N"],
+        hidden: tuple[tuple[Tensor, ...], ...],
+        feed: Float[Tensor, "N R"] | None,
+        keys: Float[Tensor, "B T E"],
+        values: Float[Tensor, "B T U"],
+        padding: Bool[Tensor, "B T"],
+    ) -> StepOutput | None:
+        """Return the result for N = B x beams rows; None for what the kernel does not support.
+
+        The keys of an additive score are e^{2k}, as `additive.prepare_keys` computes them.
+        """
+        return self._backend.step(self._weights, tokens, hidden, feed, keys, values, padding)
+
+
+def load_step(weights: StepWeights) -> RecurrentStep | None:
+    """Return the kernel for these weights; None where there is none."""
+    backend = _load_backend()
+    supported = backend is not None and backend.supports(weights)
+    return RecurrentStep(weights, backend) if supported else None
+
+
+@functools.cache
+def _load_backend() -> Any:
+    """Return the module of the CPU kernel; None where numba cannot be imported."""
+    try:
+        from regard.kernels.recurrent import launch
+    except Exception:  # a broken compiler raises any exception
+        return None
+    return launch

@@ -1,0 +1,235 @@
+"""The kernel of a recurrent decoder's step, against the decoder itself in float64."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from regard.attention import Memory
+from regard.cells import CELLS
+from regard.config import ModelConfig
+from regard.decoders import Step, fold
+from regard.decoders.folded import FoldedDecoder
+from regard.decoders.output import CopyingOutput
+from regard.kernels.cpu.products import PANEL
+from regard.kernels.linear import FrozenLinear
+from regard.kernels.recurrent.op import StepOutput
+from regard.models import Seq2Seq, build
+
+V = 21
+DECODERS = ("luong", "bahdanau")
+SCORES = ("additive", "concat", "dot", "scaled_dot", "bilinear", "inner_product")
+
+
+def make_model(**options: Any) -> Seq2Seq:
+    widths: dict[str, Any] = {
+        "embedding_dim": PANEL, "encoder_dim": 8, "decoder_dim": PANEL, "attention_dim": PANEL,
+        "encoder_layers": 1, "decoder_layers": 1,
+    }  # fmt: skip
+    if options.get("attention") in ("dot", "scaled_dot", "inner_product"):
+        widths["encoder_dim"] = PANEL // 2
+    return build(ModelConfig(**{**widths, **options}), V, V).eval()
+
+
+def folded(model: Seq2Seq) -> FoldedDecoder:
+    decoder = fold(model.decoder)
+    assert isinstance(decoder, FoldedDecoder)
+    return decoder
+
+
+def encoded(model: Seq2Seq, lengths: Sequence[int]) -> Memory:
+    source = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    for row, length in enumerate(lengths):
+        source[row, :length] = torch.randint(
+            4, V, (length,), generator=torch.Generator().manual_seed(row)
+        )
+    copies = source if isinstance(model.decoder.output, CopyingOutput) else None
+    return model.encode(source, torch.tensor(lengths), copies)
+
+
+def run(decoder: Any, memory: Memory, tokens: Tensor, beams: int = 1) -> list[Step]:
+    """Return the steps that read the columns of `tokens`; beams change places after each."""
+    rows = torch.arange(len(memory.states)).repeat_interleave(beams)
+    steps: list[Step] = []
+    with torch.no_grad():
+        state = decoder.start(memory).select(rows)
+        for column in tokens.unbind(1):
+            steps.append(decoder.step(column, state))
+            swapped = torch.arange(len(rows)).view(-1, beams).flip(1).flatten()
+            state = steps[-1].state.select(swapped)
+    return steps
+
+
+class Calls(list[bool]):
+    """Replaces the kernel of a decoder; records whether each call gave a result."""
+
+    def __init__(self, decoder: FoldedDecoder) -> None:
+        self._kernel = decoder._kernel
+        decoder._kernel = self
+
+    def __call__(self, *arguments: Any) -> StepOutput | None:
+        output = None if self._kernel is None else self._kernel(*arguments)
+        self.append(output is not None)
+        return output
+
+
+MODELS = [
+    *[{"decoder": decoder, "attention": name} for decoder in DECODERS for name in SCORES],
+    {"decoder": "luong", "attention": "additive", "input_feeding": True},
+    {"decoder": "luong", "attention": "dot", "input_feeding": True, "tie_embeddings": True},
+    {"decoder": "bahdanau", "attention": "additive", "attention_bias": True, "copy": True},
+    {"decoder": "luong", "attention": "bilinear", "attention_scaled": True, "copy": True},
+]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize(
+    "options", MODELS, ids=lambda options: "-".join(map(str, options.values()))
+)
+@settings(max_examples=6)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    layers=st.integers(1, 3),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=7),
+    beams=st.integers(1, 6),
+    scale=st.sampled_from([1.0, 3.0]),
+)
+def test_the_kernel_computes_the_steps_of_the_decoder(
+    options: dict[str, object], cell: str, seed: int, layers: int, lengths: list[int], beams: int,
+    scale: float,
+) -> None:  # fmt: skip
+    torch.manual_seed(seed)
+    model = make_model(cell=cell, decoder_layers=layers, **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    tokens = torch.randint(V, (len(lengths) * beams, 3))
+    decoder, exact = folded(model), copy.deepcopy(model).double()
+    calls = Calls(decoder)
+    steps = run(decoder, encoded(model, lengths), tokens, beams)
+    expected = run(exact.decoder, encoded(exact, lengths), tokens, beams)
+    assert calls == [True] * 3
+    for found, step in zip(steps, expected, strict=True):
+        tolerance = {"rtol": 1e-5 * scale**4, "atol": 2e-6 * scale**4}
+        torch.testing.assert_close(found.log_probs.double(), step.log_probs, **tolerance)
+        torch.testing.assert_close(found.weights.double(), step.weights, **tolerance)
+        pairs = zip(found.state.hidden, step.state.hidden, strict=True)
+        for new, layer in (
+            (new, layer) for pair in pairs for new, layer in zip(*pair, strict=True)
+        ):
+            torch.testing.assert_close(new.double(), layer, **tolerance)
+
+
+def test_any_number_of_threads_gives_the_same_bits() -> None:
+    model = make_model(attention="additive", cell="lstm")
+    decoder, lengths = folded(model), [5] * 33
+    tokens = torch.randint(V, (66, 2))
+    results: list[list[Step]] = []
+    threads = torch.get_num_threads()
+    try:
+        memory = encoded(model, lengths)
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(run(decoder, memory, tokens, 2))
+    finally:
+        torch.set_num_threads(threads)
+    for steps in results[1:]:
+        for step, first in zip(steps, results[0], strict=True):
+            assert step.log_probs.equal(first.log_probs)
+            assert step.weights.equal(first.weights)
+
+
+@pytest.mark.parametrize("attention", ["additive", "dot"])
+def test_nan_stays_in_its_row_and_infinite_states_are_saturated(attention: str) -> None:
+    model = make_model(attention=attention, cell="lstm", decoder="luong")
+    decoder = folded(model)
+    state = decoder.start(encoded(model, [3, 2, 4]))
+    tokens = torch.tensor([4, 5, 6])
+    with torch.no_grad():
+        expected = decoder.step(tokens, state)
+        state.hidden[0][1][1, 2] = torch.nan
+        state.hidden[0][1][2, 2] = torch.inf
+        step = decoder.step(tokens, state)
+    torch.testing.assert_close(step.log_probs[0], expected.log_probs[0])
+    assert step.log_probs[1].isnan().all()
+    assert step.log_probs[2].isfinite().all()
+
+
+def test_queries_out_of_the_range_of_the_kernel_are_left_to_pytorch() -> None:
+    model = make_model(attention="additive")
+    with torch.no_grad():
+        model.decoder.attention.score.query_proj.weight.mul_(1e4)
+    decoder, exact = folded(model), copy.deepcopy(model).double()
+    calls, tokens = Calls(decoder), torch.tensor([[4], [5]])
+    (step,) = run(decoder, encoded(model, [3, 5]), tokens)
+    (expected,) = run(exact.decoder, encoded(exact, [3, 5]), tokens)
+    assert calls == [False]
+    torch.testing.assert_close(step.log_probs.double(), expected.log_probs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"decoder_dim": PANEL - 1},
+        {"attention_dim": PANEL + 1},
+        {"normalizer": "sparsemax"},
+        {"coverage": True},
+        {"window": "local-m"},
+        {"attention": "cosine", "encoder_dim": PANEL // 2},
+    ],
+    ids=str,
+)
+def test_other_decoders_are_left_to_pytorch(options: dict[str, object]) -> None:
+    assert folded(make_model(**{"attention": "additive", **options}))._kernel is None
+
+
+def test_the_kernel_stays_within_its_inputs() -> None:
+    model = make_model(attention="additive", cell="gru", decoder="bahdanau")
+    decoder = folded(model)
+    state = decoder.start(encoded(model, [3, 2]))
+    step, memory = decoder._kernel, state.memory
+    assert step is not None
+    keys, tokens = memory.keys[0].prepared, torch.tensor([4, V - 1])
+    rest = keys, memory.states, memory.padding
+    expected = step(tokens, state.hidden, None, *rest)
+    assert expected is not None
+    outside = step(torch.tensor([4, 10**9]), state.hidden, None, *rest)
+    assert outside is not None
+    assert outside.log_probs.equal(expected.log_probs)  # the last token
+    transposed = tuple(tuple(t.T.contiguous().T for t in layer) for layer in state.hidden)
+    again = step(tokens, transposed, None, *rest)
+    assert again is not None
+    assert again.log_probs.equal(expected.log_probs)
+    doubled = tuple(tuple(t.double() for t in layer) for layer in state.hidden)
+    for arguments in (
+        (tokens.int(), state.hidden, None, *rest),
+        (tokens[:1], state.hidden, None, *rest),
+        (tokens, doubled, None, *rest),
+        (tokens, state.hidden * 2, None, *rest),
+        (tokens, state.hidden, state.hidden[0][0], *rest),
+        (tokens, state.hidden, None, keys[:, :-1], *rest[1:]),
+        (tokens, state.hidden, None, keys, memory.states[..., :-1], memory.padding),
+        (tokens, state.hidden, None, keys, memory.states, memory.padding.long()),
+    ):
+        assert step(*arguments) is None
+    empty = step(tokens[:0], state.select(tokens[:0]).hidden, None, *(t[:0] for t in rest))
+    assert empty is not None
+    assert empty.log_probs.shape == (0, V)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("rows", [(), (0,), (1,), (7,), (3, 5)])
+def test_a_frozen_linear_layer_equals_a_linear_layer(
+    rows: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(17, 9).to(dtype)
+    x = torch.randn(*rows, 17).to(dtype)
+    for bias in (None, layer.bias):
+        expected = torch.nn.functional.linear(x, layer.weight, bias)
+        torch.testing.assert_close(FrozenLinear(layer.weight, bias)(x), expected.detach())
