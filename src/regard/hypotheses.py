@@ -102,10 +102,9 @@ class BeamStep(NamedTuple):
     """(A, K): the token that each new beam adds."""
     weights: np.ndarray | None
     """(A x K', layers, heads, T): the attention weights of the previous beams."""
-    top_log_probs: np.ndarray
-    """(A x K', N): log-probabilities of the most probable next tokens of the previous beams."""
-    top_ids: np.ndarray
-    """(A x K', N): ids of these tokens."""
+    top: tuple[np.ndarray, np.ndarray] | None = None
+    """(A x K', N) each: the log-probabilities and ids of the most probable next tokens of the previous
+    beams; None unless requested."""
 
 
 class SearchTrees:
@@ -221,13 +220,14 @@ def _gather(by_step: list[np.ndarray | None], rows: np.ndarray) -> np.ndarray | 
 
 def _most_probable(steps: list[BeamStep], rows: np.ndarray) -> list[list[TokenLogProb]] | None:
     """Return the most probable next tokens of each step, without impossible ones; None unless requested."""
-    if not steps[0].top_ids.shape[1]:
+    tops = [step.top for step in steps if step.top is not None]
+    if not tops:
         return None
     return [
         [
             TokenLogProb(int(id), float(value))
-            for id, value in zip(step.top_ids[row], step.top_log_probs[row], strict=True)
+            for value, id in zip(log_probs[row], ids[row], strict=True)
             if np.isfinite(value)
         ]
-        for step, row in zip(steps, rows, strict=False)
+        for (log_probs, ids), row in zip(tops, rows, strict=False)
     ]

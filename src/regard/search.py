@@ -209,7 +209,7 @@ def _totals(
     device = step_log_probs.device
     previous = torch.from_numpy(log_probs).to(device)[..., None]
     totals = previous + step_log_probs.view(*log_probs.shape, -1)
-    totals[..., PAD] = totals[..., BOS] = -torch.inf
+    totals.index_fill_(2, torch.tensor([PAD, BOS], device=device), -torch.inf)
     if at_limit.any():
         ends = totals[..., EOS].clone()
         totals[torch.from_numpy(at_limit).to(device)] = -torch.inf
@@ -233,7 +233,9 @@ def _select(
 def _recorded(
     step: Step, items: np.ndarray, beam: Continuations, previous: int, top_logprobs: int
 ) -> BeamStep:
-    top = step.log_probs.topk(min(top_logprobs, step.log_probs.shape[1]))
     weights = None if step.weights is None else step.weights.float().cpu().numpy()
+    if not top_logprobs:
+        return BeamStep(items, previous, beam.parents, beam.tokens, weights)
+    top = step.log_probs.topk(min(top_logprobs, step.log_probs.shape[1]))
     ranked = top.values.float().cpu().numpy(), top.indices.cpu().numpy()
-    return BeamStep(items, previous, beam.parents, beam.tokens, weights, *ranked)
+    return BeamStep(items, previous, beam.parents, beam.tokens, weights, ranked)

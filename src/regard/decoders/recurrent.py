@@ -69,8 +69,10 @@ class RecurrentState:
         """Return these rows; with `items`, the memory contains only these sources."""
         return type(self)(
             memory=self.memory if items is None else self.memory.select(items),
-            hidden=tuple(tuple(tensor[rows] for tensor in layer) for layer in self.hidden),
-            feed=None if self.feed is None else self.feed[rows],
+            hidden=tuple(
+                tuple(tensor.index_select(0, rows) for tensor in layer) for layer in self.hidden
+            ),
+            feed=None if self.feed is None else self.feed.index_select(0, rows),
             steps=self.steps,
             coverage=None if self.coverage is None else self.coverage[rows],
         )
