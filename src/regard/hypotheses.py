@@ -82,6 +82,9 @@ def best_continuations(totals: Tensor, beams: int) -> tuple[Continuations, Conti
     best, flat = (tensor.cpu().numpy() for tensor in totals.flatten(1).topk(count))
     parents, tokens = np.divmod(flat, totals.shape[2])
     is_end = tokens == EOS
+    if not is_end.any():
+        opened = Continuations(*(column[:, :beams] for column in (best, parents, tokens)))
+        return opened, Continuations(*(column[:, :0] for column in (best, parents, tokens)))
     ended = Continuations(np.where(is_end, best, -np.inf), parents, tokens)
     order = is_end.argsort(axis=1, kind="stable")[:, :beams]
     rows = np.arange(len(order))[:, None]
@@ -138,9 +141,9 @@ class FinishedHypotheses:
 
     def add(self, items: np.ndarray, ended: Continuations, length: int) -> None:
         """Add the hypotheses that ended after `length` tokens."""
-        some = ended.log_probs.max(1) > -np.inf
-        if not some.any():
+        if not ended.tokens.size:
             return
+        some = ended.log_probs.max(1) > -np.inf
         items, ended = items[some], Continuations(*(column[some] for column in ended))
         scores = ended.log_probs / length_normalization(length + 1, self.length_penalty)
         scores = np.concatenate([self.scores[items], scores], axis=1)

@@ -209,7 +209,8 @@ def _totals(
     device = step_log_probs.device
     previous = torch.from_numpy(log_probs).to(device)[..., None]
     totals = previous + step_log_probs.view(*log_probs.shape, -1)
-    totals.index_fill_(2, torch.tensor([PAD, BOS], device=device), -torch.inf)
+    for token in (PAD, BOS):
+        totals.select(2, token).fill_(-torch.inf)
     if at_limit.any():
         ends = totals[..., EOS].clone()
         totals[torch.from_numpy(at_limit).to(device)] = -torch.inf

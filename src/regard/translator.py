@@ -11,6 +11,7 @@ import torch
 from regard import model_folder
 from regard.attention import Memory
 from regard.copy_mechanism import Copies
+from regard.decoders import Decoder, StepDecoder
 from regard.errors import ConfigError, DataError, quantity
 from regard.hypotheses import Hypothesis
 from regard.inference import InferenceModel
@@ -213,11 +214,12 @@ class Translator:
         check_length_penalty(length_penalty)
         if (beams := max(beam_size, n_best)) > _FULL_BATCH_BEAMS:  # bounds the memory of a batch
             batch_tokens = batch_tokens * _FULL_BATCH_BEAMS // beams
-        model, steps = self._inference.prepared()
 
-        def decode(batch: PreparedRequest, memory: Memory) -> list[list[Hypothesis]]:
+        def decode(
+            batch: PreparedRequest, memory: Memory, decoder: Decoder, steps: StepDecoder
+        ) -> list[list[Hypothesis]]:
             limits = torch.tensor([source.limit for source in batch.sources]).to(self.device)
-            constraints = batch.constraints(model.decoder, self.device)
+            constraints = batch.constraints(decoder, self.device)
             return beam_search(
                 steps, memory, limits, beam_size, n_best, length_penalty, constraints,
                 return_tree, top_logprobs, on_step,
@@ -262,10 +264,11 @@ class Translator:
             )
         request = prepare(self.trained, sources, references, forced=True)
 
-        def decode(batch: PreparedRequest, memory: Memory) -> list[list[Hypothesis]]:
-            ids, (model, _) = [row.prefix.ids for row in batch.sources], self._inference.prepared()
-            outputs = forced_decode(model.decoder, memory, ids, length_penalty)
-            return [[output] for output in outputs]
+        def decode(
+            batch: PreparedRequest, memory: Memory, decoder: Decoder, _: StepDecoder
+        ) -> list[list[Hypothesis]]:
+            ids = [row.prefix.ids for row in batch.sources]
+            return [[output] for output in forced_decode(decoder, memory, ids, length_penalty)]
 
         outputs = self._decode(request, batch_tokens, decode, on_progress, forced=True)
         translations = [best[0] for best in outputs]
@@ -276,7 +279,7 @@ class Translator:
         self,
         request: PreparedRequest,
         batch_tokens: int,
-        decode: Callable[[PreparedRequest, Memory], list[list[Hypothesis]]],
+        decode: Callable[[PreparedRequest, Memory, Decoder, StepDecoder], list[list[Hypothesis]]],
         on_progress: Callable[[int], None] | None,
         n_best: int = 1,
         forced: bool = False,
@@ -284,10 +287,11 @@ class Translator:
         """Decode all batches; a blank text gives `n_best` empty translations."""
         attends = self.trained.model.decoder.attention_layers > 0
         outputs = [[empty_translation(source.line, attends)] * n_best for source in request.sources]
+        model, steps = self._inference.prepared()
         for indices, batch in request.batches(batch_tokens):
-            model, _ = self._inference.prepared()
             with without_autocast(self.device):
-                decoded = decode(batch, batch.encode(model, self.device))
+                memory = batch.encode(model, self.device)
+                decoded = decode(batch, memory, model.decoder, steps)
             for index, source, hypotheses in zip(indices, batch.sources, decoded, strict=True):
                 tree = self._tree(hypotheses[0], source.copies)
                 translations = [
