@@ -1021,7 +1021,9 @@ class Returning(nn.Module):
     ],
 )
 def test_a_custom_score_of_another_shape_is_named(change: Any, given: str, unchecked: None) -> None:
-    with pytest.raises(ShapeError, match=rf"score Returning must .* = \(2, 4, 6\), got {given}"):
+    with pytest.raises(
+        ShapeError, match=rf"the score function Returning must .* = \(2, 4, 6\), got {given}"
+    ):
         Attention(Returning(change))(torch.randn(B, L, 5), torch.randn(B, T, 5))
 
 

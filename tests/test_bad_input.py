@@ -304,10 +304,10 @@ def test_pairs_have_two_or_three_fields(pairs: Any) -> None:
 @pytest.mark.parametrize(
     ("pair", "message"),
     [
-        ((None, "a"), "text as source of pair 2, got None"),
-        (("a", float("nan")), "text as target of pair 2, got nan"),
-        ((0, "a", "b"), "text as source of pair 2, got 0"),
-        (("a", "b", float("nan")), "text as features of pair 2, got nan"),
+        ((None, "a"), "expected a string as source of pair 2, got None"),
+        (("a", float("nan")), "expected a string as target of pair 2, got nan"),
+        ((0, "a", "b"), "expected a string as source of pair 2, got 0"),
+        (("a", "b", float("nan")), "expected a string as features of pair 2, got nan"),
         (None, "as pair 2, got None"),
         ({"source": "a", "target": "b"}, "as pair 2, got {'source'"),
     ],

@@ -1066,7 +1066,7 @@ def test_a_text_may_begin_with_a_dash(
     regard: Command, folders: Folders, tmp_path: Path, text: str
 ) -> None:
     result = regard("plot", folders.model, text, "-o", tmp_path / "map.json", "--target", "D")
-    assert (result.status, result.out) == (0, f"{text} -> D, drawn in {tmp_path / 'map.json'}\n")
+    assert (result.status, result.out) == (0, f"{text} -> D, saved to {tmp_path / 'map.json'}\n")
 
 
 def test_plot_can_force_the_output(regard: Command, folders: Folders, tmp_path: Path) -> None:

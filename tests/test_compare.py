@@ -203,7 +203,7 @@ def test_gold_links_must_cover_every_pair(tmp_path: Path) -> None:
             _pairs(5, 3),
             gold=[GoldAlignment(frozenset())],
         )
-    with pytest.raises(ConfigError, match=r"give data.dev"):
+    with pytest.raises(ConfigError, match=r"set data.dev"):
         compare({}, ["dot"], tmp_path / "out", _pairs(5, 3))
 
 

@@ -290,7 +290,7 @@ def test_devices_that_several_processes_cannot_use_are_refused(
     assert distributed.join(torch.device("cpu")) == distributed.Job()
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    with pytest.raises(ConfigError, match="process 2 of this machine has no GPU of its own"):
+    with pytest.raises(ConfigError, match="process 2 on this machine has no GPU of its own"):
         distributed.join(torch.device("cuda"))
     with pytest.raises(ConfigError, match="several processes cannot train on mps; set"):
         distributed.join(torch.device("mps"))

@@ -194,7 +194,7 @@ def test_interventions_may_be_iterators_and_arrays(
         ({"pin": {"0": {"1": 0.5}}}, "pin takes {step: {source token: weight}} with whole numbers"),
         ({"pin": {0: [0.5, 0.5]}}, "pin takes {step: {source token: weight}}"),
         ({"pin": [None]}, "pin takes {step: {source token: weight}}"),
-        ({"pin": 3}, "expected one pin for all texts or one each, got 3"),
+        ({"pin": 3}, "expected one pin for all texts or one pin per text, got 3"),
         ({"prefix": [None]}, "expected a text or a list of tokens as target or prefix 0"),
         ({"prefix": [[4]]}, "expected a text or a list of tokens as target or prefix 0"),
         ({"ablate_heads": [0]}, "ablate_heads takes pairs (layer, head) of whole numbers, got [0]"),

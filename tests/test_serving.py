@@ -865,7 +865,7 @@ def test_the_server_survives_disconnecting_clients(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--port", "70000"], "0 to 65535"),
+        (["--port", "70000"], "between 0 and 65535"),
         (["--host", "999.0.0.1"], "cannot listen on"),
         (["--workers", "0"], "at least 1"),
         (["--compare-with", "nowhere"], "nowhere"),

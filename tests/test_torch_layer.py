@@ -146,7 +146,7 @@ def test_from_torch_takes_the_projections_that_the_layer_computes_with() -> None
 
 
 def test_from_torch_refuses_layers_that_compute_otherwise() -> None:
-    with pytest.raises(ConfigError, match=r"got a MultiheadAttention, whose forward differs"):
+    with pytest.raises(ConfigError, match=r"with PyTorch's own forward, got a MultiheadAttention"):
         MultiHeadAttention.from_torch(quantizable.MultiheadAttention(D, H))
 
 
@@ -548,5 +548,7 @@ def test_frozen_projections_stay_frozen() -> None:
 
 
 def test_from_torch_names_a_layer_of_another_class(unchecked: None) -> None:
-    with pytest.raises(ConfigError, match=r"takes a torch.nn.MultiheadAttention, got a Linear"):
+    with pytest.raises(
+        ConfigError, match=r"expects a torch.nn.MultiheadAttention .*, got a Linear"
+    ):
         MultiHeadAttention.from_torch(nn.Linear(3, 3))  # pyright: ignore[reportArgumentType]

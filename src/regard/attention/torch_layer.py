@@ -49,8 +49,8 @@ def constructor_arguments(module: nn.MultiheadAttention) -> dict[str, Any]:
     """
     if getattr(type(module), "forward", None) is not nn.MultiheadAttention.forward:
         raise ConfigError(
-            "from_torch expects a torch.nn.MultiheadAttention, got a "
-            f"{type(module).__qualname__} with a different forward"
+            "from_torch expects a torch.nn.MultiheadAttention with PyTorch's own forward, got a "
+            f"{type(module).__qualname__}"
         )
     refuse_extra_keys(module.bias_k is not None, module.add_zero_attn)
     weight = module.out_proj.weight
