@@ -144,7 +144,7 @@ def test_resolved_fills_defaults_of_the_architecture() -> None:
             {"encoder_dim": 12, "decoder_dim": 12, "positions": "rotary"},
             "heads of even width, got 3",
         ),
-        ({"attention": "none"}, "a transformer needs attention"),
+        ({"attention": "none"}, "a Transformer needs attention"),
     ],
 )
 def test_invalid_transformer_settings_raise(settings: dict[str, Any], message: str) -> None:
@@ -160,7 +160,7 @@ def test_invalid_transformer_settings_raise(settings: dict[str, Any], message: s
         ({"attention": "none", "window": "local-m"}, "is for recurrent decoders with attention"),
         (
             {"kind": "transformer", "attention": "additive", "attention_bias": True},
-            "heads of a transformer have biases",
+            "heads of a Transformer have biases",
         ),
         ({"attention": "dot", "attention_bias": True}, r"additive or concat score, got .* dot"),
         ({"attention_scaled": True}, "applies only to model.attention bilinear, got additive"),

@@ -175,7 +175,7 @@ def test_the_search_tree_holds_every_output(client: TestClient) -> None:
             "attention weights",
         ),
         ({"text": "a" + "\u0301\u0323" * 5000}, "accents"),
-        ({"text": "\U0001f1e9" * 20_000}, "flags in a row"),
+        ({"text": "\U0001f1e9" * 20_000}, "flag emoji in a row"),
         ({"text": "a", "pin": {"0": {"7": 1.0}}}, "source tokens from 0 to 1"),
         ({"text": "a", "pin": {"300000000": {"0": 1.0}}}, "steps from 0 to"),
         ({"text": "a", "pin": {"1" + "0" * 30: {"0": 1.0}}}, "steps from 0 to"),

@@ -105,11 +105,11 @@ class ModelConfig:
     """Encoder, decoder and attention."""
 
     kind: Literal["rnn", "transformer"] = "rnn"
-    """Architecture: recurrent or transformer."""
+    """Architecture: recurrent or Transformer."""
     encoder: Literal["rnn", "transformer"] | None = None
     """Architecture of the encoder; by default, the same as model.kind."""
     attention: AttentionName | None = None
-    """Score function of the attention layers (default: additive; scaled_dot for a transformer); with 'none', a recurrent decoder receives only the final encoder state."""
+    """Score function of the attention layers (default: additive; scaled_dot for a Transformer); with 'none', a recurrent decoder receives only the final encoder state."""
     attention_bias: bool = False
     """Recurrent decoder: add a bias inside the tanh of the additive and concat scores."""
     attention_scaled: bool = False
@@ -131,17 +131,17 @@ class ModelConfig:
     cell: Literal["gru", "lstm"] = "lstm"
     """Recurrent cell."""
     embedding_dim: int = 128
-    """Size of the embeddings; a transformer uses encoder_dim and decoder_dim instead."""
+    """Size of the embeddings; a Transformer uses encoder_dim and decoder_dim instead."""
     encoder_dim: int = 256
     """Hidden size of the encoder, per direction."""
     decoder_dim: int = 256
     """Hidden size of the decoder."""
     attention_dim: int = 256
-    """Hidden size of the additive and concat scores; a transformer uses the head size instead."""
+    """Hidden size of the additive and concat scores; a Transformer uses the head size instead."""
     encoder_layers: int | None = None
-    """Number of encoder layers (default: 1, or 3 for a transformer)."""
+    """Number of encoder layers (default: 1, or 3 for a Transformer)."""
     decoder_layers: int | None = None
-    """Number of decoder layers (default: 1, or 3 for a transformer)."""
+    """Number of decoder layers (default: 1, or 3 for a Transformer)."""
     bidirectional: bool = True
     """Recurrent encoder: read the source in both directions."""
     heads: int = 4
@@ -200,7 +200,7 @@ class ModelConfig:
             raise ConfigError(
                 "model.attention_bias needs a recurrent decoder with the additive or concat score, "
                 f"got model.kind {self.kind} and model.attention {self.attention}: leave it out; the "
-                "heads of a transformer have biases already"
+                "heads of a Transformer have biases already"
             )
         if self.attention_scaled and self.attention != "bilinear":
             raise ConfigError(
@@ -240,7 +240,7 @@ class ModelConfig:
                 check_rotary(self.attention, pairwise, width // self.heads)
         if self.kind == "transformer" and self.attention == "none":
             raise ConfigError(
-                "a transformer needs attention: choose a score for model.attention, or "
+                "a Transformer needs attention: choose a score for model.attention, or "
                 "model.kind rnn"
             )
 
@@ -264,7 +264,7 @@ class TrainingConfig:
     patience: int = 10
     """Early stopping: number of validations without improvement before the cooldown begins."""
     metric: MetricName = "auto"
-    """Metric that selects the best checkpoint; auto selects bleu for word, bpe and unigram targets (chrf if most of them have fewer than four words, because BLEU would be 0), and exact_match for others. Of equal values, the one with the lower dev loss is better."""
+    """Metric that selects the best checkpoint; auto selects bleu for word, bpe and unigram targets (chrf if most of them have fewer than four words, because BLEU would be 0), and exact_match for others. Ties are broken in favour of the checkpoint with the lower dev loss."""
     optimizer: Literal["adam", "adamw"] = "adam"
     """Optimiser."""
     learning_rate: float = 1e-3

@@ -54,8 +54,8 @@ def fit(
         pairs: training pairs, (source, target) or (source, target, features).
         dev: validation pairs; if None, some of the training pairs are held out.
         out: output model folder; if None, a temporary folder is created and its path is printed.
-        max_minutes: time budget, in minutes; if None, no limit. Training stops earlier when validation
-            no longer improves.
+        max_minutes: time budget, in minutes; if None, no limit. Training stops earlier when the
+            validation metric no longer improves.
         settings: groups of settings that differ from the defaults, named as in `Config`: `model`,
             `training`, `source`, `target` or `data`.
 

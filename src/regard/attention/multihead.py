@@ -294,7 +294,7 @@ class SelfAttention(nn.Module):
     head, `bias=False` and `output_projection=False`, the layer computes exactly this equation.
 
     Args:
-        embed_dim: width D of the sequence.
+        embed_dim: width D of the vectors of the sequence.
         num_heads: number H of heads (default 1).
         causal: mask the positions after the query (default False).
         score: as in `MultiHeadAttention`.

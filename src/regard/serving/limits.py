@@ -82,7 +82,7 @@ class Limits:
             )
         text = " ".join(texts)
         if _LONG_RUN_OF_FLAGS.search(text):
-            raise ConfigError(f"at most {_FLAGS} flags in a row; separate them with spaces")
+            raise ConfigError(f"at most {_FLAGS} flag emoji in a row; separate them with spaces")
         runs = itertools.groupby(text, lambda c: unicodedata.combining(c) > 0)
         # normalising a run takes time quadratic in its length
         if any(is_mark and len(list(run)) > _COMBINING_MARKS for is_mark, run in runs):

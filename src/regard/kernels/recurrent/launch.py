@@ -12,8 +12,8 @@ from regard.kernels.recurrent import cpu, layout
 from regard.kernels.recurrent.op import Matrix, StepOutput, StepWeights
 
 _STATE_TENSORS = {"lstm": 2, "gru": 1}
-_MAX_BLOCK = 16
-"""Rows of a task: more would not share the weights in the cache any better."""
+_MAX_BLOCK = 64
+"""Rows of a task, which read every weight once: in blocks of 16, a step takes 1.2 times as long."""
 
 
 class PackedWeights(NamedTuple):
@@ -127,8 +127,7 @@ def step(
         weights.numbers, weights.table, weights.inputs, weights.vector, tokens, padding, keys, values,
         old_feed, log_probs, attention, readout, *states, *new,
     ]  # fmt: skip
-    threads = torch.get_num_threads()
-    block = min(_MAX_BLOCK, max(ROWS, -(-rows // threads // ROWS) * ROWS))
+    block = _rows_per_task(rows, torch.get_num_threads())
     beams = rows // max(1, sources)
     kernel_sizes = Sizes(beams, rows, length, sizes[layout.HIDDEN], block)
     workspace = (1, block * cpu.workspace_width(sizes))
@@ -137,3 +136,9 @@ def step(
         return None
     by_layer = zip(*[iter(new)] * sizes[layout.STATE_TENSORS], strict=True)
     return StepOutput(log_probs if vocabulary else None, attention, readout, tuple(by_layer))
+
+
+def _rows_per_task(rows: int, threads: int) -> int:
+    """Return a multiple of `ROWS` that gives every thread the same number of tasks."""
+    tasks = threads * max(1, -(-rows // (_MAX_BLOCK * threads)))
+    return max(1, -(-rows // (tasks * ROWS))) * ROWS
