@@ -266,8 +266,8 @@ class Additive(PairwiseScore):
 class Concat(PairwiseScore):
     """e = v . tanh(W [s; h] + bias) (Luong et al. 2015, section 3.1, 'concat').
 
-    This is the same function as `Additive`, with W split at column Dq, and is computed in this way:
-    queries are never concatenated with keys. The arguments are those of `Additive`.
+    Splitting W at column Dq gives the W and U of `Additive`, so the two functions are the same. The score
+    is computed in that form, and queries are never concatenated with keys. The arguments are those of `Additive`.
     """
 
     def __init__(self, query_dim: int, key_dim: int, hidden_dim: int, bias: bool = False) -> None:

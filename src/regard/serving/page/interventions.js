@@ -26,7 +26,7 @@ export function withHead({ ablated }, layer, head, ablate) {
 
 // Every intervention in words, with the change that removes it.
 export function* listed({ pins, prefix, ablated }, sourceTokens) {
-  if (prefix.length) yield [`prefix ${prefix.map(displayToken).join(" ")}`, { prefix: [] }];
+  if (prefix.length) yield [`prefix: ${prefix.map(displayToken).join(" ")}`, { prefix: [] }];
   for (const [step, weights] of Object.entries(pins))
     for (const [i, weight] of Object.entries(weights)) {
       const { [i]: _, ...otherWeights } = weights;

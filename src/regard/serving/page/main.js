@@ -22,7 +22,7 @@ for (const id of ["beam-size", "n-best"]) byId(id).max = maxBeamSize;
 setOptions();
 
 const describe = ({ name, kind, decoder, attention, parameters }) => [
-  `${name}: ${[kind, decoder, attention === "none" ? "no attention" : attention && `attention ${attention}`].filter(Boolean).join(", ")}`,
+  `${name}: ${[kind, decoder, attention === "none" ? "no attention" : attention && `attention: ${attention}`].filter(Boolean).join(", ")}`,
   ...(parameters ? [`${parameters.toLocaleString("en")} parameters`] : []),
 ].join(", ");
 byId("summary").textContent = models.length > 1 ? "Two models side by side" : describe(models[0]);
