@@ -72,9 +72,8 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Return the best outputs for each of B sources, best first; a beam size of 1 is greedy search.
 
-    The search for a source ends when none of its open hypotheses could still be among its `n_best`
-    outputs, even if all remaining tokens had probability 1, so stopping early never changes the
-    result.
+    The search for a source ends when no open hypothesis could still enter its `n_best` outputs, even
+    if all remaining tokens had probability 1, so stopping early never changes the result.
 
     Args:
         decoder: any object with the methods `start` and `step` of `Decoder`.
@@ -91,8 +90,7 @@ def beam_search(
 
     Raises:
         ConfigError: `beam_size` or `n_best` is not in [1, `MAX_BEAM_SIZE`], `length_penalty` is not
-            in [0, 10], `top_logprobs` or a limit is negative, or a source has no output with a
-            finite log-probability.
+            in [0, 10], `top_logprobs` or a limit is negative, or a source has no output of finite score.
         ShapeError: the number of limits differs from the number of sources.
     """
     _check_options(memory, limits, beam_size, n_best, length_penalty, top_logprobs)

@@ -178,8 +178,7 @@ class Translator:
 
         Returns:
             A string gives one translation; an iterable gives a list with one translation per source.
-            If `n_best` is above 1, each translation is replaced by a list of up to `n_best`
-            translations, best first.
+            If `n_best` is above 1, each is replaced by a list of up to `n_best`, best first.
 
         Raises:
             DataError: an item is neither a string nor a pair (source, features).
