@@ -1,7 +1,8 @@
 """CPU kernel of one step of a recurrent decoder; a task is a block of rows.
 
 What a block needs between its products stays in the cache of one core. `op.py` has the equations,
-`layout.py` the table of sizes. All pointers are to float32.
+`layout.py` the table of sizes. Of `threads.Sizes`, `heads` is the number of beams of a source, `queries`
+the number of rows and `tile` that of a task. All pointers but `table`, `tokens` and `padding` are to float32.
 """
 
 import math
@@ -35,7 +36,7 @@ from regard.kernels.recurrent.layout import (
     STATE_TENSORS,
     VALUE_DIM,
     VOCABULARY,
-)  # fmt: skip
+)
 
 WEIGHTS, TABLE, INPUTS, VECTOR, TOKENS, PADDING, KEYS, VALUES, OLD_FEED = range(9)
 """Tensors that the kernel reads, by their place among the arguments."""
@@ -62,7 +63,7 @@ def _integers(arguments: Any, index: Any) -> Any:
 def _multiply(
     arguments: Any, table: Any, matrix: Any, x: Any, stride: Any, rows: Any, y: Any
 ) -> Any:
-    """Write the products of rows with a matrix to y; return the distance of its rows."""
+    """Write the products of rows with a matrix to y; return the stride of its rows."""
     entry = MATRICES + 3 * matrix
     offset, inputs, panels = table[entry], table[entry + 1], table[entry + 2]
     packed = _tensor(arguments, WEIGHTS, offset)
@@ -72,7 +73,7 @@ def _multiply(
 
 
 @simd.inlined
-def _gather(arguments: Any, tensor: Any, start: Any, count: Any, width: Any, x: Any) -> None:
+def _copy_rows(arguments: Any, tensor: Any, start: Any, count: Any, width: Any, x: Any) -> None:
     """Copy rows of a tensor to x."""
     source = _tensor(arguments, tensor, start * width)
     for d in range(0, count * width, LANES):
@@ -206,11 +207,7 @@ def _attend_block(
     arguments: Any, table: Any, start: Any, count: Any, x: Any, query: Any, context: Any
 ) -> None:
     """Write the weights and contexts of a block of rows with the states x."""
-    stride = table[HIDDEN]
-    if table[MATRICES + 3 * QUERY + 2] != 0:
-        stride = _multiply(arguments, table, QUERY, x, stride, count, query)
-    else:
-        query = x
+    stride = _multiply(arguments, table, QUERY, x, table[HIDDEN], count, query)
     for row in range(count):
         target = simd.pointer_at(context, row * table[VALUE_DIM])
         _attend(arguments, table, start + row, simd.pointer_at(query, row * stride), target)
@@ -227,11 +224,11 @@ def _step_layers(
     for layer in range(table[LAYERS]):
         above_stride = table[GATES]
         if layer > 0:
-            _gather(arguments, new + (layer - 1) * table[STATE_TENSORS], start, count, width, x)
+            _copy_rows(arguments, new + (layer - 1) * table[STATE_TENSORS], start, count, width, x)
             above_stride = _multiply(
                 arguments, table, RECURRENT + 2 * layer - 1, x, width, count, above
             )
-        _gather(arguments, STATES + layer * table[STATE_TENSORS], start, count, width, x)
+        _copy_rows(arguments, STATES + layer * table[STATE_TENSORS], start, count, width, x)
         stride = _multiply(arguments, table, RECURRENT + 2 * layer, x, width, count, gates)
         for row in range(count):
             inputs = simd.pointer_at(above, row * above_stride)
@@ -269,10 +266,10 @@ def _read_out(
             simd.store(target, d, y)
     vocabulary = table[VOCABULARY]
     if vocabulary > 0:
-        distance = _multiply(arguments, table, OUTPUT, readout, stride, count, logits)
+        logits_stride = _multiply(arguments, table, OUTPUT, readout, stride, count, logits)
         for row in range(count):
             out = _tensor(arguments, LOG_PROBS, (start + row) * vocabulary)
-            _write_log_probs(simd.pointer_at(logits, row * distance), out, vocabulary)
+            _write_log_probs(simd.pointer_at(logits, row * logits_stride), out, vocabulary)
 
 
 def step(real: Any) -> Callable[[Any], None]:
@@ -296,14 +293,14 @@ def step(real: Any) -> Callable[[Any], None]:
                 return
             stride = 0
             if table[ATTENDS_FIRST] != 0:
-                _gather(arguments, STATES, start, count, width, x)
+                _copy_rows(arguments, STATES, start, count, width, x)
                 _attend_block(arguments, table, start, count, x, query, extra)
                 stride = table[VALUE_DIM]
             elif table[FED] != 0:
-                _gather(arguments, OLD_FEED, start, count, table[READOUT_DIM], x)
+                _copy_rows(arguments, OLD_FEED, start, count, table[READOUT_DIM], x)
                 stride = _multiply(arguments, table, FEED, x, table[READOUT_DIM], count, extra)
             _step_layers(arguments, table, start, count, x, above, gates, extra, stride)
-            _gather(arguments, STATES + top, start, count, width, x)
+            _copy_rows(arguments, STATES + top, start, count, width, x)
             if table[ATTENDS_FIRST] == 0:
                 _attend_block(arguments, table, start, count, x, query, extra)
             _read_out(arguments, table, start, count, x, extra, readout, logits)

@@ -34,8 +34,8 @@ class StepWeights(NamedTuple):
     """The matrix of the output of the layer below, for every layer but the first, (G, D)."""
     feed: Matrix | None
     """The matrix of the previous readout, (G, R)."""
-    query: Matrix | None
-    """The projection of the queries, (E, D); None where they are the states."""
+    query: Matrix
+    """The projection of the queries, (E, D)."""
     vector: Float[Tensor, " E"] | None
     """v of an additive score; None for an inner product."""
     readout: Matrix
