@@ -16,9 +16,9 @@ from regard.config import ModelConfig
 from regard.decoders import Step, fold
 from regard.decoders.folded import FoldedDecoder
 from regard.decoders.output import CopyingOutput
-from regard.kernels.cpu.products import PANEL
+from regard.kernels.cpu.products import LANES, PANEL
 from regard.kernels.linear import FrozenLinear
-from regard.kernels.recurrent.op import StepOutput
+from regard.kernels.recurrent.op import StepOutput, StepWeights, load_step
 from regard.models import Seq2Seq, build
 
 V = 21
@@ -115,7 +115,7 @@ def test_the_kernel_computes_the_steps_of_the_decoder(
     expected = run(exact.decoder, encoded(exact, lengths), tokens, beams)
     assert calls == [True] * 3
     for found, step in zip(steps, expected, strict=True):
-        tolerance = {"rtol": 1e-5 * scale**4, "atol": 2e-6 * scale**4}
+        tolerance = {"rtol": 1e-6 * scale**2, "atol": 2e-6 * scale**2}
         torch.testing.assert_close(found.log_probs.double(), step.log_probs, **tolerance)
         torch.testing.assert_close(found.weights.double(), step.weights, **tolerance)
         pairs = zip(found.state.hidden, step.state.hidden, strict=True)
@@ -123,6 +123,81 @@ def test_the_kernel_computes_the_steps_of_the_decoder(
             (new, layer) for pair in pairs for new, layer in zip(*pair, strict=True)
         ):
             torch.testing.assert_close(new.double(), layer, **tolerance)
+
+
+def step_cell(
+    name: str,
+    inputs: Tensor,
+    tokens: Tensor,
+    added: Tensor | None,
+    recurrent: Tensor,
+    state: list[Tensor],
+) -> tuple[Tensor, ...]:
+    """Return the state after a step with these parts of the gates; the recurrent part is a bias."""
+    count, width = state[0].shape
+    gates = inputs.shape[1]
+    square = torch.zeros(width, width), None
+    weights = StepWeights(
+        cell=name, attends_first=added is not None, inputs=inputs, upper=[], feed=None, vector=None,
+        recurrent=[(torch.zeros(gates, width), recurrent)], query=(torch.zeros(PANEL, width), None),
+        readout=square, output=None,
+    )  # fmt: skip
+    step = load_step(weights)
+    assert step is not None
+    readout = torch.zeros(count, width)
+    values = readout if added is None else torch.cat([added, readout], 1)
+    padding = torch.zeros(count, 1, dtype=torch.bool)
+    output = step(
+        tokens, (tuple(state),), None, torch.zeros(count, 1, PANEL), values[:, None], padding
+    )
+    assert output is not None
+    return output.hidden[0]
+
+
+@pytest.mark.parametrize("name", CELLS)
+@settings(max_examples=40)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    count=st.integers(0, 40),
+    vectors=st.integers(1, 3),
+    extended=st.booleans(),
+    scale=st.sampled_from([0.1, 3.0, 30.0, 1e4]),
+)
+def test_a_cell_equals_its_equations(
+    name: str, seed: int, count: int, vectors: int, extended: bool, scale: float
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def numbers(*shape: int) -> Tensor:
+        return scale * torch.randn(shape, generator=generator)
+
+    width = vectors * LANES
+    gates = {"lstm": 4, "gru": 3}[name] * width
+    inputs, recurrent = numbers(7, gates), numbers(gates)
+    tokens = torch.randint(7, (count,), generator=generator)
+    added = numbers(count, gates) if extended else None
+    state = [torch.tanh(numbers(count, width)) for _ in range(CELLS[name].state_tensors)]
+    new = step_cell(name, inputs, tokens, added, recurrent, state)
+    chosen = inputs[tokens] if added is None else inputs[tokens] + added
+    parts = chosen.double(), recurrent.double().expand(count, -1)
+    exact = CELLS[name].step(*parts, [tensor.double() for tensor in state])
+    for found, expected in zip(new, exact, strict=True):
+        # a rounding of a sum of three terms in the gates, times the slope of at most 1
+        torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6 * max(1, scale))
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_infinite_gates_saturate_and_nan_stays_in_its_element(name: str) -> None:
+    gates = {"lstm": 4, "gru": 3}[name] * LANES
+    inputs = torch.zeros(3, gates)
+    inputs[0, :LANES] = torch.inf
+    inputs[1] = -torch.inf
+    inputs[2, 3] = torch.nan
+    state = [torch.full((3, LANES), 0.5) for _ in range(CELLS[name].state_tensors)]
+    new = step_cell(name, inputs, torch.arange(3), None, torch.zeros(gates), state)
+    expected = CELLS[name].step(inputs, torch.zeros(3, gates), state)
+    torch.testing.assert_close(new, expected, equal_nan=True)
+    assert new[0][2].isnan().sum() == 1
 
 
 def test_any_number_of_threads_gives_the_same_bits() -> None:
