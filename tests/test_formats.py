@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -43,6 +44,16 @@ def test_a_folder_of_an_earlier_format_gives_the_recorded_outputs(form: Path, na
             assert translation.attention is not None
             np.testing.assert_allclose(translation.attention, np.array(weights), atol=2e-4)
     assert [translation.text for translation in translator.translate(sources)] == record["texts"]
+
+
+@pytest.mark.parametrize("name", ["luong", "transformer"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+def test_a_folder_gives_the_recorded_outputs_under_another_default_dtype(
+    name: str, dtype: torch.dtype, request: pytest.FixtureRequest
+) -> None:
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
+    torch.set_default_dtype(dtype)
+    test_a_folder_of_an_earlier_format_gives_the_recorded_outputs(FORMATS[-1], name)
 
 
 def resume(form: Path, name: str, out: Path) -> None:

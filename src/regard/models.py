@@ -92,7 +92,7 @@ class Seq2Seq(nn.Module):
 
 
 def build(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
-    """Return the model that the settings describe, with newly initialised weights.
+    """Return the model that the settings describe, with newly initialised float32 weights.
 
     Raises:
         ConfigError: the weights do not fit in memory.
@@ -100,7 +100,8 @@ def build(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -
     config = config.resolved()
     try:
         encoder = _encoder(config, source_vocabulary)
-        return Seq2Seq(encoder, _decoder(config, target_vocabulary, encoder))
+        model = Seq2Seq(encoder, _decoder(config, target_vocabulary, encoder))
+        return model.float()  # whatever torch.get_default_dtype() is: files of weights hold float32
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
