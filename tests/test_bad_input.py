@@ -32,7 +32,7 @@ from regard.cli.parser import Parser, add_settings
 from regard.config import GROUPS, Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
 from regard.errors import ConfigError, DataError, FolderError, RegardError, is_utf8
 from regard.files import read_lines, require_empty_folder
-from regard.pairs import to_pairs
+from regard.pairs import pairs_from, to_pairs
 from regard.text import Tokenizer, unknown_tokens_message
 from regard.text.normalization import normalize
 from regard.translator import Translator
@@ -320,6 +320,14 @@ def test_pairs_have_two_or_three_fields(pairs: Any) -> None:
 def test_pairs_hold_text(pair: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         regard.fit([("a", "b", None), pair])
+
+
+@pytest.mark.parametrize("name", ["source", "target", "features"])
+def test_pairs_with_lone_surrogates_are_bad_lines(name: str) -> None:
+    pair = {"source": "a", "target": "b", "features": "V"} | {name: "\ud83d"}
+    parsed = pairs_from([("a", "b", "V"), (pair["source"], pair["target"], pair["features"])])
+    assert parsed.numbers == [1]
+    assert parsed.bad == [(2, f"has a lone surrogate in its {name}")]
 
 
 def test_settings_and_pairs_that_are_none_are_refused() -> None:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from regard import table_files
 from regard.config import DataConfig
-from regard.errors import DataError, quantity
+from regard.errors import DataError, is_utf8, quantity
 from regard.files import read_lines
 
 MAX_LISTED = 20
@@ -231,4 +231,7 @@ def _reason(
         return f"has no column {features_column} with features"
     if target is None:
         return "has no second column (TAB)"
+    for name, text in (("source", source), ("target", target), ("features", features or "")):
+        if not is_utf8(text):
+            return f"has a lone surrogate in its {name}"
     return None if target.strip() else "has an empty target"
