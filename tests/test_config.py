@@ -4,7 +4,9 @@ import inspect
 import json
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from regard import config
 from regard.config import Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
@@ -24,6 +26,19 @@ CHANGED = Config(
 @pytest.mark.parametrize("settings", [Config(), CHANGED])
 def test_settings_round_trip_through_json(settings: Config) -> None:
     assert config.from_dict(json.loads(json.dumps(dataclasses.asdict(settings)))) == settings
+
+
+def test_scalars_of_numpy_and_pytorch_are_numbers() -> None:
+    given = TrainingConfig(
+        max_updates=np.int64(5),  # pyright: ignore[reportArgumentType]
+        learning_rate=torch.tensor(0.5),  # pyright: ignore[reportArgumentType]
+        metric=np.str_("loss"),  # pyright: ignore[reportArgumentType]
+    )
+    assert given == TrainingConfig(max_updates=5, learning_rate=0.5, metric="loss")
+    assert config.from_dict({"model": {"copy": np.bool_(True)}}).model.copy is True
+    assert config.from_dict(json.loads(json.dumps({"training": dataclasses.asdict(given)})))
+    with pytest.raises(ConfigError, match=r"max_updates takes a whole number, got 0\.5"):
+        TrainingConfig(max_updates=np.float64(0.5))  # pyright: ignore[reportArgumentType]
 
 
 def test_missing_settings_have_defaults() -> None:

@@ -47,13 +47,18 @@ def _settings(group: str) -> Callable[[type[_T]], type[_T]]:
                     hint = nearest(name, known) or ("" if group else _nearest_in_groups(name))
                     hint = hint or f"; known: {', '.join(sorted(known))}"
                     raise ConfigError(f"unknown setting {where}{hint}")
-            initialize(self, **values)
+            initialize(self, **{name: _plain(value) for name, value in values.items()})
             object.__setattr__(self, "given", frozenset(values))
 
         cls.__init__ = checked
         return cls
 
     return decorate
+
+
+def _plain(value: Any) -> Any:
+    """Return a scalar of NumPy or PyTorch as a value of Python, and any other value unchanged."""
+    return value.item() if getattr(value, "shape", None) == () else value
 
 
 @_settings("data")
