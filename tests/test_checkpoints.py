@@ -522,6 +522,17 @@ def test_fine_tuning_refuses_settings_of_another_model(complete: Path, tmp_path:
         regard.train(other, PAIRS, DEV, init_from=complete)
 
 
+def test_a_model_to_start_from_is_not_used_on_resume(
+    complete: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(complete, tmp_path / "m")
+    other = _config(tmp_path / "m")
+    regard.train(other, PAIRS, DEV, resume=True, init_from="base")
+    assert (
+        "init_from base is not used, because the run has already begun" in capsys.readouterr().err
+    )
+
+
 def test_values_that_are_not_finite_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,8 @@ def starting_point(
         _require_best_weights(checkpoint, out)
         where = f"{out} and cannot change when the run is resumed"
         config, changes = _merge(config, old, _FIXED_ON_RESUME, where)
+        if init_from is not None:
+            notes.append(f"init_from {init_from} is not used, because the run has already begun")
         return StartingPoint(
             config, (stored.source, stored.target), None, checkpoint, run, (*notes, *changes)
         )
