@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 
 import regard
 from regard import model_folder
@@ -64,6 +65,18 @@ def test_loading_restores_what_was_saved(tmp_path: Path, model: dict[str, Any]) 
     state = loaded.model.state_dict()
     for name, value in trained.model.state_dict().items():
         assert torch.equal(state[name], value), name
+
+
+def test_files_with_equal_contents_are_equal(tmp_path: Path) -> None:
+    tensors = {"b": torch.ones(3), "a": torch.zeros(2, 2)}
+    metadata = {name: f'"é" {name}\n\x1f' for name in "hgfedcba"}  # in no order by chance
+    model_folder.write_tensors(tmp_path / "x", tensors, metadata)
+    content = (tmp_path / "x").read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert list(header["__metadata__"].items()) == sorted(metadata.items())
+    with safe_open(str(tmp_path / "x"), framework="pt") as stored:
+        assert stored.metadata() == metadata
+        assert all(torch.equal(stored.get_tensor(name), tensors[name]) for name in tensors)
 
 
 def test_a_folder_has_these_files_and_states_its_versions(folder: Path) -> None:

@@ -100,7 +100,17 @@ def write_tensors(
 
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # not save_file, which reports a full disk as a SafetensorError
-    path.write_bytes(save(contiguous, metadata))
+    path.write_bytes(_with_sorted_metadata(save(contiguous, metadata)))
+
+
+def _with_sorted_metadata(content: bytes) -> bytes:
+    """Return safetensors whose metadata are sorted by name; the library writes them in random order."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the tensors are aligned
+    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(content)[end:]))
 
 
 def checksum(tensors: dict[str, Tensor], text: str = "") -> str:
