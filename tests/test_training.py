@@ -1,5 +1,6 @@
 """Training: exact resume, best and last weights, fine-tuning, interruption, messages."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import json
@@ -223,6 +224,20 @@ def test_the_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
     a, b, c = (load_file(tmp_path / name / "model.safetensors") for name in "abc")
     assert all(torch.equal(value, b[name]) for name, value in a.items())
     assert not all(torch.equal(value, c[name]) for name, value in a.items())
+
+
+def test_runs_in_several_threads_are_those_of_one(tmp_path: Path) -> None:
+    def train(name: str) -> None:
+        regard.train(_config(tmp_path / name, max_updates=5), PAIRS, DEV)
+
+    train("alone")
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        list(pool.map(train, ("a", "b", "c")))
+    alone, *others = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("alone", *"abc")
+    )
+    for other in others:
+        assert all(torch.equal(value, other[name]) for name, value in alone.items())
 
 
 def test_without_dev_pairs_some_are_held_out(

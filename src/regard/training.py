@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import math
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,9 @@ _NEAR_CHANCE = 0.9
 """Fraction of ln V above which a dev loss counts as no better than guessing."""
 
 _MOST_OUTPUTS = 100
+
+_one_at_a_time = threading.RLock()
+"""Held while a model is trained: the random generators of PyTorch belong to the whole process."""
 
 _ERASURE_TOKENS = 100_000
 """Bound on the tokens processed to choose the displayed attention layer."""
@@ -86,6 +90,7 @@ def train(
 
     Under torchrun or `accelerate launch`, every process makes this call with the same arguments. The
     first process prints the messages and writes the folder, which every process must be able to read.
+    Calls in several threads of one process take turns, because they share PyTorch's random generators.
 
     Args:
         config: all settings; `config.out` is the output folder, or None for a temporary one.
@@ -118,6 +123,7 @@ def train(
             f"default is {torch.get_default_device()}: call torch.set_default_device('cpu') first"
         )
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_one_at_a_time)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         job = distributed.join(find_device(config.device))
