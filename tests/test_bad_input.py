@@ -246,8 +246,8 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(
         ("model: {encoder_dim: 1" + "0" * 5000 + "}", 2, "value has 5001 digits"),
         ("target: {vocabulary_size: 0}", 1, "train: target.vocabulary_size must be at least 1"),
         ("data: {train: 5}", 2, "data.train takes a string, got 5"),
-        ("training: [patience: 2]", 2, "training takes settings by name, got [{'patience': 2}]"),
-        ("training: 5", 2, "training takes settings by name, got 5"),
+        ("training: [patience: 2]", 1, "training takes settings by name, got [{'patience': 2}]"),
+        ("training: 5", 1, "training takes settings by name, got 5"),
         ("data: {max_length: 10001}", 1, "max_length must be at most 10,000"),
     ],
 )

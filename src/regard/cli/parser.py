@@ -48,6 +48,7 @@ def _load_settings(text: str) -> Any:
     Raises:
         yaml.YAMLError: the text is malformed, is nested too deeply, or has too many values once its
             aliases are expanded.
+        ConfigError: a group of settings is not a mapping.
     """
     sizes, names, anchors = [0], list[str | None](), dict[str, int]()
     for event in yaml.parse(text):
@@ -74,19 +75,19 @@ def _load_settings(text: str) -> Any:
     except ValueError as error:  # an integer with thousands of digits, or a date such as 2024-13-01
         raise yaml.YAMLError(str(error).partition(";")[0]) from None
     if isinstance(values, dict):
+        if "config" in values:
+            raise yaml.YAMLError("config is not a setting: a file cannot include another")
         _require_mappings(values)
     return values
 
 
 def _require_mappings(values: dict[Any, Any]) -> None:
-    """Raise a YAMLError for a group of settings that is no mapping, which jsonargparse would ignore."""
-    if "config" in values:
-        raise yaml.YAMLError("config is not a setting: a file cannot include another")
+    """Raise a ConfigError for a group of settings that is no mapping, which jsonargparse may ignore."""
     for name in GROUPS:
         group = values.get(name)
         # None: a group without settings; a string: an option of jsonargparse, the name of a file
         if not isinstance(group, dict | str | None):
-            raise yaml.YAMLError(f"{name} takes settings by name, got {group!r}")
+            raise ConfigError(f"{name} takes settings by name, got {group!r}")
 
 
 def _require_distinct_keys(node: yaml.Node | None) -> None:
