@@ -9,10 +9,8 @@ Notation: queries s_t are (B, L, Dq), keys h_i (B, T, Dk), scores e_ti (B, L, T)
 """
 
 import inspect
-import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -310,6 +308,11 @@ class AdditiveHeads(PairwiseScore):
         bound = math.sqrt(6 / (dim + 1))  # Xavier initialisation, as for one head
         nn.init.uniform_(self.vector, -bound, bound)
 
+    def forward(self, query: Float[Tensor, "N L D"], key: Float[Tensor, "N T D"]) -> Tensor:
+        """Return the scores, (N, L, T); item n belongs to head n mod H."""
+        queries, keys = (rows.unflatten(0, (-1, len(self.vector))) for rows in (query, key))
+        return self.compare(queries, keys).flatten(0, 1)
+
     def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
         """Return v of the head; the projected queries and keys already include W and U."""
         return {"v": self.vector[head]}
@@ -366,21 +369,6 @@ def make_score(
             f"score {entry.name} has parameters: pass query_dim, the width of a query"
         )
     return score_class(**given, **options)
-
-
-def check_no_options(score: nn.Module, *options: Mapping[str, Any]) -> None:
-    """Raise a ConfigError if the score is not a module, or if options accompany a module."""
-    if not isinstance(score, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise ConfigError(
-            f"score must be the name of a score or a torch.nn.Module, got {score!r}; it precedes "
-            "dropout, which is best passed by keyword"
-        )
-    for name, value in itertools.chain(*(mapping.items() for mapping in options)):
-        if value is not None:
-            raise ConfigError(
-                f"{name} is an option for a score specified by name, got the score module "
-                f"{type(score).__name__}: construct the module with this option"
-            )
 
 
 def shape(tensor: Tensor) -> str:

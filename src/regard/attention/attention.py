@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.attention.masks import Masks, nonfinite_rows, resolve_masks, zero_rows
+from regard.attention.score_modules import check_no_options, has_form, projects_separately
 from regard.errors import ConfigError, ShapeError, not_one_of
 from regard.kernels import additive
 from regard.kernels.normalizers import NORMALIZERS
@@ -28,7 +29,6 @@ from regard.scores import (
     InnerProductScore,
     PairwiseScore,
     Score,
-    check_no_options,
     check_pair,
     make_score,
     shape,
@@ -190,13 +190,13 @@ class Attention(nn.Module):
 
     def project_key(self, key: Float[Tensor, "*n T Dk"]) -> Float[Tensor, "*n T E"]:
         """Return the keys that `attend` expects, computed once per source."""
-        return self.score.project_key(key) if isinstance(self.score, Score) else key
+        return self.score.project_key(key) if projects_separately(self.score) else key
 
     def prepare_keys(
         self, keys: Float[Tensor, "*n T E"]
     ) -> Float[Tensor, "*n T E"] | additive.AdditiveKeys:
         """Prepare keys from `project_key` for repeated calls to `attend`."""
-        return additive.prepare_keys(keys) if isinstance(self.score, PairwiseScore) else keys
+        return additive.prepare_keys(keys) if has_form(self.score, PairwiseScore) else keys
 
     def attend(
         self,
@@ -213,7 +213,7 @@ class Attention(nn.Module):
         inputs may have a head axis: (B, H, L, Dq), (B, H, T, E), (B, H, T, Dv).
         """
         score, dropout = self.score, self.dropout if self.training else 0.0
-        if isinstance(score, PairwiseScore):
+        if has_form(score, PairwiseScore):
             projected = keys if isinstance(keys, Tensor) else keys.projected
             output = additive.attend(
                 score.project_query(query), keys, score.vectors(projected), values, masked, bias,
@@ -221,7 +221,7 @@ class Attention(nn.Module):
             )  # fmt: skip
             return AttentionOutput(output.context, output.weights)
         assert isinstance(keys, Tensor)
-        if isinstance(score, InnerProductScore) and self._uses_sdpa(need_weights):
+        if has_form(score, InnerProductScore) and self._uses_sdpa(need_weights):
             queries = score.project_query(query).to(keys.dtype)
             return AttentionOutput(_sdpa(queries, keys, values, masked, bias, dropout), None)
         scores = self._scores(query, keys)
@@ -230,7 +230,7 @@ class Attention(nn.Module):
 
     def _uses_sdpa(self, need_weights: bool) -> bool:
         return (
-            isinstance(self.score, InnerProductScore)
+            has_form(self.score, InnerProductScore)
             and self.normalizer == "softmax"
             and not need_weights
             # PyTorch's operator has no forward-mode derivative and no batching rule
@@ -239,7 +239,7 @@ class Attention(nn.Module):
 
     def _scores(self, query: Tensor, keys: Tensor) -> Tensor:
         score = self.score
-        if isinstance(score, Score):
+        if projects_separately(score):
             return score.compare(score.project_query(query), keys)
         heads = query.shape[:-2]
         query, keys = query.flatten(0, -3), keys.flatten(0, -3)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from regard import scores
 from regard.attention.attention import Attention, AttentionOutput, check_rows, unbatched
 from regard.attention.masks import check_mask, nonfinite_rows, resolve_masks
+from regard.attention.score_modules import check_no_options
 from regard.attention.torch_layer import (
     NotFused,
     constructor_arguments,
@@ -28,7 +29,7 @@ from regard.attention.torch_layer import (
 from regard.errors import ConfigError, ShapeError
 from regard.positions import HeadPositions
 from regard.score_registry import find_score
-from regard.scores import PairwiseScore, Score, check_no_options, make_score, shape
+from regard.scores import PairwiseScore, Score, make_score, shape
 from regard.setting_checks import check_widths
 
 

@@ -11,11 +11,14 @@ from torch import Tensor, nn
 
 from regard.attention import Attention, Intervention, Memory
 from regard.attention.coverage import Coverage
+from regard.attention.score_modules import has_form
 from regard.attention.window import LocalWindow
 from regard.cells import Cell
 from regard.decoders.output import OutputDecoder, known_tokens, repeat_beams
 from regard.decoders.protocol import AttentionInputs, Step, Unrolled
+from regard.errors import ConfigError
 from regard.kernels.dropout import dropout
+from regard.scores import PairwiseScore
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -232,7 +235,17 @@ class AttendingDecoder(RecurrentDecoder):
         self.coverage = coverage
 
     def prepare_memory(self, encoded: Memory) -> Memory:
-        """Project the keys, once per source."""
+        """Project the keys, once per source.
+
+        Raises:
+            ConfigError: coverage cannot be added to the keys of the score.
+        """
+        score = self.attention.score
+        if self.coverage is not None and not has_form(score, PairwiseScore):
+            raise ConfigError(
+                "coverage needs an additive or concat score with its own forward and without hooks, "
+                f"got {type(score).__name__}"
+            )
         keys = self.attention.project_key(encoded.states)
         if self.coverage is None:  # coverage changes the keys at every step
             keys = self.attention.prepare_keys(keys)

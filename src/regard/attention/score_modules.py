@@ -1,0 +1,49 @@
+"""Score modules given by users: checks, and how attention layers may compute them.
+
+The fast operators compute a score from its projections, without calling `forward`.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard, TypeVar
+
+from torch import nn
+
+from regard.errors import ConfigError
+from regard.kernels.linear import has_hooks
+from regard.scores import Score
+
+_Form = TypeVar("_Form", bound=Score)
+
+
+def projects_separately(score: nn.Module) -> TypeGuard[Score]:
+    """Return whether `compare` of projected queries and projected keys gives the scores.
+
+    It may not if a class of another package overrides `forward`, or if hooks run before or after
+    it, as those of `torch.nn.utils.prune` and `torch.nn.utils.weight_norm` do.
+    """
+    return isinstance(score, Score) and _is_own(score.forward) and not has_hooks(score)
+
+
+def has_form(score: nn.Module, form: type[_Form]) -> TypeGuard[_Form]:
+    """Return whether the operators for a form, a base class of scores, compute the score."""
+    return isinstance(score, form) and projects_separately(score) and _is_own(score.compare)
+
+
+def _is_own(method: Callable[..., Any]) -> bool:
+    return method.__module__.startswith("regard.")
+
+
+def check_no_options(score: nn.Module, *options: Mapping[str, Any]) -> None:
+    """Raise a ConfigError if the score is not a module, or if options accompany a module."""
+    if not isinstance(score, nn.Module):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(
+            f"score must be the name of a score or a torch.nn.Module, got {score!r}; it precedes "
+            "dropout, which is best passed by keyword"
+        )
+    for name, value in itertools.chain(*(mapping.items() for mapping in options)):
+        if value is not None:
+            raise ConfigError(
+                f"{name} is an option for a score specified by name, got the score module "
+                f"{type(score).__name__}: construct the module with this option"
+            )
