@@ -967,6 +967,25 @@ def test_scores_beyond_half_precision(dtype: torch.dtype) -> None:
         assert_close(attention(rows, rows, need_weights=True).context, expected.context, 1e-5)
 
 
+@pytest.mark.parametrize("score", ["dot", "additive"])
+def test_autocast_to_the_other_half_precision(score: str) -> None:
+    layer = regard.MultiHeadAttention(8, 2, score)
+    rows, mask = torch.randn(2, 3, 8).half(), torch.zeros(3, 3)
+    expected = layer(rows.float(), rows.float(), attn_mask=mask)
+    with torch.autocast("cpu", torch.bfloat16):
+        actual = layer(rows, rows, attn_mask=mask, need_weights=True)
+    assert_close(
+        actual.context.float(), expected.context, tolerance_for(torch.bfloat16, bfloat16=8)
+    )
+
+
+def test_the_default_device_has_no_effect() -> None:
+    layer = Attention("additive", query_dim=4, dropout=0.5).train()
+    rows = torch.randn(1, 1200, 4)  # computed in blocks
+    with torch.device("meta"):
+        assert layer(rows, rows).context.isfinite().all()
+
+
 @pytest.mark.parametrize("need_weights", [False, True])
 @pytest.mark.parametrize("score", ["dot", "additive"])
 def test_dropout_under_vmap(score: str, need_weights: bool) -> None:

@@ -408,6 +408,15 @@ def test_a_single_head_is_not_stored_twice():
     assert with_head == heatmap(WEIGHTS, SOURCE, TARGET).to_interactive().to_dict()
 
 
+def test_arrays_may_be_changed_after_a_heatmap_is_made():
+    weights, heads = WEIGHTS.copy(), WEIGHTS[:, None, None].copy()
+    chart = heatmap(weights, SOURCE, TARGET, heads=heads)
+    page = chart.to_html()
+    weights.fill(0)
+    heads.fill(0)
+    assert chart.to_html() == page
+
+
 def test_all_heads_of_a_large_model_stay_small():
     heads = np.full((40, 6, 8, 40), 1 / 40, np.float32)
     tokens = [f"w{i}" for i in range(40)]

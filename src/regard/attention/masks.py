@@ -80,7 +80,8 @@ def nonfinite_rows(*tensors: Float[Tensor, "B T _"]) -> Bool[Tensor, "B T"]:
     extremes = [extreme for row in rows for extreme in (row.amax(-1), row.amin(-1))]
     if not extremes:  # rows of width 0
         return torch.zeros_like(tensors[0][..., :1], dtype=torch.bool).any(-1)
-    return ~torch.stack(extremes).isfinite().all(0)
+    # autocast does not support numbers in the other half precision
+    return ~torch.stack([extreme.isfinite() for extreme in extremes]).all(0)
 
 
 def _split_padding(

@@ -135,7 +135,7 @@ def heatmap(
     """
     weights = check_weights(weights, source_tokens, target_tokens)
     if heads is not None:
-        heads = to_array(heads, "weights of all heads")
+        heads = to_array(heads, "weights of all heads").copy()
         length, width = weights.shape
         if heads.ndim != 4 or heads.shape[::3] != (length, width) or not heads.size:
             raise ShapeError(
@@ -143,7 +143,8 @@ def heatmap(
             )
         if not np.isfinite(heads).all():
             raise DataError("weights of all heads must be finite numbers, but some are not")
-    return Heatmap(weights, list(source_tokens), list(target_tokens), title, heads)
+    # copies: the caller may reuse the arrays
+    return Heatmap(weights.copy(), list(source_tokens), list(target_tokens), title, heads)
 
 
 class _Layout:

@@ -169,7 +169,7 @@ def attend(
             return AdditiveOutput(
                 context.to(dtype), weights.to(dtype) if need_weights else None, total
             )
-        seed = torch.randint(2**62, ()) if dropout > 0 else None
+        seed = torch.randint(2**62, (), device="cpu") if dropout > 0 else None
         tensors: Any = a, b, v, values, masked, bias, prepared
         if a.dim() == 3:
             tensors = [x if x is None else x[None] if x is v else x[:, None] for x in tensors]
