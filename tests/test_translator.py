@@ -383,10 +383,25 @@ def _halve(model: Seq2Seq) -> None:
     model.bfloat16()
 
 
+def _step_fused(model: Seq2Seq) -> None:
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    torch.optim.AdamW(model.parameters(), lr=0.1, fused=True).step()
+
+
+def _write_to_data(model: Seq2Seq) -> None:
+    for weight in model.parameters():
+        weight.data.mul_(1.5)
+
+
 @pytest.mark.parametrize("model", [{}, SMALL_TRANSFORMER], ids=["rnn", "transformer"])
 @pytest.mark.parametrize(
-    "change", [_replace_output, _assign_weights, _hook, _prune, _parametrize, _halve]
-)
+    "change",
+    [
+        _replace_output, _assign_weights, _hook, _prune, _parametrize, _halve, _step_fused,
+        _write_to_data,
+    ],
+)  # fmt: skip
 def test_changes_of_the_model_have_an_effect(
     change: Callable[[Seq2Seq], None], model: dict[str, object]
 ) -> None:

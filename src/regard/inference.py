@@ -2,7 +2,8 @@
 
 from typing import Any, cast
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from regard.decoders import StepDecoder, fold
 from regard.kernels.linear import InferenceLinear, has_hooks
@@ -21,20 +22,35 @@ class InferenceModel:
 
     def prepared(self) -> tuple[Seq2Seq, StepDecoder]:
         """Return the model and the steps of its decoder, both without gradients."""
-        if self._prepared[0] != _structure(self._model):
+        structure, weights, *_ = self._prepared
+        if structure != _structure(self._model) or not _equal(weights, self._model):
             self._prepared = self._prepare()
-        return self._prepared[1:]
+        return self._prepared[2:]
 
-    def _prepare(self) -> tuple[list[Any], Seq2Seq, StepDecoder]:
+    def _prepare(self) -> tuple[list[Any], list[Tensor], Seq2Seq, StepDecoder]:
+        # copied first: a change of the weights from here on is seen by the next call
+        weights = [weight.detach().clone() for weight in self._model.parameters()]
         structure, model = _structure(self._model), for_inference(self._model)
-        return structure, model, fold(model.decoder)
+        return structure, weights, model, fold(model.decoder)
+
+
+def _equal(weights: list[Tensor], model: nn.Module) -> bool:
+    """Return whether the weights of a model are these, of the same types.
+
+    They are compared, because many changes leave no trace: those of fused optimizers, of NumPy, and
+    through `tensor.data`.
+    """
+    return all(
+        torch.equal(weight, other)
+        for weight, other in zip(weights, model.parameters(), strict=True)
+    )
 
 
 def _structure(model: nn.Module) -> list[Any]:
     """Return values that change with the modules, their hooks and the types of the weights."""
     modules = [*model.modules()]
     types = [(type(module), has_hooks(module)) for module in modules]
-    return [modules, types, [weight.dtype for weight in model.parameters()]]
+    return [modules, types, [(weight.dtype, weight.device) for weight in model.parameters()]]
 
 
 def for_inference(model: Seq2Seq) -> Seq2Seq:

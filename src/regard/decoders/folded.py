@@ -14,7 +14,7 @@ from regard.decoders.protocol import Decoder, Step, StepDecoder
 from regard.decoders.recurrent import AttendingDecoder, RecurrentState
 from regard.kernels import additive
 from regard.kernels.additive import AdditiveKeys
-from regard.kernels.linear import FrozenLinear, has_hooks, weights_version
+from regard.kernels.linear import FrozenLinear, has_hooks
 from regard.kernels.normalizers import normalize
 from regard.kernels.recurrent.op import RecurrentStep, StepWeights, load_step
 from regard.kernels.weighted_sum import to_compute_dtype, without_autocast
@@ -66,17 +66,12 @@ class FoldedDecoder:
 
         W c_t = W sum_i alpha_ti h_i = sum_i alpha_ti (W h_i)
 
-    If the weights of the decoder change (`weights_version`), they are folded again. Autocast has no
-    effect.
+    It computes with the weights that the decoder had when it was folded. Autocast has no effect.
     """
 
     def __init__(self, decoder: AttendingDecoder) -> None:
         self.decoder = decoder
-        self._version = weights_version(decoder)
-        self._fold()
-
-    def _fold(self) -> None:
-        with torch.no_grad(), without_autocast(self.decoder.bridge.weight.device):
+        with torch.no_grad(), without_autocast(decoder.bridge.weight.device):
             self._fold_weights()
 
     def _fold_weights(self) -> None:
@@ -119,10 +114,6 @@ class FoldedDecoder:
 
     def start(self, memory: Memory) -> RecurrentState:
         """Return the first state; the values in its memory are projected."""
-        version = weights_version(self.decoder)
-        if version != self._version:
-            self._fold()
-            self._version = version
         with without_autocast(memory.states.device):
             values = self._values(memory.states)
             state = self.decoder.start(memory)

@@ -43,33 +43,23 @@ class FrozenLinear:
 
 
 class InferenceLinear(nn.Linear):
-    """A linear layer without gradients, which has the attributes of another layer."""
+    """A linear layer without gradients, which has the attributes of another layer.
 
-    _frozen: tuple[list[tuple[int, int]], FrozenLinear] | None = None
-    """The prepared weights, and their `weights_version`."""
+    It computes with the weights of its first call.
+    """
+
+    @cached_property
+    def _frozen(self) -> FrozenLinear:
+        return FrozenLinear(self.weight, self.bias)
 
     def forward(self, input: Float[Tensor, "*n D"]) -> Float[Tensor, "*n E"]:
         """Return the product."""
-        version, frozen = weights_version(self), self._frozen
-        if frozen is None or frozen[0] != version:
-            frozen = self._frozen = version, FrozenLinear(self.weight, self.bias)
-        return frozen[1](input)
+        return self._frozen(input)
 
 
 def has_hooks(module: nn.Module) -> bool:
     """Return whether hooks are called before or after the module's `forward`."""
     return bool(module._forward_hooks or module._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
-
-
-def weights_version(module: nn.Module) -> list[tuple[int, int]]:
-    """Return values that change with the weights: their addresses, and counts of in-place changes.
-
-    Changes through `tensor.data` are not counted, as autograd does not count them either.
-    """
-    return [
-        (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
-        for weight in module.parameters()
-    ]
 
 
 def _padded_count(count: int) -> int:
