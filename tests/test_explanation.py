@@ -15,6 +15,7 @@ from regard.cli.main import main
 from regard.errors import ConfigError, ShapeError
 from regard.explanation import explain, variances
 from regard.explanation.from_model import explain_step
+from regard.explanation.self_attention import layer_weights
 from regard.score_registry import SCORES
 from regard.scores import make_score
 
@@ -241,6 +242,24 @@ def test_a_step_of_a_model_equals_its_attention(
             translator, "a c b a", 1, target="c b a", layer=2, head=1
         )
         np.testing.assert_allclose(explanation.weights, output.attention_heads[1, 2, 1], atol=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{}, {"kind": "transformer"}], ids=["rnn", "transformer"])
+def test_dropout_and_autocast_have_no_effect(
+    make_translator: MakeTranslator, settings: dict[str, object]
+) -> None:
+    translator = make_translator(dropout=0.5, **settings)
+    arguments = translator, "a c b a"
+    expected = explain_step(*arguments, 1, target="c b")[0].weights
+    layers = layer_weights(*arguments, "c b")
+    translator.trained.model.train()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = explain_step(*arguments, 1, target="c b")[0].weights
+        layers_found = layer_weights(*arguments, "c b")
+    assert translator.trained.model.training
+    np.testing.assert_array_equal(found, expected)
+    for array, other in zip(layers_found[2:], layers[2:], strict=True):
+        np.testing.assert_array_equal(array, other)
 
 
 @pytest.mark.parametrize(

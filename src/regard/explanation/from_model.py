@@ -8,6 +8,8 @@ from torch import Tensor
 from regard.decoders import AttentionInputs, Decoder
 from regard.errors import ConfigError, quantity
 from regard.explanation.worked_example import Explanation, explain
+from regard.inference import for_inference
+from regard.kernels.weighted_sum import without_autocast
 from regard.request import TextOrTokens, prepare
 from regard.score_registry import SCORES
 from regard.scores import Score
@@ -69,10 +71,11 @@ def explain_step(
     ]
     request = prepare(translator.trained, [text], [output.tokens], forced=True)
     tokens = torch.tensor([[BOS, *request.sources[0].prefix.ids]])
-    with torch.inference_mode():
-        memory = request.encode(translator.trained.model, translator.device)
+    with torch.inference_mode(), without_autocast(translator.device):
+        model = for_inference(translator.trained.model)
+        memory = request.encode(model, translator.device)
         tokens = tokens[:, : step + 1].to(translator.device)
-        inputs = decoder.attention_inputs(memory, tokens, number, head)
+        inputs = model.decoder.attention_inputs(memory, tokens, number, head)
         return _explain_last(inputs, head, labels), output
 
 

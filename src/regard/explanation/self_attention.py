@@ -9,6 +9,8 @@ import torch
 from regard.attention import Intervention
 from regard.decoders import TransformerDecoder
 from regard.encoders import TransformerEncoder
+from regard.inference import for_inference
+from regard.kernels.weighted_sum import without_autocast
 from regard.request import TextOrTokens, prepare
 from regard.text import BOS, BOS_TOKEN, EOS_TOKEN, SourceLike
 from regard.translator import Translator
@@ -59,17 +61,19 @@ def layer_weights(
         ConfigError: there is no such layer or head.
     """
     request = prepare(translator.trained, [text], [target], ablate_heads=ablate_heads, forced=True)
-    model, device, (source,) = translator.trained.model, translator.device, request.sources
+    model, device = for_inference(translator.trained.model), translator.device
+    (source,) = request.sources
     encoder = decoder = cross = None
-    if isinstance(model.encoder, TransformerEncoder):
-        encoder = model.encoder.self_attention_weights(*request.padded(device))
-    if isinstance(model.decoder, TransformerDecoder):
-        memory = request.encode(model, device)
-        tokens = torch.tensor([[BOS, *source.prefix.ids]], device=device)
-        ablated = request.ablated_heads(model.decoder, device)
-        free = torch.full((1, source.length), torch.nan, device=device)
-        intervention = None if ablated is None else Intervention(free, ablated)
-        decoder, cross = model.decoder.weights_of_layers(memory, tokens, intervention)
+    with without_autocast(device):
+        if isinstance(model.encoder, TransformerEncoder):
+            encoder = model.encoder.self_attention_weights(*request.padded(device))
+        if isinstance(model.decoder, TransformerDecoder):
+            memory = request.encode(model, device)
+            tokens = torch.tensor([[BOS, *source.prefix.ids]], device=device)
+            ablated = request.ablated_heads(model.decoder, device)
+            free = torch.full((1, source.length), torch.nan, device=device)
+            intervention = None if ablated is None else Intervention(free, ablated)
+            decoder, cross = model.decoder.weights_of_layers(memory, tokens, intervention)
     return LayerWeights(
         [*source.encoding.tokens, EOS_TOKEN],
         [BOS_TOKEN, *source.prefix.tokens],
