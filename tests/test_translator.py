@@ -88,6 +88,10 @@ def test_blank_texts_give_no_tokens() -> None:
     assert (blank.tokens, blank.text, blank.source_tokens) == ([], "", [])
     assert blank.attention.shape == (0, 0)
     assert str(blank.alignment()) == ""
+    for output in _translator().translate([" ", "a"], top_logprobs=2, return_tree=True):
+        assert len(output.top_logprobs) == (len(output.tokens) + 1 if output.source_tokens else 0)
+        assert bool(output.tree) == bool(output.source_tokens)
+    assert (blank.top_logprobs, blank.tree) == (None, None)
 
 
 def test_one_string_gives_one_translation() -> None:

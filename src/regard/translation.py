@@ -71,7 +71,8 @@ class Translation:
     tree: list[Branch] | None = field(default=None, repr=False)
     """The search tree, if `return_tree` was set."""
     top_logprobs: list[list[TokenLogProb]] | None = field(default=None, repr=False)
-    """The most probable next tokens at each of the len(tokens) + 1 steps, best first, if requested."""
+    """The most probable next tokens at each of the len(tokens) + 1 steps, best first, if requested; []
+    for a blank source, which takes no steps."""
 
     alternatives: "list[Translation]" = field(default_factory=list)
     """The other outputs of the same source, best first, if `n_best` was above 1."""
@@ -309,11 +310,11 @@ def rounded(weights: np.ndarray | None) -> list[Any] | None:
     return None if weights is None else weights.astype(float).round(6).tolist()
 
 
-def empty_translation(text: str, attends: bool) -> Translation:
-    """Return the translation of a blank text, which has no tokens."""
+def empty_translation(text: str, attends: bool, **fields: Any) -> Translation:
+    """Return the translation of a blank text, which has no tokens, with these other fields."""
     attention = np.zeros((0, 0), np.float32) if attends else None
     heads = np.zeros((0, 1, 1, 0), np.float32) if attends else None
-    return Translation(text, [], [], "", 0.0, attention, heads)
+    return Translation(text, [], [], "", 0.0, attention, heads, **fields)
 
 
 def with_alternatives(outputs: Sequence[Translation]) -> list[Translation]:

@@ -121,12 +121,9 @@ class Translator:
 
     @overload
     def translate(
-        self,
-        texts: Iterable[SourceLike],
-        beam_size: int = 5,
-        n_best: Literal[1] = 1,
+        self, texts: Iterable[SourceLike], beam_size: int = 5, n_best: Literal[1] = 1,
         **options: Unpack[Options],
-    ) -> list[Translation]: ...
+    ) -> list[Translation]: ...  # fmt: skip
 
     @overload
     def translate(
@@ -225,7 +222,10 @@ class Translator:
                 return_tree, top_logprobs, on_step,
             )  # fmt: skip
 
-        return self._decode(request, batch_tokens, decode, on_progress, n_best)
+        return self._decode(
+            request, batch_tokens, decode, on_progress, n_best,
+            tree=[] if return_tree else None, top_logprobs=[] if top_logprobs else None,
+        )  # fmt: skip
 
     @overload
     def align(  # pyright: ignore[reportOverlappingOverload]
@@ -283,10 +283,11 @@ class Translator:
         on_progress: Callable[[int], None] | None,
         n_best: int = 1,
         forced: bool = False,
+        **empty: Any,
     ) -> list[list[Translation]]:
-        """Decode all batches; a blank text gives `n_best` empty translations."""
-        attends = self.trained.model.decoder.attention_layers > 0
-        outputs = [[empty_translation(source.line, attends)] * n_best for source in request.sources]
+        """Decode all batches; a blank text gives `n_best` translations with no tokens and the fields `empty`."""
+        empty["attends"] = self.trained.model.decoder.attention_layers > 0
+        outputs = [[empty_translation(row.line, **empty)] * n_best for row in request.sources]
         model, steps = self._inference.prepared()
         for indices, batch in request.batches(batch_tokens):
             with without_autocast(self.device):
@@ -294,10 +295,9 @@ class Translator:
                 decoded = decode(batch, memory, model.decoder, steps)
             for index, source, hypotheses in zip(indices, batch.sources, decoded, strict=True):
                 tree = self._tree(hypotheses[0], source.copies)
-                translations = [
-                    self._translation(source, hypothesis, tree, forced) for hypothesis in hypotheses
-                ]
-                outputs[index] = with_alternatives(translations)
+                outputs[index] = with_alternatives(
+                    [self._translation(source, row, tree, forced) for row in hypotheses]
+                )
             if on_progress is not None:
                 on_progress(len(indices))
         return outputs
