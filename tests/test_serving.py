@@ -174,6 +174,7 @@ def test_the_search_tree_holds_every_output(client: TestClient) -> None:
             },
             "attention weights",
         ),
+        ({"texts": ["a"] * 200, "n_best": 20, "top_logprobs": 20}, "next tokens"),
         ({"text": "a" + "\u0301\u0323" * 5000}, "accents"),
         ({"text": "\U0001f1e9" * 20_000}, "flag emoji in a row"),
         ({"text": "a", "pin": {"0": {"7": 1.0}}}, "source tokens from 0 to 1"),

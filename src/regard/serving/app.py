@@ -309,6 +309,12 @@ def _check_work(
     weights = sum(source.length * source.limit * heads for source in prepared.sources)
     beams = max(request.beam_size, request.n_best)
     work = (sources + outputs + weights // WEIGHTS_PER_TOKEN) * beams
+    next_tokens = request.top_logprobs * request.n_best * outputs
+    if next_tokens > limits.next_tokens:
+        raise ConfigError(
+            f"the response could contain {next_tokens:,} next tokens (at most {limits.next_tokens:,}); "
+            "reduce top_logprobs, or request fewer outputs"
+        )
     if work > limits.work:
         raise ConfigError(
             f"the request is too large: ({sources:,} source tokens + up to {outputs:,} output tokens "

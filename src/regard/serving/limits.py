@@ -57,6 +57,8 @@ class Limits:
     """
     weights: int = 1_000_000
     """Attention weights in one response."""
+    next_tokens: int = 300_000
+    """Next tokens (`top_logprobs`) that a response may contain."""
     queue: int = 1024
     """Texts that may wait; further ones get status 503."""
     explain_queue: int = 16
