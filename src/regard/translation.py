@@ -53,7 +53,8 @@ class Translation:
     """Sum of the log-probabilities in nats, EOS included, divided by the length penalty."""
     attention: np.ndarray | None
     """(len(tokens), len(source_tokens)): the average over the heads of one layer, which is selected
-    after training; None without attention. Rows sum to 1 unless the normaliser is `none`."""
+    after training; None without attention. Rows sum to 1 unless the normaliser is `none`, heads are
+    ablated, or pinned weights leave a rest and all others are 0."""
     attention_heads: np.ndarray | None = None
     """(len(tokens), layers, heads, len(source_tokens)): attention of every head in every layer."""
     attention_layer: int = 0

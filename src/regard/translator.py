@@ -166,7 +166,7 @@ class Translator:
             pin: attention weights to impose, as `{step: {source token: weight}}` with steps and
                 source tokens counted from 0, as in `attention`: one dict for all texts, or a list
                 with one dict per text. The other source tokens share the remaining weight in
-                proportion to their own weights.
+                proportion to their own weights; if those are all 0, as in sparse attention, they stay 0.
             ablate_heads: Transformer heads whose weights are set to 0, as (layer, head) pairs,
                 counted from 0.
             return_tree: store the search tree in the field `tree` of each output.
