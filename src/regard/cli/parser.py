@@ -39,6 +39,9 @@ _INVALID_VALUE = re.compile(
 _TOO_MANY_DIGITS = re.compile(r'key "([^"]+)": Exceeds the limit \((\d+) .* has (\d+) digits')
 _load_yaml = get_loader("yaml")
 _NEGATIVE_NUMBER = re.compile(r"-[\d.]")
+_OTHER_BASE = re.compile(r".*:.*|[-+]?0[0-9_]+")
+"""Numbers that YAML reads in base 60 (1:30 is 90) or in base 8 (010 is 8)."""
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _TYPE_NAMES = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a string"}
 
 
@@ -69,7 +72,7 @@ def _load_settings(text: str) -> Any:
             raise yaml.YAMLError(
                 f"settings may have at most {_MOST_VALUES:,} values and {_DEEPEST} levels of nesting"
             )
-    _require_distinct_keys(yaml.compose(text, Loader=yaml.SafeLoader))
+    _check_nodes(yaml.compose(text, Loader=yaml.SafeLoader))
     try:
         values = _load_yaml(text)
     except ValueError as error:  # an integer with thousands of digits, or a date such as 2024-13-01
@@ -78,6 +81,8 @@ def _load_settings(text: str) -> Any:
         if "config" in values:
             raise yaml.YAMLError("config is not a setting: a file cannot include another")
         _require_mappings(values)
+    elif values is None and text.lstrip().startswith("#"):  # also the name of a file
+        raise yaml.YAMLError("there is only a comment")
     return values
 
 
@@ -90,8 +95,11 @@ def _require_mappings(values: dict[Any, Any]) -> None:
             raise ConfigError(f"{name} takes settings by name, got {group!r}")
 
 
-def _require_distinct_keys(node: yaml.Node | None) -> None:
-    """Raise a YAMLError if a mapping contains a key twice; YAML would silently use the last value."""
+def _check_nodes(node: yaml.Node | None) -> None:
+    """Raise a YAMLError for what YAML would silently misread: keys set twice, numbers in other bases."""
+    if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS:
+        if _OTHER_BASE.fullmatch(node.value):
+            raise yaml.YAMLError(f"{node.value} is read in base 60 or 8; write a decimal number")
     if not isinstance(node, yaml.CollectionNode):
         return
     keys: set[str] = set()
@@ -104,7 +112,7 @@ def _require_distinct_keys(node: yaml.Node | None) -> None:
                 )
             keys.add(item[0].value)
         for child in item if isinstance(item, tuple) else [item]:
-            _require_distinct_keys(child)
+            _check_nodes(child)
 
 
 set_loader("yaml", _load_settings, (yaml.YAMLError,))
@@ -157,6 +165,13 @@ class Parser(ArgumentParser):
         with _suppressed(hidden):
             return super().format_help(*args, **kwargs)
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """Return the values of an option; refuse 1:30 as a number, which YAML reads as 90."""
+        if value_name(action) in ("N", "X") and any(":" in text for text in arg_strings):
+            name = self._as_typed(action.dest)
+            self.error(f"{name} takes a decimal number, got {' '.join(arg_strings)}")
+        return super()._get_values(action, arg_strings)
+
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print a message; unlike argparse's method, raise an OSError if that fails."""
         print(message, end="", file=file or sys.stderr)
@@ -172,6 +187,8 @@ class Parser(ArgumentParser):
         if match := _UNKNOWN_OPTION.search(text):
             name = ".".join(filter(None, match.groups())).split("=")[0]
             text = f"there is no option {name}{nearest(name, self._option_string_actions)}"
+            if match[4] and not name.startswith("-"):
+                text = f"there is an argument too many: {match[4]}"
         elif match := _INVALID_VALUE.search(text):
             key, type_name, value = match[1], match[2] or match[3], match[4]
             literals = re.findall(r"'([^']*)'", type_name) if "Literal" in type_name else []
