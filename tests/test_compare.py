@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,11 @@ def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     before = (out / "none" / "seed-1" / "model.safetensors").read_bytes()
     assert main([*call, "--resume"]) == 0
     assert (out / "none" / "seed-1" / "model.safetensors").read_bytes() == before
+    metrics = out / "additive" / "seed-1" / "metrics.jsonl"
+    for content in ("", "{"):
+        metrics.write_text(content)
+        assert main([*call, "--resume"]) == 1
+        assert f"{metrics} is damaged" in capsys.readouterr().err
     other_pairs = _write(tmp_path / "other.tsv", _pairs(60, 9))
     assert main([*call, "--data.train", other_pairs, "--resume"]) == 1
     assert "was trained on other pairs" in capsys.readouterr().err
@@ -182,6 +188,10 @@ def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         (["--beam-size", "999999999"], "beam_size must be at most 1,000, got 999,999,999"),
         (["--seeds", "1,x"], "--seeds takes comma-separated integers, got '1,x'"),
         (["--data.dev", "nowhere.tsv"], "cannot read nowhere.tsv"),
+        (["--training.seed", "5"], "--training.seed has no effect here; give --seeds"),
+        (["--model.kind=rnn"], "--model.kind has no effect here, because --attention selects it"),
+        (["--model.attention", "dot"], "--model.attention has no effect here"),
+        (["--attention=luong:dot", "--model.decoder=bahdanau"], "--model.decoder has no effect"),
     ],
 )
 def test_invalid_calls_are_reported_before_anything_is_trained(
@@ -192,6 +202,14 @@ def test_invalid_calls_are_reported_before_anything_is_trained(
     assert main([*arguments, "--out", str(tmp_path / "out"), *options]) == 1
     assert message in capsys.readouterr().err
     assert not any((tmp_path / "out").glob("*/*"))
+
+
+def test_pairs_from_a_pipe_are_refused(tmp_path: Path) -> None:
+    settings = _settings(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    settings["data"] |= {"train": str(tmp_path / "pipe")}
+    with pytest.raises(ConfigError, match=r"pipe is a pipe, which can be read only once"):
+        compare(settings, ["dot"], tmp_path / "out", _pairs(5, 3))
 
 
 def test_gold_links_must_cover_every_pair(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ one state, and its accuracy falls with the length of the source; the chart shows
 """
 
 import dataclasses
-import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +16,10 @@ from typing import Any, get_args
 from regard.alignment import GoldAlignment
 from regard.charts import LineChart, Point
 from regard.config import AttentionName, Config, from_dict
+from regard.curves import read_history
 from regard.errors import ConfigError, DataError, nearest, quantity
 from regard.evaluation import Report, align, evaluate
-from regard.files import read_lines, write_json, write_text
+from regard.files import write_json, write_text
 from regard.metrics import LengthBin, MetricValues, length_bins
 from regard.pairs import PairLike
 from regard.setting_checks import check_beam_size
@@ -109,6 +109,11 @@ def compare(
     """
     if settings.get("data", {}).get("dev") is None:
         raise ConfigError("models are compared on the same pairs: set data.dev")
+    for path in filter(None, (settings["data"].get(name) for name in ("train", "dev"))):
+        if any(Path(part).is_fifo() for part in path.split(",")):
+            raise ConfigError(
+                f"{path} is a pipe, which can be read only once, but every model reads it; give a file"
+            )
     for option, values in (("models", models), ("seeds", seeds)):
         if len(set(values)) < len(values):
             raise ConfigError(f"{option} have a duplicate: {', '.join(map(str, values))}")
@@ -205,7 +210,7 @@ def _evaluate(
     config, metadata = translator.trained.config, translator.trained.metadata
     has_attention = config.model.attention != "none"
     aligned = align(translator, test, gold)[1] if gold is not None and has_attention else None
-    last = json.loads(read_lines(Path(str(config.out)) / "metrics.jsonl")[-1])
+    last = read_history(str(config.out))[-1]
     return Run(
         name,
         seed=config.training.seed,

@@ -31,7 +31,7 @@ def curves(
     """
     if by not in _AXES:
         raise not_one_of("the x axis of curves", by, _AXES)
-    histories = {str(folder): _history(Path(folder)) for folder in folders}
+    histories = {str(folder): read_history(folder) for folder in folders}
     names = _run_names(list(histories))
     keys = dict.fromkeys(key for history in histories.values() for key in history[0])
     metrics = [key for key in keys if key not in _NOT_METRICS]
@@ -70,8 +70,13 @@ def _run_names(folders: list[str]) -> dict[str, str]:
     return names
 
 
-def _history(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "metrics.jsonl"
+def read_history(folder: str | Path) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl in a model folder, one per validation.
+
+    Raises:
+        FolderError: the file is missing or damaged.
+    """
+    path = Path(folder) / "metrics.jsonl"
     if not path.exists():
         raise FolderError(
             f"{folder} has no metrics.jsonl yet; choose the folder of a training run, after its "

@@ -43,12 +43,14 @@ def run(arguments: list[str]) -> None:
         from regard.cli.pairs import read_valid_pairs
         from regard.compare import compare, table
 
+    models = [name.strip() for name in args.attention.split(",")]
+    _require_effect(arguments, models)
     values = {**settings(args), "device": args.device}
     if values["data"]["dev"] is None:
         raise ConfigError("models are compared on the same pairs: give --data.dev F")
     runs = compare(
         values,
-        [name.strip() for name in args.attention.split(",")],
+        models,
         Path(args.out) if args.resume else require_empty_folder(Path(args.out)),
         read_valid_pairs(args.test or values["data"]["dev"], DataConfig(**values["data"])),
         seeds=_seeds(args.seeds),
@@ -59,6 +61,21 @@ def run(arguments: list[str]) -> None:
     )
     print(table(runs), end="")
     print(f"\n{args.out} contains the models, table.md, table.json and by_length.html")
+
+
+def _require_effect(arguments: list[str], models: list[str]) -> None:
+    """Raise a ConfigError for an option that the models or the seeds replace; a file may contain it."""
+    from regard.compare import model_settings
+
+    options = [text for text in recipe_first(arguments) if not text.startswith("--config=")]
+    given = settings(make_parser().parse_args(options, defaults=False))
+    for name in sorted(set.intersection(*({*model_settings(model)} for model in models))):
+        if name in given["model"]:
+            raise ConfigError(
+                f"--model.{name} has no effect here, because --attention selects it; leave it out"
+            )
+    if "seed" in given["training"]:
+        raise ConfigError("--training.seed has no effect here; give --seeds")
 
 
 def make_parser() -> Parser:
