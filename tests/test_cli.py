@@ -404,13 +404,15 @@ def test_a_long_load_is_reported_on_a_terminal_only(
         ("--resum", "no option --resum; did you mean --resume?"),
         ("--conf g2p", "no option --conf; did you mean --config?"),
         ("--zzzzzz 1", "no option --zzzzzz; see regard train --help"),
-        ("stray", "no option stray"),
+        ("stray", "there is an argument too many: stray"),
         ("--model.attention aditive", "got aditive; did you mean additive?"),
         ("--data.bad_lines skp", "data.bad_lines takes one of stop, skip, got skp; did you mean"),
         ("--device cpuu", "device takes one of auto, cpu, cuda, mps, got cpuu; did you mean cpu?"),
         ("--training.max_updates many", "training.max_updates takes an integer, got many"),
         ("--training.max_updates 2.5", "training.max_updates takes an integer, got 2.5"),
         ("--training.max_minutes soon", "training.max_minutes takes a number, got soon"),
+        ("--training.max_minutes 1:30", "max_minutes takes a decimal number, got 1:30"),
+        ("--training.max_updates=1:30", "max_updates takes a decimal number, got 1:30"),
         ("--model.bidirectional perhaps", "model.bidirectional takes true or false, got perhaps"),
         ("--training.seed", "--training.seed: expected one argument"),
     ],
@@ -432,6 +434,9 @@ def test_a_misspelt_option_prints_one_line_that_suggests_the_nearest(
         ("model: [", "Problems parsing config"),
         ("", "--config takes a file of grouped settings"),
         ("- 1", "--config takes a file of grouped settings"),
+        ("# model: {attention: dot}", "there is only a comment"),
+        ("training: {max_minutes: 1:30}", "1:30 is read in base 60 or 8; write a decimal number"),
+        ("training: {seed: 010}", "010 is read in base 60 or 8; write a decimal number"),
     ],
 )
 def test_a_misspelt_setting_in_a_file_prints_one_line(
@@ -485,10 +490,23 @@ def test_invalid_settings_exit_with_1(
     assert os.listdir(tmp_path) == []
 
 
-def test_a_scalar_for_a_group_of_settings_exits_with_1(regard: Command, tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("model: 3")
-    result = regard("train", "--out", tmp_path / "m", "--config", tmp_path / "c.yaml")
-    assert "model takes settings by name, got 3" in error_line(result, 1)
+@pytest.mark.parametrize("content", ["3", "[{attention: dot}]"])
+@pytest.mark.parametrize("options", [[], ["--model.heads", "2"]])
+def test_a_group_of_settings_that_is_no_mapping_is_rejected(
+    regard: Command, tmp_path: Path, content: str, options: list[str]
+) -> None:
+    (tmp_path / "c.yaml").write_text(f"model: {content}")
+    result = regard("train", "--out", tmp_path / "m", "--config", tmp_path / "c.yaml", *options)
+    assert "model takes settings by name, got " in error_line(result, 1)
+
+
+@pytest.mark.parametrize("name", ["#1.tsv", "1:30", "010"])
+def test_the_name_of_a_file_is_not_read_as_yaml(
+    regard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = regard("train", "--out", "m", "--data.train", name)
+    assert f"cannot read {name}: No such file" in error_line(result, 1)
 
 
 # regard data, regard train
@@ -748,6 +766,12 @@ def test_only_line_feeds_separate_lines_to_translate(
 def test_translate_reports_the_line_that_is_not_utf8(regard: Command, folders: Folders) -> None:
     result = regard("translate", folders.model, stdin=b"abc\na\xff\n")
     assert "standard input, line 2: not UTF-8 (byte 2 of the line)" in error_line(result, 1)
+
+
+def test_translate_reports_the_line_that_is_too_long(regard: Command, folders: Folders) -> None:
+    result = regard("translate", folders.model, stdin="\n" * 1500 + "a" * 10_001 + "\na\n")
+    assert (result.status, result.out) == (1, "\n" * 1000)
+    assert "translate: line 1,501: a text has 10,001 tokens, but at most 10,000" in result.err
 
 
 def test_n_best_writes_ranked_lines(regard: Command, folders: Folders, lines: str) -> None:

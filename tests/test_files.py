@@ -1,11 +1,13 @@
 import errno
 import gzip
 import io
+import lzma
 import os
 import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -270,8 +272,19 @@ def test_files_with_nul_bytes_or_carriage_returns_only_are_refused(tmp_path: Pat
     path.write_bytes(b"a\tx\nb\0\ty\n")
     with pytest.raises(DataError, match=r"line 2: contains a NUL byte"):
         read_lines(path)
-    path.write_bytes(b"a\tx\rb\ty\rc\tz\r")
-    with pytest.raises(DataError, match=r"f\.tsv: its lines end at CR; convert"):
+    for count in (3, 1 << 19):
+        path.write_bytes(b"a\tx\r" * count)
+        with pytest.raises(DataError, match=r"f\.tsv: its lines end at CR; convert"):
+            read_lines(path)
+
+
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
+def test_a_compressed_file_without_its_suffix_is_not_called_utf16(
+    tmp_path: Path, compress: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / "f.tsv"
+    path.write_bytes(compress(b"a\tx\n"))
+    with pytest.raises(DataError, match=r"f\.tsv is compressed; decompress it, or give a gzip"):
         read_lines(path)
 
 

@@ -25,8 +25,13 @@ _READ_BYTES = 1 << 20
 _EXPANDED_BYTES, _EXPANSION = 1 << 26, 100
 """A gzip file that expands to more than both this many bytes and this many times its size is refused."""
 
+_COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
+"""The first bytes of gzip, zip, xz and zstd files."""
+
 _TEMPORARY_STEM = re.compile(r"\.[0-9a-f]{16}")
 """Names of temporary files, before the suffix."""
+
+_CR_ONLY = "{}: its lines end at CR; convert them to end at LF first"
 
 _MOMENT = 0.01
 """Seconds to wait for the next part of a stream that is written without a pause."""
@@ -162,7 +167,7 @@ def read_lines(path: str | Path) -> list[str]:
     except MemoryError:
         raise DataError(f"cannot read {path}: there is not enough memory for its lines") from None
     if len(lines) == 1 and "\r" in lines[0]:
-        raise DataError(f"{path}: its lines end at CR; convert them to end at LF first")
+        raise DataError(_CR_ONLY.format(path))
     return lines
 
 
@@ -217,8 +222,14 @@ def _decoded(parts: Iterator[bytes], name: str) -> Iterator[list[str]]:
     rest, number = b"", 1
     for part in parts:
         content = rest + part
+        if number == 1 and content.startswith(_COMPRESSED):
+            raise DataError(
+                f"{name} is compressed; decompress it, or give a gzip file a name that ends in .gz"
+            )
         # a part cannot contain a longer line: only the first line here can be longer
         if len(content) > _READ_BYTES and content.find(b"\n", 0, _READ_BYTES + 1) < 0:
+            if number == 1 and b"\r" in content:
+                raise DataError(_CR_ONLY.format(name))
             raise DataError(
                 f"{name}, line {number}: longer than {_READ_BYTES:,} bytes; split it into shorter lines"
             )

@@ -77,17 +77,18 @@ def _load_settings(text: str) -> Any:
         values = _load_yaml(text)
     except ValueError as error:  # an integer with thousands of digits, or a date such as 2024-13-01
         raise yaml.YAMLError(str(error).partition(";")[0]) from None
-    if isinstance(values, dict):
-        if "config" in values:
-            raise yaml.YAMLError("config is not a setting: a file cannot include another")
-        _require_mappings(values)
-    elif values is None and text.lstrip().startswith("#"):  # also the name of a file
-        raise yaml.YAMLError("there is only a comment")
+    _require_mappings(values, text)
     return values
 
 
-def _require_mappings(values: dict[Any, Any]) -> None:
-    """Raise a ConfigError for a group of settings that is no mapping, which jsonargparse may ignore."""
+def _require_mappings(values: Any, text: str) -> None:
+    """Raise an error for a group of settings that is no mapping, which jsonargparse may ignore."""
+    if values is None and text.lstrip().startswith("#"):  # also the name of a file
+        raise yaml.YAMLError("there is only a comment")
+    if not isinstance(values, dict):
+        return
+    if "config" in values:
+        raise yaml.YAMLError("config is not a setting: a file cannot include another")
     for name in GROUPS:
         group = values.get(name)
         # None: a group without settings; a string: an option of jsonargparse, the name of a file
@@ -97,9 +98,9 @@ def _require_mappings(values: dict[Any, Any]) -> None:
 
 def _check_nodes(node: yaml.Node | None) -> None:
     """Raise a YAMLError for what YAML would silently misread: keys set twice, numbers in other bases."""
-    if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS:
-        if _OTHER_BASE.fullmatch(node.value):
-            raise yaml.YAMLError(f"{node.value} is read in base 60 or 8; write a decimal number")
+    number = node.value if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS else ""
+    if _OTHER_BASE.fullmatch(number):
+        raise yaml.YAMLError(f"{number} is read in base 60 or 8; write a decimal number")
     if not isinstance(node, yaml.CollectionNode):
         return
     keys: set[str] = set()

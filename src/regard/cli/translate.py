@@ -223,7 +223,11 @@ def _translate(
             blank = [not text.strip() for text, _ in sources]
             prefixes = ["" if skip else args.prefix or "" for skip in blank]
             pinned: list[Any] = [{} if skip else pins for skip in blank]
-            request = prepare(translator.trained, sources, prefixes, pinned, heads)
+            try:
+                request = prepare(translator.trained, sources, prefixes, pinned, heads)
+            except DataError:
+                _name_line(translator, sources, first)
+                raise
             outputs = translator.search(request, args.beam_size, args.n_best, args.length_penalty)
             for number, (source, hypotheses) in enumerate(
                 zip(sources, outputs, strict=True), first
@@ -233,6 +237,19 @@ def _translate(
             first += len(chunk)
             if progress is not None:
                 progress.advance(len(chunk))
+
+
+def _name_line(
+    translator: "Translator", sources: Sequence[tuple[str, str | None]], first: int
+) -> None:
+    """Raise a DataError with the number of the first line that cannot be translated."""
+    from regard.request import prepare
+
+    for number, source in enumerate(sources, first):
+        try:
+            prepare(translator.trained, [source])
+        except DataError as error:
+            raise DataError(f"line {number:,}: {error}") from None
 
 
 @contextlib.contextmanager
