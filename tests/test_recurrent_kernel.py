@@ -1,9 +1,11 @@
-"""The kernel of a recurrent decoder's step, against the decoder itself in float64."""
+"""The kernel of a recurrent decoder's steps, against the decoder itself in float64, and of its search."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -16,10 +18,18 @@ from regard.config import ModelConfig
 from regard.decoders import Step, fold
 from regard.decoders.folded import FoldedDecoder
 from regard.decoders.output import CopyingOutput
+from regard.errors import ConfigError
 from regard.kernels.cpu.products import LANES, PANEL
 from regard.kernels.linear import FrozenLinear
-from regard.kernels.recurrent.op import StepOutput, StepWeights, load_step
+from regard.kernels.recurrent import launch
+from regard.kernels.recurrent.op import (
+    DecoderWeights,
+    KernelState,
+    SourceTensors,
+    load_kernel,
+)
 from regard.models import Seq2Seq, build
+from regard.search import beam_search
 
 V = 21
 DECODERS = ("luong", "bahdanau")
@@ -65,17 +75,23 @@ def run(decoder: Any, memory: Memory, tokens: Tensor, beams: int = 1) -> list[St
     return steps
 
 
-class Calls(list[bool]):
-    """Replaces the kernel of a decoder; records whether each call gave a result."""
+def record_calls(decoder: FoldedDecoder) -> list[bool]:
+    """Return a list to which every call of the decoder's kernel adds whether it gave a result."""
+    found: list[bool] = []
+    kernel = decoder._kernel
+    assert kernel is not None
 
-    def __init__(self, decoder: FoldedDecoder) -> None:
-        self._kernel = decoder._kernel
-        decoder._kernel = self
+    def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            output = method(*arguments)
+            found.append(output is not None)
+            return output
 
-    def __call__(self, *arguments: Any) -> StepOutput | None:
-        output = None if self._kernel is None else self._kernel(*arguments)
-        self.append(output is not None)
-        return output
+        return call
+
+    for name in ("step", "search"):
+        setattr(kernel, name, recorded(getattr(kernel, name)))
+    return found
 
 
 MODELS = [
@@ -110,7 +126,7 @@ def test_the_kernel_computes_the_steps_of_the_decoder(
             parameter.mul_(scale)
     tokens = torch.randint(V, (len(lengths) * beams, 3))
     decoder, exact = folded(model), copy.deepcopy(model).double()
-    calls = Calls(decoder)
+    calls = record_calls(decoder)
     steps = run(decoder, encoded(model, lengths), tokens, beams)
     expected = run(exact.decoder, encoded(exact, lengths), tokens, beams)
     assert calls == [True] * 3
@@ -137,21 +153,20 @@ def step_cell(
     count, width = state[0].shape
     gates = inputs.shape[1]
     square = torch.zeros(width, width), None
-    weights = StepWeights(
+    weights = DecoderWeights(
         cell=name, attends_first=added is not None, inputs=inputs, upper=[], feed=None, vector=None,
         recurrent=[(torch.zeros(gates, width), recurrent)], query=(torch.zeros(PANEL, width), None),
         readout=square, output=None,
     )  # fmt: skip
-    step = load_step(weights)
-    assert step is not None
+    kernel = load_kernel(weights)
+    assert kernel is not None
     readout = torch.zeros(count, width)
     values = readout if added is None else torch.cat([added, readout], 1)
     padding = torch.zeros(count, 1, dtype=torch.bool)
-    output = step(
-        tokens, (tuple(state),), None, torch.zeros(count, 1, PANEL), values[:, None], padding
-    )
+    sources = SourceTensors(torch.zeros(count, 1, PANEL), values[:, None], padding)
+    output = kernel.step(tokens, KernelState((tuple(state),), None), sources)
     assert output is not None
-    return output.hidden[0]
+    return output.state.hidden[0]
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -240,11 +255,86 @@ def test_queries_out_of_the_range_of_the_kernel_are_left_to_pytorch() -> None:
     with torch.no_grad():
         model.decoder.attention.score.query_proj.weight.mul_(1e4)
     decoder, exact = folded(model), copy.deepcopy(model).double()
-    calls, tokens = Calls(decoder), torch.tensor([[4], [5]])
+    calls, tokens = record_calls(decoder), torch.tensor([[4], [5]])
     (step,) = run(decoder, encoded(model, [3, 5]), tokens)
     (expected,) = run(exact.decoder, encoded(exact, [3, 5]), tokens)
     assert calls == [False]
     torch.testing.assert_close(step.log_probs.double(), expected.log_probs, atol=1e-4, rtol=1e-4)
+
+
+class StepsOnly:
+    """A decoder without a search of its own."""
+
+    def __init__(self, decoder: FoldedDecoder) -> None:
+        self.start, self.step = decoder.start, decoder.step
+
+
+SEARCHES = [
+    {"decoder": "bahdanau", "attention": "additive"},
+    {"decoder": "luong", "attention": "dot"},
+    {"decoder": "luong", "attention": "additive", "input_feeding": True},
+]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("options", SEARCHES, ids=lambda options: "-".join(map(str, options)))
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    layers=st.integers(1, 2),
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=7),
+    beams=st.integers(1, 12),
+    n_best=st.integers(1, 4),
+    length_penalty=st.sampled_from([0.0, 1.0, 2.5]),
+    limit=st.integers(0, 9),
+    steps=st.integers(1, 12),
+    scale=st.sampled_from([1.0, 4.0]),
+)
+def test_the_search_of_the_kernel_is_that_of_single_steps(
+    options: dict[str, object], cell: str, seed: int, layers: int, lengths: list[int], beams: int,
+    n_best: int, length_penalty: float, limit: int, steps: int, scale: float,
+) -> None:  # fmt: skip
+    torch.manual_seed(seed)
+    model = make_model(cell=cell, decoder_layers=layers, **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+    decoder, memory = folded(model), encoded(model, lengths)
+    limits = torch.tensor([limit + length for length in lengths])
+    arguments = memory, limits, beams, n_best, length_penalty
+    expected = beam_search(StepsOnly(decoder), *arguments)
+    found = record_calls(decoder)
+    with mock.patch.object(launch, "_MAX_STEPS", steps):
+        outputs = beam_search(decoder, *arguments)
+    assert found
+    assert all(found)
+    for output, reference in zip(outputs, expected, strict=True):
+        assert [h.ids for h in output] == [h.ids for h in reference]
+        assert [(h.score, h.complete) for h in output] == [(h.score, h.complete) for h in reference]
+        for hypothesis, other in zip(output, reference, strict=True):
+            np.testing.assert_array_equal(hypothesis.weights, other.weights)
+
+
+def test_a_search_out_of_the_range_of_the_kernel_is_left_to_single_steps() -> None:
+    model = make_model(attention="additive")
+    with torch.no_grad():
+        model.decoder.attention.score.query_proj.weight.mul_(1e4)
+    decoder, limits = folded(model), torch.tensor([5, 6])
+    memory = encoded(model, [3, 5])
+    calls = record_calls(decoder)
+    outputs = beam_search(decoder, memory, limits, 3)
+    assert not any(calls)
+    expected = beam_search(model.decoder, memory, limits, 3)
+    for (output, *_), (reference, *_) in zip(outputs, expected, strict=True):
+        assert output.ids == reference.ids
+
+
+def test_a_search_with_a_weight_that_is_not_a_number_is_refused() -> None:
+    model = make_model(attention="dot")
+    with torch.no_grad():
+        model.decoder.output.bias[5] = torch.nan
+    with pytest.raises(ConfigError, match="infinite or NaN"):
+        beam_search(folded(model), encoded(model, [3, 5]), torch.tensor([5, 6]), 3)
 
 
 @pytest.mark.parametrize(
@@ -266,33 +356,35 @@ def test_other_decoders_are_left_to_pytorch(options: dict[str, object]) -> None:
 def test_the_kernel_stays_within_its_inputs() -> None:
     model = make_model(attention="additive", cell="gru", decoder="bahdanau")
     decoder = folded(model)
-    state = decoder.start(encoded(model, [3, 2]))
-    step, memory = decoder._kernel, state.memory
-    assert step is not None
-    keys, tokens = memory.keys[0].prepared, torch.tensor([4, V - 1])
-    rest = keys, memory.states, memory.padding
-    expected = step(tokens, state.hidden, None, *rest)
+    start = decoder.start(encoded(model, [3, 2]))
+    memory, hidden = start.memory, start.hidden
+    kernel, tokens = decoder._kernel, torch.tensor([4, V - 1])
+    assert kernel is not None
+    state = KernelState(hidden, None)
+    sources = SourceTensors(memory.keys[0].prepared, memory.states, memory.padding)
+    expected = kernel.step(tokens, state, sources)
     assert expected is not None
-    outside = step(torch.tensor([4, 10**9]), state.hidden, None, *rest)
+    outside = kernel.step(torch.tensor([4, 10**9]), state, sources)
     assert outside is not None
     assert outside.log_probs.equal(expected.log_probs)  # the last token
-    transposed = tuple(tuple(t.T.contiguous().T for t in layer) for layer in state.hidden)
-    again = step(tokens, transposed, None, *rest)
+    transposed = tuple(tuple(t.T.contiguous().T for t in layer) for layer in hidden)
+    again = kernel.step(tokens, KernelState(transposed, None), sources)
     assert again is not None
     assert again.log_probs.equal(expected.log_probs)
-    doubled = tuple(tuple(t.double() for t in layer) for layer in state.hidden)
+    doubled = tuple(tuple(t.double() for t in layer) for layer in hidden)
     for arguments in (
-        (tokens.int(), state.hidden, None, *rest),
-        (tokens[:1], state.hidden, None, *rest),
-        (tokens, doubled, None, *rest),
-        (tokens, state.hidden * 2, None, *rest),
-        (tokens, state.hidden, state.hidden[0][0], *rest),
-        (tokens, state.hidden, None, keys[:, :-1], *rest[1:]),
-        (tokens, state.hidden, None, keys, memory.states[..., :-1], memory.padding),
-        (tokens, state.hidden, None, keys, memory.states, memory.padding.long()),
+        (tokens.int(), state, sources),
+        (tokens[:1], state, sources),
+        (tokens, KernelState(doubled, None), sources),
+        (tokens, KernelState(hidden * 2, None), sources),
+        (tokens, KernelState(hidden, hidden[0][0]), sources),
+        (tokens, state, sources._replace(keys=sources.keys[:, :-1])),
+        (tokens, state, sources._replace(values=sources.values[..., :-1])),
+        (tokens, state, sources._replace(padding=sources.padding.long())),
     ):
-        assert step(*arguments) is None
-    empty = step(tokens[:0], state.select(tokens[:0]).hidden, None, *(t[:0] for t in rest))
+        assert kernel.step(*arguments) is None
+    nothing = SourceTensors(*(tensor[:0] for tensor in sources))
+    empty = kernel.step(tokens[:0], KernelState(start.select(tokens[:0]).hidden, None), nothing)
     assert empty is not None
     assert empty.log_probs.shape == (0, V)
 

@@ -7,8 +7,10 @@ number of beams.
 from typing import Any, NamedTuple, overload
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from regard.kernels.recurrent.op import FinishedTensors
 from regard.text import EOS
 
 
@@ -133,7 +135,7 @@ class FinishedHypotheses:
     """The `n_best` finished hypotheses of every source so far."""
 
     def __init__(self, limits: Tensor, n_best: int, length_penalty: float) -> None:
-        self.limits, self.length_penalty = limits.cpu().numpy(), length_penalty
+        self.limits, self.length_penalty = limits.long().cpu().numpy(), length_penalty
         self.scores = np.full((len(limits), n_best), -np.inf, np.float32)
         self.beams = np.zeros(self.scores.shape, np.int64)
         self.lengths = np.zeros(self.scores.shape, np.int64)
@@ -161,6 +163,21 @@ class FinishedHypotheses:
         """
         bounds = best_open / self.max_divisors[items]
         return (self.scores[items, -1] < bounds) & (self.limits[items] > length)
+
+    def tensors(self, items: np.ndarray) -> FinishedTensors:
+        """Return the finished hypotheses of these sources, with what decides when their search ends."""
+        divisors = length_normalization(np.arange(self.limits.max() + 2), self.length_penalty)
+        arrays = self.limits[items], divisors, *(array[items] for array in self._arrays)
+        return FinishedTensors(*(torch.from_numpy(array) for array in arrays))
+
+    def replace(self, items: np.ndarray, finished: FinishedTensors) -> None:
+        """Replace the finished hypotheses of these sources."""
+        for array, tensor in zip(self._arrays, finished[2:], strict=True):
+            array[items] = tensor.numpy()
+
+    @property
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.scores, self.beams, self.lengths
 
     def trace(
         self, steps: list[BeamStep], trees: list[list[SearchNode]] | None

@@ -3,8 +3,8 @@
 Hypotheses carry the attention weights of their steps, so every output of a search has its attention.
 """
 
-import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.attention import Intervention, Memory
 from regard.batching import pad
-from regard.decoders import Decoder, Step, StepDecoder
+from regard.decoders import Decoder, SearchDecoder, Step, StepDecoder
 from regard.errors import ConfigError, DataError, ShapeError
 from regard.hypotheses import (
     BeamStep,
@@ -25,6 +25,7 @@ from regard.hypotheses import (
     best_continuations,
     length_normalization,
 )
+from regard.kernels.recurrent.op import OpenHypotheses
 from regard.kernels.weighted_sum import to_compute_dtype
 from regard.setting_checks import check_beam_size, check_ids, check_length_penalty, check_limits
 from regard.text import BOS, EOS, PAD
@@ -94,30 +95,109 @@ def beam_search(
         ShapeError: the number of limits differs from the number of sources.
     """
     _check_options(memory, limits, beam_size, n_best, length_penalty, top_logprobs)
-    beams, tensor = max(beam_size, n_best), functools.partial(torch.as_tensor, device=limits.device)
-    finished = FinishedHypotheses(limits, n_best, length_penalty)
-    trees = SearchTrees(len(limits)) if return_tree else None
-    items, log_probs = np.arange(len(limits)), np.zeros((len(limits), 1), np.float32)
-    state, tokens = decoder.start(memory), np.full(log_probs.shape, BOS)
-    steps: list[BeamStep] = []
-    while len(items):
+    search = _Search(
+        decoder=decoder,
+        finished=FinishedHypotheses(limits, n_best, length_penalty),
+        device=limits.device,
+        beams=max(beam_size, n_best),
+        constraints=constraints,
+        trees=SearchTrees(len(limits)) if return_tree else None,
+        top_logprobs=top_logprobs,
+    )
+    beam, steps = search.start(memory), list[BeamStep]()
+    while len(beam.items):
         if on_step is not None:
             on_step()
-        length = len(steps)
-        step = _step(decoder, tensor(tokens), state, constraints, length, tensor(items))
-        totals = _totals(step.log_probs, log_probs, finished.limits[items] == length)
+        new, beam = search.several_steps(beam, len(steps)) or search.one_step(beam, len(steps))
+        steps += new
+    _check_finite(np.isfinite(search.finished.scores[:, 0]).all())
+    return search.finished.trace(steps, None if search.trees is None else search.trees.nodes)
+
+
+class _Beam(NamedTuple):
+    """The open hypotheses of A active sources."""
+
+    items: np.ndarray
+    """(A,): the indices of the sources, ascending."""
+    tokens: np.ndarray
+    """(A, K): the last tokens."""
+    log_probs: np.ndarray
+    """(A, K): the sums of the log-probabilities."""
+    state: Any
+    """The state of the decoder, with A x K rows."""
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The settings and results of a beam search."""
+
+    decoder: StepDecoder
+    finished: FinishedHypotheses
+    device: torch.device
+    beams: int
+    constraints: SearchConstraints | None
+    trees: SearchTrees | None
+    top_logprobs: int
+
+    def start(self, memory: Memory) -> _Beam:
+        sources = len(self.finished.limits)
+        log_probs = np.zeros((sources, 1), np.float32)
+        state = self.decoder.start(memory)
+        return _Beam(np.arange(sources), np.full(log_probs.shape, BOS), log_probs, state)
+
+    def one_step(self, beam: _Beam, length: int) -> tuple[list[BeamStep], _Beam]:
+        """Compute a step for hypotheses of `length` tokens."""
+        items, constraints = self._tensor(beam.items), self.constraints
+        step = _step(
+            self.decoder, self._tensor(beam.tokens), beam.state, constraints, length, items
+        )
+        totals = _totals(step.log_probs, beam.log_probs, self.finished.limits[beam.items] == length)
         if constraints is not None:
-            constraints.force(totals, length, tensor(items))
-        beam, ended = best_continuations(totals, beams)
-        if trees is not None:
-            trees.add(items, beam, ended)
-        finished.add(items, ended, length)
-        steps.append(_recorded(step, items, beam, tokens.shape[1], top_logprobs))
-        active = finished.active(items, beam.log_probs.max(1), length)
-        state = _select(step.state, active, beam.parents, tokens.shape, limits.device)
-        items, log_probs, tokens = items[active], beam.log_probs[active], beam.tokens[active]
-    _check_finite(np.isfinite(finished.scores[:, 0]).all())
-    return finished.trace(steps, None if trees is None else trees.nodes)
+            constraints.force(totals, length, items)
+        opened, ended = best_continuations(totals, self.beams)
+        if self.trees is not None:
+            self.trees.add(beam.items, opened, ended)
+        self.finished.add(beam.items, ended, length)
+        active = self.finished.active(beam.items, opened.log_probs.max(1), length)
+        recorded = _recorded(step, beam.items, opened, beam.tokens.shape[1], self.top_logprobs)
+        return [recorded], self._continued(beam, opened, active, step.state)
+
+    def several_steps(self, beam: _Beam, length: int) -> tuple[list[BeamStep], _Beam] | None:
+        """Compute several steps with the decoder's own search; None if it cannot do that."""
+        plain = self.constraints is None and self.trees is None and not self.top_logprobs
+        if not (plain and isinstance(self.decoder, SearchDecoder)):
+            return None
+        tokens, log_probs = torch.from_numpy(beam.tokens), torch.from_numpy(beam.log_probs)
+        opened = OpenHypotheses(tokens, log_probs, length, self.beams)
+        found = self.decoder.search(opened, self.finished.tensors(beam.items), beam.state)
+        if found is None:
+            return None
+        output, state = found
+        self.finished.replace(beam.items, output.finished)
+        active, parents, chosen = (
+            tensor.numpy() for tensor in (output.active, output.parents, output.tokens)
+        )
+        weights = output.weights[:, :, None, None].numpy()
+        steps = [
+            BeamStep(beam.items, self.beams, *step)
+            for step in zip(parents, chosen, weights, strict=True)
+        ]
+        last = Continuations(
+            output.opened.log_probs.numpy(),
+            np.tile(np.arange(self.beams), (len(active), 1)),
+            output.opened.tokens.numpy(),
+        )
+        return steps, self._continued(beam._replace(tokens=last.tokens), last, active, state)
+
+    def _continued(
+        self, beam: _Beam, opened: Continuations, active: np.ndarray, state: Any
+    ) -> _Beam:
+        """Return the continuations of the active sources, given the state of the rows before."""
+        state = _select(state, active, opened.parents, beam.tokens.shape, self.device)
+        return _Beam(beam.items[active], opened.tokens[active], opened.log_probs[active], state)
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.as_tensor(array, device=self.device)
 
 
 def _check_options(

@@ -12,7 +12,15 @@ from regard.decoders.bahdanau import BahdanauDecoder
 from regard.decoders.fixed_context import FixedContextDecoder
 from regard.decoders.folded import fold
 from regard.decoders.luong import LuongDecoder
-from regard.decoders.protocol import AttentionInputs, Decoder, State, Step, StepDecoder, Unrolled
+from regard.decoders.protocol import (
+    AttentionInputs,
+    Decoder,
+    SearchDecoder,
+    State,
+    Step,
+    StepDecoder,
+    Unrolled,
+)
 from regard.decoders.recurrent import RecurrentDecoderConfig
 from regard.decoders.transformer import TransformerDecoder
 
@@ -23,6 +31,7 @@ __all__ = [
     "FixedContextDecoder",
     "LuongDecoder",
     "RecurrentDecoderConfig",
+    "SearchDecoder",
     "State",
     "Step",
     "StepDecoder",

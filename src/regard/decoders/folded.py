@@ -16,7 +16,16 @@ from regard.kernels import additive
 from regard.kernels.additive import AdditiveKeys
 from regard.kernels.linear import FrozenLinear, has_hooks
 from regard.kernels.normalizers import normalize
-from regard.kernels.recurrent.op import RecurrentStep, StepWeights, load_step
+from regard.kernels.recurrent.op import (
+    DecoderWeights,
+    FinishedTensors,
+    KernelState,
+    OpenHypotheses,
+    RecurrentKernel,
+    SearchOutput,
+    SourceTensors,
+    load_kernel,
+)
 from regard.kernels.weighted_sum import to_compute_dtype, without_autocast
 from regard.scores import (
     Additive,
@@ -93,12 +102,12 @@ class FoldedDecoder:
         self._values = FrozenLinear(torch.cat(blocks))
         self._kernel = None if self._query is None else self._load_kernel(self._query)
 
-    def _load_kernel(self, query: FrozenLinear) -> RecurrentStep | None:
-        """Return the kernel of a step; None if there is none for this decoder."""
+    def _load_kernel(self, query: FrozenLinear) -> RecurrentKernel | None:
+        """Return the kernel of the steps; None if there is none for this decoder."""
         decoder, score = self.decoder, self.decoder.attention.score
         if decoder.attention.normalizer != "softmax":
             return None
-        weights = StepWeights(
+        weights = DecoderWeights(
             cell=decoder.cells[0].name,
             attends_first=decoder.attends_first,
             inputs=self._inputs,
@@ -110,7 +119,7 @@ class FoldedDecoder:
             readout=self._readout.matrix,
             output=None if self._output is None else self._output.matrix,
         )
-        return load_step(weights)
+        return load_kernel(weights)
 
     def start(self, memory: Memory) -> RecurrentState:
         """Return the first state; the values in its memory are projected."""
@@ -155,26 +164,46 @@ class FoldedDecoder:
             log_probs = torch.log_softmax(to_compute_dtype(self._output(readout)), dim=-1)
         return Step(log_probs, state, weights)
 
+    def search(
+        self, opened: OpenHypotheses, finished: FinishedTensors, state: RecurrentState
+    ) -> tuple[SearchOutput, RecurrentState] | None:
+        """Return the result of several steps of a beam search; None if the kernel does not support them."""
+        if (sources := self._sources(state)) is None or self._kernel is None:
+            return None
+        before = KernelState(state.hidden, state.feed)
+        output = self._kernel.search(opened, finished, before, sources)
+        if output is None:
+            return None
+        steps = output.opened.length - opened.length
+        return output, self._next_state(state, output.state, steps)
+
     def _run_kernel(self, token: Tensor, state: RecurrentState) -> Step | None:
         """Return the result of the kernel; None if it does not support this step."""
-        memory = state.memory
-        keys = (
-            memory.keys[0].prepared if isinstance(memory.keys[0], AdditiveKeys) else memory.keys[0]
-        )
-        if self._kernel is None or keys is None:
+        if (sources := self._sources(state)) is None or self._kernel is None:
             return None
-        if memory.copies is not None:
+        copies = state.memory.copies
+        if copies is not None:
             token = known_tokens(token, self.decoder.vocabulary)
-        output = self._kernel(token, state.hidden, state.feed, keys, memory.states, memory.padding)
+        output = self._kernel.step(token, KernelState(state.hidden, state.feed), sources)
         if output is None:
             return None
         weights, log_probs = output.weights[:, None, None], output.log_probs
         if log_probs is None:
-            log_probs = self.decoder.log_probs(output.readout, weights, memory.copies)
-        feed = None if state.feed is None else output.readout
-        return Step(
-            log_probs, RecurrentState(memory, output.hidden, feed, state.steps + 1), weights
-        )
+            log_probs = self.decoder.log_probs(cast("Tensor", output.state.feed), weights, copies)
+        return Step(log_probs, self._next_state(state, output.state, 1), weights)
+
+    def _sources(self, state: RecurrentState) -> SourceTensors | None:
+        """Return what the kernel attends to; None if it is not prepared for the kernel."""
+        if self._kernel is None:
+            return None
+        memory, keys = state.memory, state.memory.keys[0]
+        keys = keys.prepared if isinstance(keys, AdditiveKeys) else keys
+        return None if keys is None else SourceTensors(keys, memory.states, memory.padding)
+
+    @staticmethod
+    def _next_state(state: RecurrentState, new: KernelState, steps: int) -> RecurrentState:
+        feed = None if state.feed is None else new.feed
+        return RecurrentState(state.memory, new.hidden, feed, state.steps + steps)
 
     def _fold_query(self) -> FrozenLinear | None:
         """Return the projection of queries; None if the decoder must compute the attention itself."""

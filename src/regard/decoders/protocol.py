@@ -6,6 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention import Attention, Intervention, Memory
+from regard.kernels.recurrent.op import FinishedTensors, OpenHypotheses, SearchOutput
 
 
 @runtime_checkable
@@ -64,6 +65,17 @@ class StepDecoder(Protocol):
 
         An intervention changes the attention weights.
         """
+        ...
+
+
+@runtime_checkable
+class SearchDecoder(StepDecoder, Protocol):
+    """A decoder that can compute several steps of a beam search at once."""
+
+    def search(
+        self, opened: OpenHypotheses, finished: FinishedTensors, state: Any
+    ) -> tuple[SearchOutput, Any] | None:
+        """Return the result of some steps, and the state after them; None if it cannot compute these."""
         ...
 
 

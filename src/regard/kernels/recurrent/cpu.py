@@ -1,62 +1,54 @@
-"""CPU kernel of one step of a recurrent decoder; a task is a block of rows.
+"""CPU kernel of the steps of a recurrent decoder, with the search between them; a task is a block of sources.
 
 What a block needs between its products stays in the cache of one core. `op.py` has the equations,
-`layout.py` the table of sizes. Of `threads.Sizes`, `heads` is the number of beams of a source, `queries`
-the number of rows and `tile` that of a task. All pointers but `table`, `tokens` and `padding` are to float32.
+`layout.py` the tensors and sizes. Of `threads.Sizes`, `queries` is the number of sources and `tile` that
+of a task. A row is a hypothesis; row r of a block has the index `rows[r]` in the tensors.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from numba.extending import register_jitable
 
-from regard.kernels.additive.cpu.exponentials import RANGES
-from regard.kernels.additive.cpu.scores import sum_of_row
 from regard.kernels.cpu import simd, threads
 from regard.kernels.cpu.products import LANES, PANEL, ROWS, product
-from regard.kernels.recurrent import cells
+from regard.kernels.recurrent import cells, selection
+from regard.kernels.recurrent.attention import attend, tensor
 from regard.kernels.recurrent.layout import (
-    ADDITIVE,
+    ACTIVE,
     ATTENDS_FIRST,
+    ATTENTION,
+    BEAMS,
     ENTRIES,
     FED,
     FEED,
+    FEED_MATRIX,
+    FIRST,
     GATES,
     HIDDEN,
+    INPUTS,
     LAYERS,
+    LOG_PROBS,
     MATRICES,
+    N_BEST,
     OUTPUT,
     QUERY,
     READOUT,
     READOUT_DIM,
     RECURRENT,
     SCORE_DIM,
+    SEARCH,
     STATE_TENSORS,
+    STATES,
+    STEPS,
+    TABLE,
+    TOKENS,
     VALUE_DIM,
     VOCABULARY,
+    WEIGHTS,
 )
-
-WEIGHTS, TABLE, INPUTS, VECTOR, TOKENS, PADDING, KEYS, VALUES, OLD_FEED = range(9)
-"""Tensors that the kernel reads, by their place among the arguments."""
-
-LOG_PROBS, ATTENTION, NEW_FEED, STATES = range(9, 13)
-"""Tensors that it writes, and the first of the old, then the new, state tensors of all layers."""
-
-_, _LIMIT, _LARGEST = RANGES[np.float32]
-_ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
-
-
-@simd.inlined
-def _tensor(arguments: Any, index: Any, offset: Any) -> Any:
-    """Return a pointer to an element of a tensor."""
-    return simd.pointer_at(threads.as_pointer(arguments[threads.POINTERS + index], _ZERO), offset)
-
-
-@simd.inlined
-def _integers(arguments: Any, index: Any) -> Any:
-    return threads.as_pointer(arguments[threads.POINTERS + index], np.int64(0))
+from regard.kernels.recurrent.layout import ROWS as ROW_INDICES
+from regard.kernels.recurrent.selection import integers
 
 
 @register_jitable
@@ -66,119 +58,23 @@ def _multiply(
     """Write the products of rows with a matrix to y; return the stride of its rows."""
     entry = MATRICES + 3 * matrix
     offset, inputs, panels = table[entry], table[entry + 1], table[entry + 2]
-    packed = _tensor(arguments, WEIGHTS, offset)
+    packed = tensor(arguments, WEIGHTS, offset)
     rows = (rows + ROWS - 1) // ROWS * ROWS
     product(x, stride, rows, packed, inputs, panels, y, panels * PANEL)
     return panels * PANEL
 
 
 @simd.inlined
-def _copy_rows(arguments: Any, tensor: Any, start: Any, count: Any, width: Any, x: Any) -> None:
-    """Copy rows of a tensor to x."""
-    source = _tensor(arguments, tensor, start * width)
-    for d in range(0, count * width, LANES):
-        simd.store(x, d, simd.load(source, d))
+def _copy(source: Any, target: Any, width: Any) -> None:
+    for d in range(0, width, LANES):
+        simd.store(target, d, simd.load(source, d))
 
 
 @simd.inlined
-def _dot(x: Any, y: Any, width: Any) -> Any:
-    s = simd.splat(_ZERO)
-    for d in range(0, width, LANES):
-        s = simd.fma(simd.load(x, d), simd.load(y, d), s)
-    return simd.reduce_sum(s)
-
-
-@simd.inlined
-def _exponentials(row: Any, width: Any) -> Any:
-    """Replace x with e^{2x}; return the largest |x|, or NaN."""
-    largest = simd.splat(_ZERO)
-    for d in range(0, width, LANES):
-        x = simd.load(row, d)
-        largest = simd.max_abs(largest, x)
-        simd.store(row, d, simd.exp_2x(x))
-    return simd.reduce_max_abs(largest)
-
-
-@simd.inlined
-def _write_scores(
-    arguments: Any, table: Any, item: Any, query: Any, padding: Any, scores: Any
-) -> Any:
-    """Write the scores of one query with the keys of its source; return the largest."""
-    count, width, largest = arguments[threads.KEYS], table[SCORE_DIM], _ZERO - np.float32(np.inf)
-    v = _tensor(arguments, VECTOR, 0)
-    keys = _tensor(arguments, KEYS, item * count * width)
-    ones, ceiling, sum_v = simd.splat(_ONE), simd.splat(np.float32(_LARGEST)), _ZERO
-    if table[ADDITIVE] != 0:
-        sum_v = v[width]
-        if not _exponentials(query, width) <= _LIMIT:
-            threads.fetch_add(arguments, threads.OUT_OF_RANGE)
-    for i in range(count):
-        if padding[i] == 0:
-            key = simd.pointer_at(keys, i * width)
-            if table[ADDITIVE] != 0:
-                s = sum_of_row(query, key, v, width, ones, ceiling)
-                scores[i] = sum_v - (s + s)
-            else:
-                scores[i] = _dot(query, key, width)
-            largest = max(largest, scores[i])
-    return largest
-
-
-@register_jitable
-def _attend(arguments: Any, table: Any, row: Any, query: Any, context: Any) -> None:
-    """Write the attention weights and the context of one row."""
-    count, width, item = arguments[threads.KEYS], table[VALUE_DIM], row // arguments[threads.HEADS]
-    padding = threads.as_pointer(arguments[threads.POINTERS + PADDING], np.uint8(0))
-    padding = simd.pointer_at(padding, item * count)
-    weights = _tensor(arguments, ATTENTION, row * count)
-    values = _tensor(arguments, VALUES, item * count * width)
-    largest = _write_scores(arguments, table, item, query, padding, weights)
-    total = _ZERO
-    for i in range(count):
-        weights[i] = _ZERO if padding[i] != 0 else np.float32(math.exp(weights[i] - largest))
-        total += weights[i]
-    for i in range(count):
-        if padding[i] == 0:
-            weights[i] = weights[i] / total
-    for d in range(0, width, LANES):
-        s = simd.splat(_ZERO)
-        for i in range(count):
-            s = simd.fma(simd.load_splat(weights, i), simd.load(values, i * width + d), s)
-        simd.store(context, d, s)
-
-
-@register_jitable
-def _write_log_probs(logits: Any, out: Any, count: Any) -> None:
-    """Write log softmax of the logits, which fill whole vectors, to the `count` elements of a row."""
-    padded = (count + LANES - 1) // LANES * LANES
-    zeros, half = simd.splat(_ZERO), simd.splat(_HALF)
-    smallest = zeros - simd.load(logits, 0)
-    for d in range(LANES, padded, LANES):
-        smallest = simd.minimum(smallest, zeros - simd.load(logits, d))
-    largest = _ZERO - simd.reduce_minimum(smallest)
-    shift, total = simd.splat(largest), zeros
-    for d in range(0, padded, LANES):
-        total += cells.exp_2x_bounded((simd.load(logits, d) - shift) * half)
-    log_sum = largest + np.float32(math.log(simd.reduce_sum(total)))
-    for d in range(count):
-        out[d] = logits[d] - log_sum
-
-
-@register_jitable
-def _step_cell(
-    arguments: Any, table: Any, layer: Any, row: Any, x: Any, extra: Any, extended: Any, gates: Any
-) -> None:
-    """Write the state tensors of one layer and row."""
-    width, tensors = table[HIDDEN], table[STATE_TENSORS]
-    old = STATES + tensors * layer
-    new = old + tensors * table[LAYERS]
-    last = _tensor(arguments, old + tensors - 1, row * width)
-    output = _tensor(arguments, new, row * width)
-    if tensors == 2:
-        memory = _tensor(arguments, new + 1, row * width)
-        cells.lstm(x, extra, extended, gates, last, output, memory, width)
-    else:
-        cells.gru(x, extra, extended, gates, last, output, width)
+def _gather(arguments: Any, index: Any, rows: Any, count: Any, width: Any, x: Any) -> None:
+    """Copy the rows of a block from a tensor to x."""
+    for row in range(count):
+        _copy(tensor(arguments, index, rows[row] * width), simd.pointer_at(x, row * width), width)
 
 
 @simd.inlined
@@ -188,7 +84,7 @@ def _whole(width: Any) -> Any:
 
 
 @simd.inlined
-def buffer_widths(table: Any) -> Any:
+def _buffer_widths(table: Any) -> Any:
     """Return the widths of the rows of the buffers: of three wide ones, three narrow ones and the logits."""
     wide = _whole(max(table[GATES], table[VALUE_DIM]))
     narrow = _whole(max(table[HIDDEN], max(table[SCORE_DIM], table[READOUT_DIM])))
@@ -198,111 +94,195 @@ def buffer_widths(table: Any) -> Any:
 @simd.inlined
 def workspace_width(table: Any) -> Any:
     """Return the numbers that a thread needs for one row of its block."""
-    wide, narrow, logits = buffer_widths(table)
-    return 3 * (wide + narrow) + logits
+    wide, narrow, logits = _buffer_widths(table)
+    return 3 * (wide + narrow) + logits + table[LAYERS] * table[STATE_TENSORS] * table[HIDDEN]
+
+
+@simd.inlined
+def _list_rows(arguments: Any, search: Any, first: Any, last: Any, beams: Any, rows: Any) -> Any:
+    """List the rows of the active sources of a block; return their number."""
+    count = 0
+    for source in range(first, last):
+        if integers(arguments, ACTIVE, source)[0] != 0:
+            for beam in range(beams):
+                rows[count] = source * search[BEAMS] + beam
+                count += 1
+    return count
 
 
 @register_jitable
 def _attend_block(
-    arguments: Any, table: Any, start: Any, count: Any, x: Any, query: Any, context: Any
-) -> None:
+    arguments: Any, table: Any, search: Any, step: Any, rows: Any, count: Any, x: Any,
+    query: Any, context: Any,
+) -> None:  # fmt: skip
     """Write the weights and contexts of a block of rows with the states x."""
     stride = _multiply(arguments, table, QUERY, x, table[HIDDEN], count, query)
+    keys, beams = arguments[threads.KEYS], search[BEAMS]
     for row in range(count):
-        target = simd.pointer_at(context, row * table[VALUE_DIM])
-        _attend(arguments, table, start + row, simd.pointer_at(query, row * stride), target)
+        index = step * arguments[threads.QUERIES] * beams + rows[row]
+        attend(
+            arguments, table, rows[row] // beams, simd.pointer_at(query, row * stride),
+            tensor(arguments, ATTENTION, index * keys),
+            simd.pointer_at(context, row * table[VALUE_DIM]),
+        )  # fmt: skip
+
+
+@register_jitable
+def _step_cell(
+    arguments: Any, table: Any, layer: Any, row: Any, x: Any, extra: Any, extended: Any,
+    gates: Any, new: Any, stride: Any,
+) -> None:  # fmt: skip
+    """Write the state tensors of one layer, `stride` apart, given the index of the old ones."""
+    width, tensors = table[HIDDEN], table[STATE_TENSORS]
+    last = tensor(arguments, STATES + tensors * (layer + 1) - 1, row * width)
+    if tensors == 2:
+        memory = simd.pointer_at(new, stride)
+        cells.lstm(x, extra, extended, gates, last, new, memory, width)
+    else:
+        cells.gru(x, extra, extended, gates, last, new, width)
 
 
 @register_jitable
 def _step_layers(
-    arguments: Any, table: Any, start: Any, count: Any, x: Any, above: Any, gates: Any,
-    extra: Any, extra_stride: Any,
+    arguments: Any, table: Any, rows: Any, count: Any, x: Any, above: Any, gates: Any,
+    extra: Any, extra_stride: Any, new: Any, stride: Any,
 ) -> None:  # fmt: skip
     """Write the states of all layers of a block; `extra` is added to the inputs if its stride is not 0."""
-    width, tokens = table[HIDDEN], _integers(arguments, TOKENS)
-    new = STATES + table[LAYERS] * table[STATE_TENSORS]
+    width, tensors, tokens = table[HIDDEN], table[STATE_TENSORS], integers(arguments, TOKENS, 0)
     for layer in range(table[LAYERS]):
         above_stride = table[GATES]
+        states = simd.pointer_at(new, layer * tensors * stride)
         if layer > 0:
-            _copy_rows(arguments, new + (layer - 1) * table[STATE_TENSORS], start, count, width, x)
-            above_stride = _multiply(
-                arguments, table, RECURRENT + 2 * layer - 1, x, width, count, above
-            )
-        _copy_rows(arguments, STATES + layer * table[STATE_TENSORS], start, count, width, x)
-        stride = _multiply(arguments, table, RECURRENT + 2 * layer, x, width, count, gates)
+            below = simd.pointer_at(new, (layer - 1) * tensors * stride)
+            matrix = RECURRENT + 2 * layer - 1
+            above_stride = _multiply(arguments, table, matrix, below, width, count, above)
+        _gather(arguments, STATES + layer * tensors, rows, count, width, x)
+        gate_stride = _multiply(arguments, table, RECURRENT + 2 * layer, x, width, count, gates)
         for row in range(count):
             inputs = simd.pointer_at(above, row * above_stride)
             if layer == 0:
-                entry = min(max(tokens[start + row], 0), table[ENTRIES] - 1)
-                inputs = _tensor(arguments, INPUTS, entry * table[GATES])
+                entry = min(max(tokens[rows[row]], 0), table[ENTRIES] - 1)
+                inputs = tensor(arguments, INPUTS, entry * table[GATES])
             _step_cell(
-                arguments, table, layer, start + row, inputs,
+                arguments, table, layer, rows[row], inputs,
                 simd.pointer_at(extra, row * extra_stride), layer == 0 and extra_stride != 0,
-                simd.pointer_at(gates, row * stride),
+                simd.pointer_at(gates, row * gate_stride), simd.pointer_at(states, row * width),
+                stride,
             )  # fmt: skip
 
 
 @register_jitable
 def _read_out(
-    arguments: Any,
-    table: Any,
-    start: Any,
-    count: Any,
-    x: Any,
-    context: Any,
-    readout: Any,
-    logits: Any,
-) -> None:
-    """Write the readout, and the log-probabilities, of a block with the top states x."""
+    arguments: Any, table: Any, count: Any, x: Any, context: Any, readout: Any, logits: Any
+) -> Any:
+    """Write the readouts and the logits of a block with the top states x; return both strides."""
     width = table[READOUT_DIM]
     stride = _multiply(arguments, table, READOUT, x, table[HIDDEN], count, readout)
     for row in range(count):
         part = simd.pointer_at(context, (row + 1) * table[VALUE_DIM] - width)
-        source = simd.pointer_at(readout, row * stride)
-        target = _tensor(arguments, NEW_FEED, (start + row) * width)
+        target = simd.pointer_at(readout, row * stride)
         for d in range(0, width, LANES):
-            y = cells.tanh(simd.load(source, d) + simd.load(part, d))
-            simd.store(source, d, y)
-            simd.store(target, d, y)
+            simd.store(target, d, cells.tanh(simd.load(target, d) + simd.load(part, d)))
+    if table[VOCABULARY] == 0:
+        return stride, stride
+    return stride, _multiply(arguments, table, OUTPUT, readout, stride, count, logits)
+
+
+@register_jitable
+def _write_states(
+    arguments: Any, table: Any, index: Any, row: Any, new: Any, stride: Any, readout: Any
+) -> None:
+    """Write the state tensors and the readout of a row of the block to the tensors."""
+    width, readout_dim = table[HIDDEN], table[READOUT_DIM]
+    for number in range(table[LAYERS] * table[STATE_TENSORS]):
+        source = simd.pointer_at(new, number * stride + row * width)
+        _copy(source, tensor(arguments, STATES + number, index * width), width)
+    _copy(readout, tensor(arguments, FEED, index * readout_dim), readout_dim)
+
+
+@simd.inlined
+def _write_log_probs(arguments: Any, table: Any, index: Any, logits: Any) -> None:
     vocabulary = table[VOCABULARY]
-    if vocabulary > 0:
-        logits_stride = _multiply(arguments, table, OUTPUT, readout, stride, count, logits)
-        for row in range(count):
-            out = _tensor(arguments, LOG_PROBS, (start + row) * vocabulary)
-            _write_log_probs(simd.pointer_at(logits, row * logits_stride), out, vocabulary)
+    out = tensor(arguments, LOG_PROBS, index * vocabulary)
+    log_sum = selection.log_sum_exp(logits, vocabulary)
+    for token in range(vocabulary):
+        out[token] = logits[token] - log_sum
 
 
-def step(real: Any) -> Callable[[Any], None]:
+@register_jitable
+def _continue_block(
+    arguments: Any, table: Any, search: Any, step: Any, rows: Any, count: Any, beams: Any,
+    new: Any, stride: Any, readout: Any, readout_stride: Any, logits: Any, logits_stride: Any,
+) -> None:  # fmt: skip
+    """Select the continuations, with their states; for a single step, write its results."""
+    for start in range(0, count, beams):
+        source = rows[start] // search[BEAMS]
+        parents, kept = rows, beams
+        if search[N_BEST] > 0:
+            kept = search[BEAMS]
+            parents = selection.select(
+                arguments, table, search, source, step, search[FIRST] + step, beams,
+                simd.pointer_at(logits, start * logits_stride), logits_stride,
+            )  # fmt: skip
+        for beam in range(kept):
+            row = start + (beam if search[N_BEST] == 0 else parents[beam])
+            index = source * search[BEAMS] + beam
+            output = simd.pointer_at(readout, row * readout_stride)
+            _write_states(arguments, table, index, row, new, stride, output)
+            if search[N_BEST] == 0 and table[VOCABULARY] > 0:
+                scores = simd.pointer_at(logits, row * logits_stride)
+                _write_log_probs(arguments, table, index, scores)
+
+
+def steps(real: Any) -> Callable[[Any], None]:
     """Return the kernel, for float32."""
 
     def kernel(arguments: Any) -> None:
-        table, tile = _integers(arguments, TABLE), arguments[threads.TILE]
-        width, top = table[HIDDEN], (2 * table[LAYERS] - 1) * table[STATE_TENSORS]
-        wide, narrow, _ = buffer_widths(table)
-        shape = (1, tile * workspace_width(table))
+        table, search = integers(arguments, TABLE, 0), integers(arguments, SEARCH, 0)
+        per_task, width = arguments[threads.TILE], table[HIDDEN]
+        size = (per_task * search[BEAMS] + ROWS - 1) // ROWS * ROWS
+        wide, narrow, logits_width = _buffer_widths(table)
+        shape = (1, size * workspace_width(table))
         workspace = threads.thread_workspace(arguments, shape, real(0))
         gates = simd.pointer_at(workspace, 0)
-        above, extra = simd.pointer_at(gates, tile * wide), simd.pointer_at(gates, 2 * tile * wide)
-        x = simd.pointer_at(gates, 3 * tile * wide)
-        query, readout = simd.pointer_at(x, tile * narrow), simd.pointer_at(x, 2 * tile * narrow)
-        logits = simd.pointer_at(x, 3 * tile * narrow)
+        above, extra = simd.pointer_at(gates, size * wide), simd.pointer_at(gates, 2 * size * wide)
+        x = simd.pointer_at(gates, 3 * size * wide)
+        query, readout = simd.pointer_at(x, size * narrow), simd.pointer_at(x, 2 * size * narrow)
+        logits = simd.pointer_at(x, 3 * size * narrow)
+        new, stride = simd.pointer_at(logits, size * logits_width), size * width
+        top = simd.pointer_at(new, (table[LAYERS] - 1) * table[STATE_TENSORS] * stride)
         while True:
-            start = threads.fetch_add(arguments, threads.NEXT_TASK) * tile
-            count = min(tile, arguments[threads.QUERIES] - start)
-            if count <= 0:
+            first = threads.fetch_add(arguments, threads.NEXT_TASK) * per_task
+            last = min(first + per_task, arguments[threads.QUERIES])
+            if first >= last:
                 return
-            stride = 0
-            if table[ATTENDS_FIRST] != 0:
-                _copy_rows(arguments, STATES, start, count, width, x)
-                _attend_block(arguments, table, start, count, x, query, extra)
-                stride = table[VALUE_DIM]
-            elif table[FED] != 0:
-                _copy_rows(arguments, OLD_FEED, start, count, table[READOUT_DIM], x)
-                stride = _multiply(arguments, table, FEED, x, table[READOUT_DIM], count, extra)
-            _step_layers(arguments, table, start, count, x, above, gates, extra, stride)
-            _copy_rows(arguments, STATES + top, start, count, width, x)
-            if table[ATTENDS_FIRST] == 0:
-                _attend_block(arguments, table, start, count, x, query, extra)
-            _read_out(arguments, table, start, count, x, extra, readout, logits)
+            rows = integers(arguments, ROW_INDICES, first * search[BEAMS])
+            for step in range(search[STEPS]):
+                beams = search[BEAMS] if search[FIRST] + step > 0 else 1
+                count = _list_rows(arguments, search, first, last, beams, rows)
+                if count == 0:
+                    break
+                extra_stride = 0
+                if table[ATTENDS_FIRST] != 0:
+                    _gather(arguments, STATES, rows, count, width, x)
+                    _attend_block(arguments, table, search, step, rows, count, x, query, extra)
+                    extra_stride = table[VALUE_DIM]
+                elif table[FED] != 0:
+                    _gather(arguments, FEED, rows, count, table[READOUT_DIM], x)
+                    extra_stride = _multiply(
+                        arguments, table, FEED_MATRIX, x, table[READOUT_DIM], count, extra
+                    )
+                _step_layers(
+                    arguments, table, rows, count, x, above, gates, extra, extra_stride, new, stride
+                )
+                if table[ATTENDS_FIRST] == 0:
+                    _attend_block(arguments, table, search, step, rows, count, top, query, extra)
+                readout_stride, logits_stride = _read_out(
+                    arguments, table, count, top, extra, readout, logits
+                )
+                _continue_block(
+                    arguments, table, search, step, rows, count, beams, new, stride, readout,
+                    readout_stride, logits, logits_stride,
+                )  # fmt: skip
 
     return kernel

@@ -1,4 +1,4 @@
-"""Launches the CPU kernel of a recurrent decoder's step: packs the weights, checks and allocates the rest."""
+"""Launches the CPU kernel of a recurrent decoder's steps: packs the weights, checks and allocates the rest."""
 
 from typing import NamedTuple
 
@@ -9,11 +9,24 @@ from regard.kernels.additive.cpu.exponentials import LARGEST_VECTOR
 from regard.kernels.cpu.products import LANES, PANEL, ROWS, pack, panels_of
 from regard.kernels.cpu.threads import Sizes, run_kernel
 from regard.kernels.recurrent import cpu, layout
-from regard.kernels.recurrent.op import Matrix, StepOutput, StepWeights
+from regard.kernels.recurrent.op import (
+    DecoderWeights,
+    FinishedTensors,
+    KernelState,
+    Matrix,
+    OpenHypotheses,
+    SearchOutput,
+    SourceTensors,
+    StepOutput,
+)
 
 _STATE_TENSORS = {"lstm": 2, "gru": 1}
 _MAX_BLOCK = 64
 """Rows of a task, which share the weights in the cache; with 16, a step takes 1.1 to 1.3 times as long."""
+_MAX_STEPS = 32
+"""Steps of a call."""
+_MAX_WORK = 20_000_000_000
+"""Multiplications of a call: about 0.2 seconds, after which a search can be ended."""
 
 
 class PackedWeights(NamedTuple):
@@ -29,10 +42,10 @@ class PackedWeights(NamedTuple):
     vector: Tensor
     """v and its sum; the sum alone for an inner product."""
     work: int
-    """Multiplications of a row."""
+    """Multiplications of a row by weights."""
 
 
-def supports(weights: StepWeights) -> bool:
+def supports(weights: DecoderWeights) -> bool:
     """Return whether the kernel computes the step: float32 on the CPU, widths of whole vectors."""
     matrices = [weights.query, weights.readout, *weights.recurrent, *weights.upper]
     matrices += [matrix for matrix in (weights.feed, weights.output) if matrix]
@@ -48,7 +61,7 @@ def supports(weights: StepWeights) -> bool:
     )
 
 
-def pack_weights(weights: StepWeights) -> PackedWeights:
+def pack_weights(weights: DecoderWeights) -> PackedWeights:
     """Return the weights in the order in which the kernel reads them."""
     readout_dim, hidden_dim = weights.readout[0].shape
     gates, layers = weights.inputs.shape[1], len(weights.recurrent)
@@ -82,59 +95,141 @@ def pack_weights(weights: StepWeights) -> PackedWeights:
 def step(
     weights: PackedWeights,
     tokens: Tensor,
-    hidden: tuple[tuple[Tensor, ...], ...],
-    feed: Tensor | None,
-    keys: Tensor,
-    values: Tensor,
-    padding: Tensor,
+    state: KernelState,
+    sources: SourceTensors,
 ) -> StepOutput | None:
-    """Return the result of the step; None for inputs that the kernel does not support."""
-    sizes, rows, (sources, length) = weights.sizes, len(tokens), padding.shape
-    states = [tensor for layer in hidden for tensor in layer]
-    fed = bool(sizes[layout.FED])
-    # the kernel reads memory unchecked
+    """Return the result of a step; None for inputs that the kernel does not support."""
+    count, rows = len(sources.padding), len(tokens)
+    beams = rows // max(1, count)
+    if rows != beams * count or tokens.dtype != torch.int64:
+        return None
+    search = [1, 1, beams, 0, 0]
+    log_probs = sources.values.new_empty(rows, weights.sizes[layout.VOCABULARY])
+    changed = {layout.TOKENS: tokens.clone(), layout.LOG_PROBS: log_probs}
+    output = _run(weights, search, changed, state, sources)
+    if output is None:
+        return None
+    attention, state = output
+    return StepOutput(log_probs if log_probs.shape[1] else None, attention[0], state)
+
+
+def search(
+    weights: PackedWeights,
+    opened: OpenHypotheses,
+    finished: FinishedTensors,
+    state: KernelState,
+    sources: SourceTensors,
+) -> SearchOutput | None:
+    """Return the hypotheses after several steps; None for inputs that the kernel does not support."""
+    count, beams = len(sources.padding), opened.beams
+    if not (weights.sizes[layout.VOCABULARY] and count):
+        return None
+    steps = min(_MAX_STEPS, max(1, _MAX_WORK // (count * beams * _work(weights, sources))))
+    steps = min(steps, int(finished.limits.max()) + 1 - opened.length)
+    candidates = 2 * beams if beams > 1 else 1
+    sizes = [steps, opened.length, beams, finished.scores.shape[1], candidates]
+    tokens = _by_beam(opened.tokens.flatten()[:, None], count, beams)
+    new = sources.values.new_empty  # the default dtype may be another one
+    totals = new(count, beams).fill_(-torch.inf)
+    totals[:, : opened.log_probs.shape[1]] = opened.log_probs
+    parents, chosen = torch.empty(2, steps, count, beams, dtype=torch.int64)
+    scores, ends, lengths = (tensor.clone() for tensor in finished[2:])
+    active = torch.ones(count, dtype=torch.int64)
+    changed = {
+        layout.ACTIVE: active, layout.TOKENS: tokens, layout.TOTALS: totals,
+        layout.LIMITS: finished.limits, layout.DIVISORS: finished.divisors,
+        layout.BEST: new(count, candidates),
+        layout.BEST_INDEX: torch.empty(count, candidates, dtype=torch.int64),
+        layout.PARENTS: parents, layout.CHOSEN: chosen,
+        layout.SCORES: scores, layout.ENDS: ends, layout.LENGTHS: lengths,
+    }  # fmt: skip
+    output = _run(weights, sizes, changed, state, sources)
+    if output is None:
+        return None
+    opened = OpenHypotheses(tokens.view(count, beams), totals, opened.length + steps, beams)
+    finished = finished._replace(scores=scores, ends=ends, lengths=lengths)
+    return SearchOutput(opened, finished, active.bool(), parents, chosen, *output)
+
+
+def _run(
+    weights: PackedWeights,
+    search: list[int],
+    given: dict[int, Tensor],
+    state: KernelState,
+    sources: SourceTensors,
+) -> tuple[Tensor, KernelState] | None:
+    """Return the attention weights (S, B K, T) and the new state."""
+    sizes, (count, length) = weights.sizes, sources.padding.shape
+    steps, _, beams, *_ = search
+    if not _are_supported(sizes, state, sources):
+        return None
+    attention = sources.values.new_empty(steps, count * beams, length)
+    feed = sources.values.new_empty(count * beams, sizes[layout.READOUT_DIM])
+    if state.feed is not None:
+        feed = _by_beam(state.feed, count, beams)
+    states = [_by_beam(tensor, count, beams) for layer in state.hidden for tensor in layer]
+    none = torch.empty(0, dtype=torch.int64)
+    given |= {
+        layout.WEIGHTS: weights.numbers, layout.TABLE: weights.table,
+        layout.INPUTS: weights.inputs, layout.VECTOR: weights.vector,
+        layout.PADDING: sources.padding, layout.KEYS: sources.keys, layout.VALUES: sources.values,
+        layout.SEARCH: torch.tensor(search), layout.ATTENTION: attention, layout.FEED: feed,
+        layout.ROWS: torch.empty(count * beams, dtype=torch.int64),
+        **{layout.STATES + number: tensor for number, tensor in enumerate(states)},
+    }  # fmt: skip
+    given.setdefault(layout.ACTIVE, torch.ones(count, dtype=torch.int64))
+    tensors = [given.get(index, none).contiguous() for index in range(layout.STATES + len(states))]
+    per_task = _sources_per_task(count, beams, torch.get_num_threads())
+    kernel_sizes = Sizes(
+        heads=beams, queries=count, keys=length, width=sizes[layout.HIDDEN], tile=per_task
+    )
+    rows = -(-per_task * beams // ROWS) * ROWS
+    workspace = (1, rows * cpu.workspace_width(sizes))
+    work = steps * count * beams * _work(weights, sources)
+    if not run_kernel(cpu.steps, -(-count // per_task), kernel_sizes, tensors, work, workspace):
+        return None
+    by_layer = zip(*[iter(states)] * sizes[layout.STATE_TENSORS], strict=True)
+    return attention, KernelState(tuple(by_layer), feed)
+
+
+def _work(weights: PackedWeights, sources: SourceTensors) -> int:
+    """Return the number of multiplications of a row."""
+    width = weights.sizes[layout.SCORE_DIM] + weights.sizes[layout.VALUE_DIM]
+    return weights.work + sources.padding.shape[1] * width
+
+
+def _are_supported(sizes: list[int], state: KernelState, sources: SourceTensors) -> bool:
+    """Return whether the kernel, which reads memory unchecked, can read these tensors."""
+    count, length = sources.padding.shape
+    states = [tensor for layer in state.hidden for tensor in layer]
+    rows = len(states[0]) if states else 0
+    if rows % max(1, count):
+        return False
     expected = [
-        (keys, (sources, length, sizes[layout.SCORE_DIM])),
-        (values, (sources, length, sizes[layout.VALUE_DIM])),
-        *((state, (rows, sizes[layout.HIDDEN])) for state in states),
+        (sources.keys, (count, length, sizes[layout.SCORE_DIM])),
+        (sources.values, (count, length, sizes[layout.VALUE_DIM])),
+        *((tensor, (rows, sizes[layout.HIDDEN])) for tensor in states),
     ]
-    if feed is not None:
-        expected.append((feed, (rows, sizes[layout.READOUT_DIM])))
-    if not (
+    if state.feed is not None:
+        expected.append((state.feed, (rows, sizes[layout.READOUT_DIM])))
+    return (
         all(tensor.shape == shape and tensor.dtype == torch.float32 for tensor, shape in expected)
         and len(states) == sizes[layout.LAYERS] * sizes[layout.STATE_TENSORS]
-        and tokens.dtype == torch.int64
-        and padding.dtype == torch.bool
-        and rows % max(1, sources) == 0
+        and sources.padding.dtype == torch.bool
         and sizes[layout.ENTRIES] > 0
-        and (feed is not None) == fed
-    ):
-        return None
-    vocabulary, readout_dim = sizes[layout.VOCABULARY], sizes[layout.READOUT_DIM]
-    log_probs = values.new_empty(rows, vocabulary)
-    attention = values.new_empty(rows, length)
-    readout = values.new_empty(rows, readout_dim)
-    new = [torch.empty_like(state, memory_format=torch.contiguous_format) for state in states]
-    inputs = [tokens, padding, keys, values, readout if feed is None else feed, *states]
-    tokens, padding, keys, values, old_feed, *states = (tensor.contiguous() for tensor in inputs)
-    tensors = [
-        weights.numbers, weights.table, weights.inputs, weights.vector, tokens, padding, keys, values,
-        old_feed, log_probs, attention, readout, *states, *new,
-    ]  # fmt: skip
-    block = _rows_per_task(rows, torch.get_num_threads())
-    beams = rows // max(1, sources)
-    kernel_sizes = Sizes(
-        heads=beams, queries=rows, keys=length, width=sizes[layout.HIDDEN], tile=block
+        and (state.feed is not None) == bool(sizes[layout.FED])
     )
-    workspace = (1, block * cpu.workspace_width(sizes))
-    work = rows * weights.work
-    if not run_kernel(cpu.step, -(-rows // block), kernel_sizes, tensors, work, workspace):
-        return None
-    by_layer = zip(*[iter(new)] * sizes[layout.STATE_TENSORS], strict=True)
-    return StepOutput(log_probs if vocabulary else None, attention, readout, tuple(by_layer))
 
 
-def _rows_per_task(rows: int, threads: int) -> int:
-    """Return a multiple of `ROWS` that gives every thread the same number of tasks."""
-    tasks = threads * max(1, -(-rows // (_MAX_BLOCK * threads)))
-    return max(1, -(-rows // (tasks * ROWS))) * ROWS
+def _by_beam(tensor: Tensor, sources: int, beams: int) -> Tensor:
+    """Return a copy with `beams` rows for each source, of which the first ones are given."""
+    rows = tensor.unflatten(0, (sources, len(tensor) // max(1, sources)))
+    copied = tensor.new_empty(sources, beams, tensor.shape[-1])
+    copied[:, : rows.shape[1]] = rows
+    return copied.flatten(0, 1)
+
+
+def _sources_per_task(sources: int, beams: int, threads: int) -> int:
+    """Return a number that gives every thread about the same number of tasks."""
+    tasks = threads * max(1, -(-sources * beams // (_MAX_BLOCK * threads)))
+    return max(1, -(-sources // tasks))

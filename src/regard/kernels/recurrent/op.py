@@ -1,4 +1,4 @@
-"""One step of a recurrent decoder with attention, without gradients.
+"""Steps of a recurrent decoder with attention, and the beam search between them, without gradients.
 
     e_i = score(q, k_i)    alpha = softmax(e)    c = sum_i alpha_i v_i
     gates = inputs[token] + x + W_h h            new state = cell(gates, state)
@@ -19,8 +19,8 @@ Matrix = tuple[Tensor, Tensor | None]
 """A weight (E, D) and its bias (E,)."""
 
 
-class StepWeights(NamedTuple):
-    """The weights of a step; G is the width of the gates, D of a state, R of the readout."""
+class DecoderWeights(NamedTuple):
+    """The weights of a decoder; G is the width of the gates, D of a state, R of the readout."""
 
     cell: str
     """`lstm` or `gru`, with the gates of `regard.cells`."""
@@ -44,6 +44,25 @@ class StepWeights(NamedTuple):
     """(V, R); None where the output is computed elsewhere."""
 
 
+class KernelState(NamedTuple):
+    """The state of a decoder, with N rows."""
+
+    hidden: tuple[tuple[Tensor, ...], ...]
+    """The state tensors of every layer, (N, D) each."""
+    feed: Float[Tensor, "N R"] | None
+    """The previous readout; None if it is not fed to the cells."""
+
+
+class SourceTensors(NamedTuple):
+    """What the decoder attends to."""
+
+    keys: Float[Tensor, "B T E"]
+    """Projected keys; e^{2k} for an additive score, as `additive.prepare_keys` computes them."""
+    values: Float[Tensor, "B T U"]
+    """Projected values."""
+    padding: Bool[Tensor, "B T"]
+
+
 class StepOutput(NamedTuple):
     """The result of a step for N rows."""
 
@@ -51,38 +70,82 @@ class StepOutput(NamedTuple):
     """None without an output matrix."""
     weights: Float[Tensor, "N T"]
     """The attention weights."""
-    readout: Float[Tensor, "N R"]
-    hidden: tuple[tuple[Tensor, ...], ...]
-    """The state tensors of every layer, (N, D) each."""
+    state: KernelState
+    """The new state; its feed is the readout."""
 
 
-class RecurrentStep:
-    """The kernel of a step with its weights in the order in which it reads them."""
+class OpenHypotheses(NamedTuple):
+    """Hypotheses of a search that have not ended, K' for each of B sources."""
 
-    def __init__(self, weights: StepWeights, backend: Any) -> None:
+    tokens: Int[Tensor, "B K2"]
+    """The last tokens."""
+    log_probs: Float[Tensor, "B K2"]
+    """The sums of the log-probabilities."""
+    length: int
+    """The number of tokens of each."""
+    beams: int
+    """The number K of hypotheses to keep."""
+
+
+class FinishedTensors(NamedTuple):
+    """The n best finished hypotheses of every source, and when a search ends."""
+
+    limits: Int[Tensor, " B"]
+    """The maximum numbers of tokens."""
+    divisors: Float[Tensor, " M"]
+    """The divisors of the scores by length, EOS included, in float64, up to the largest limit + 1."""
+    scores: Float[Tensor, "B n"]
+    """-inf where there is none."""
+    ends: Int[Tensor, "B n"]
+    """The beams that ended."""
+    lengths: Int[Tensor, "B n"]
+    """The numbers of tokens, without EOS."""
+
+
+class SearchOutput(NamedTuple):
+    """The result of S steps of a search."""
+
+    opened: OpenHypotheses
+    finished: FinishedTensors
+    active: Bool[Tensor, " B"]
+    """Whether the search for a source goes on."""
+    parents: Int[Tensor, "S B K"]
+    """The beams that the open hypotheses continue; undefined for a source that is no longer active."""
+    tokens: Int[Tensor, "S B K"]
+    """The tokens that they add."""
+    weights: Float[Tensor, "S N T"]
+    """The attention weights of N = B K rows."""
+    state: KernelState
+
+
+class RecurrentKernel:
+    """The kernel of a decoder's steps with its weights in the order in which it reads them."""
+
+    def __init__(self, weights: DecoderWeights, backend: Any) -> None:
         self._backend, self._weights = backend, backend.pack_weights(weights)
 
-    def __call__(
-        self,
-        tokens: Int[Tensor, " N"],
-        hidden: tuple[tuple[Tensor, ...], ...],
-        feed: Float[Tensor, "N R"] | None,
-        keys: Float[Tensor, "B T E"],
-        values: Float[Tensor, "B T U"],
-        padding: Bool[Tensor, "B T"],
+    def step(
+        self, tokens: Int[Tensor, " N"], state: KernelState, sources: SourceTensors
     ) -> StepOutput | None:
-        """Return the result for N = B x beams rows; None for what the kernel does not support.
+        """Return the result of a step for N = B x beams rows; None for what the kernel does not support."""
+        return self._backend.step(self._weights, tokens, state, sources)
 
-        The keys of an additive score are e^{2k}, as `additive.prepare_keys` computes them.
-        """
-        return self._backend.step(self._weights, tokens, hidden, feed, keys, values, padding)
+    def search(
+        self,
+        opened: OpenHypotheses,
+        finished: FinishedTensors,
+        state: KernelState,
+        sources: SourceTensors,
+    ) -> SearchOutput | None:
+        """Return the result of several steps of a beam search; None for what the kernel does not support."""
+        return self._backend.search(self._weights, opened, finished, state, sources)
 
 
-def load_step(weights: StepWeights) -> RecurrentStep | None:
+def load_kernel(weights: DecoderWeights) -> RecurrentKernel | None:
     """Return the kernel for these weights; None where there is none."""
     backend = _load_backend()
     supported = backend is not None and backend.supports(weights)
-    return RecurrentStep(weights, backend) if supported else None
+    return RecurrentKernel(weights, backend) if supported else None
 
 
 @functools.cache

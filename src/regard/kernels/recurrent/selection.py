@@ -1,0 +1,150 @@
+"""Selection inside of the kernel of a decoder's steps: the continuations of one source's hypotheses.
+
+The same rules as in `regard.hypotheses`.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numba.extending import register_jitable
+
+from regard.kernels.cpu import simd, threads
+from regard.kernels.cpu.products import LANES
+from regard.kernels.recurrent import cells
+from regard.kernels.recurrent.attention import tensor
+from regard.kernels.recurrent.layout import (
+    ACTIVE,
+    BEAMS,
+    BEST,
+    BEST_INDEX,
+    CANDIDATES,
+    CHOSEN,
+    DIVISORS,
+    ENDS,
+    LENGTHS,
+    LIMITS,
+    N_BEST,
+    PARENTS,
+    SCORES,
+    TOKENS,
+    TOTALS,
+    VOCABULARY,
+)
+from regard.text import BOS, EOS, PAD
+
+_ZERO, _HALF = np.float32(0), np.float32(0.5)
+_LOWEST = np.float32(-np.inf)
+
+
+@simd.inlined
+def integers(arguments: Any, index: Any, offset: Any) -> Any:
+    """Return a pointer to an element of an int64 tensor."""
+    pointer = threads.as_pointer(arguments[threads.POINTERS + index], np.int64(0))
+    return simd.pointer_at(pointer, offset)
+
+
+@simd.inlined
+def log_sum_exp(logits: Any, count: Any) -> Any:
+    """Return log sum exp of the logits, which fill whole vectors."""
+    padded = (count + LANES - 1) // LANES * LANES
+    zeros, half = simd.splat(_ZERO), simd.splat(_HALF)
+    smallest = zeros - simd.load(logits, 0)
+    for d in range(LANES, padded, LANES):
+        smallest = simd.minimum(smallest, zeros - simd.load(logits, d))
+    largest = _ZERO - simd.reduce_minimum(smallest)
+    shift, total = simd.splat(largest), zeros
+    for d in range(0, padded, LANES):
+        total += cells.exp_2x_bounded((simd.load(logits, d) - shift) * half)
+    return largest + np.float32(math.log(simd.reduce_sum(total)))
+
+
+@simd.inlined
+def _insert(totals: Any, indices: Any, count: Any, total: Any, index: Any) -> None:
+    """Insert a number into a descending list after its equals, and drop the last one."""
+    place = count - 1
+    while place > 0 and totals[place - 1] < total:
+        totals[place], indices[place] = totals[place - 1], indices[place - 1]
+        place -= 1
+    totals[place], indices[place] = total, index
+
+
+@register_jitable
+def _find_best(
+    arguments: Any, table: Any, search: Any, source: Any, length: Any, rows: Any,
+    logits: Any, stride: Any,
+) -> None:  # fmt: skip
+    """Write the best continuations of a source's hypotheses, whose logits are in these rows."""
+    vocabulary, count = table[VOCABULARY], search[CANDIDATES]
+    totals = tensor(arguments, BEST, source * count)
+    indices = integers(arguments, BEST_INDEX, source * count)
+    previous = tensor(arguments, TOTALS, source * search[BEAMS])
+    only_end = integers(arguments, LIMITS, source)[0] == length
+    for place in range(count):
+        totals[place], indices[place] = _LOWEST, EOS
+    for row in range(rows):
+        scores = simd.pointer_at(logits, row * stride)
+        log_sum = log_sum_exp(scores, vocabulary)
+        if not math.isfinite(log_sum):
+            threads.fetch_add(arguments, threads.OUT_OF_RANGE)
+        for token in range(EOS if only_end else 0, EOS + 1 if only_end else vocabulary):
+            total = previous[row] + (scores[token] - log_sum)
+            if total > totals[count - 1] and token != PAD and token != BOS:
+                _insert(totals, indices, count, total, row * vocabulary + token)
+
+
+@simd.inlined
+def _finish(arguments: Any, search: Any, source: Any, length: Any, total: Any, beam: Any) -> None:
+    """Add a hypothesis that ends after `length` tokens, if it is one of the best."""
+    count = search[N_BEST]
+    divisors = threads.as_pointer(arguments[threads.POINTERS + DIVISORS], np.float64(0))
+    scores = tensor(arguments, SCORES, source * count)
+    ends = integers(arguments, ENDS, source * count)
+    lengths = integers(arguments, LENGTHS, source * count)
+    score = total / np.float32(divisors[length + 1])
+    if score > scores[count - 1]:
+        place = count - 1
+        while place > 0 and scores[place - 1] < score:
+            scores[place], ends[place] = scores[place - 1], ends[place - 1]
+            lengths[place] = lengths[place - 1]
+            place -= 1
+        scores[place], ends[place], lengths[place] = score, beam, length
+
+
+@register_jitable
+def select(
+    arguments: Any, table: Any, search: Any, source: Any, step: Any, length: Any, rows: Any,
+    logits: Any, stride: Any,
+) -> Any:  # fmt: skip
+    """Choose the continuations of a source's hypotheses; return a pointer to their parents.
+
+    `step` is the number of the step within this call; the hypotheses have `length` tokens each, and
+    their logits are in these rows.
+    """
+    _find_best(arguments, table, search, source, length, rows, logits, stride)
+    beams, count, vocabulary = search[BEAMS], search[CANDIDATES], table[VOCABULARY]
+    sources = arguments[threads.QUERIES]
+    best = tensor(arguments, BEST, source * count)
+    indices = integers(arguments, BEST_INDEX, source * count)
+    parents = integers(arguments, PARENTS, (step * sources + source) * beams)
+    chosen = integers(arguments, CHOSEN, (step * sources + source) * beams)
+    totals = tensor(arguments, TOTALS, source * beams)
+    tokens = integers(arguments, TOKENS, source * beams)
+    opened = 0
+    for place in range(count):
+        parent, token = indices[place] // vocabulary, indices[place] % vocabulary
+        if token != EOS:
+            if opened < beams:
+                parents[opened], chosen[opened], totals[opened] = parent, token, best[place]
+                tokens[opened] = token
+                opened += 1
+        elif best[place] > _LOWEST:
+            _finish(arguments, search, source, length, best[place], parent)
+    for beam in range(opened, beams):
+        parents[beam], chosen[beam], totals[beam], tokens[beam] = 0, EOS, _LOWEST, EOS
+    divisors = threads.as_pointer(arguments[threads.POINTERS + DIVISORS], np.float64(0))
+    limit = integers(arguments, LIMITS, source)[0]
+    last = tensor(arguments, SCORES, (source + 1) * search[N_BEST] - 1)[0]
+    bound = np.float64(totals[0]) / divisors[limit + 1]
+    integers(arguments, ACTIVE, source)[0] = np.int64(np.float64(last) < bound and limit > length)
+    return parents
