@@ -168,7 +168,7 @@ class _Search:
         if not (plain and isinstance(self.decoder, SearchDecoder)):
             return None
         tokens, log_probs = torch.from_numpy(beam.tokens), torch.from_numpy(beam.log_probs)
-        opened = OpenHypotheses(tokens, log_probs, length, self.beams)
+        opened = OpenHypotheses(tokens, log_probs, length, self.beams, (PAD, BOS, EOS))
         found = self.decoder.search(opened, self.finished.tensors(beam.items), beam.state)
         if found is None:
             return None
@@ -177,10 +177,13 @@ class _Search:
         active, parents, chosen = (
             tensor.numpy() for tensor in (output.active, output.parents, output.tokens)
         )
+        if not active.any():  # no hypothesis leads through the steps after the last end
+            used = int(output.finished.lengths.max()) + 1 - length
+            parents, chosen = parents[:used], chosen[:used]
         weights = output.weights[:, :, None, None].numpy()
         steps = [
             BeamStep(beam.items, self.beams, *step)
-            for step in zip(parents, chosen, weights, strict=True)
+            for step in zip(parents, chosen, weights, strict=False)
         ]
         last = Continuations(
             output.opened.log_probs.numpy(),

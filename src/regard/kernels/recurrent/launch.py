@@ -103,7 +103,7 @@ def step(
     beams = rows // max(1, count)
     if rows != beams * count or tokens.dtype != torch.int64:
         return None
-    search = [1, 1, beams, 0, 0]
+    search = [1, 1, beams, 0, 0, 0, 0, 0]
     log_probs = sources.values.new_empty(rows, weights.sizes[layout.VOCABULARY])
     changed = {layout.TOKENS: tokens.clone(), layout.LOG_PROBS: log_probs}
     output = _run(weights, search, changed, state, sources)
@@ -127,7 +127,8 @@ def search(
     steps = min(_MAX_STEPS, max(1, _MAX_WORK // (count * beams * _work(weights, sources))))
     steps = min(steps, int(finished.limits.max()) + 1 - opened.length)
     candidates = 2 * beams if beams > 1 else 1
-    sizes = [steps, opened.length, beams, finished.scores.shape[1], candidates]
+    n_best = finished.scores.shape[1]
+    sizes = [steps, opened.length, beams, n_best, candidates, *opened.special]
     tokens = _by_beam(opened.tokens.flatten()[:, None], count, beams)
     new = sources.values.new_empty  # the default dtype may be another one
     totals = new(count, beams).fill_(-torch.inf)
@@ -146,7 +147,9 @@ def search(
     output = _run(weights, sizes, changed, state, sources)
     if output is None:
         return None
-    opened = OpenHypotheses(tokens.view(count, beams), totals, opened.length + steps, beams)
+    opened = opened._replace(
+        tokens=tokens.view(count, beams), log_probs=totals, length=opened.length + steps
+    )
     finished = finished._replace(scores=scores, ends=ends, lengths=lengths)
     return SearchOutput(opened, finished, active.bool(), parents, chosen, *output)
 

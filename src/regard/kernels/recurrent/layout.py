@@ -20,9 +20,9 @@ single step only; the attention weights (S, B K, T); the readouts (B K, R); the 
 indices (B, C); the parents and tokens of hypotheses that stay open (S, B, K); the scores, last beams and
 lengths of finished hypotheses (B, n); and the first of the state tensors of all layers, (B K, D) each."""
 
-STEPS, FIRST, BEAMS, N_BEST, CANDIDATES = range(5)
+STEPS, FIRST, BEAMS, N_BEST, CANDIDATES, PAD, BOS, EOS = range(8)
 """Indices of the sizes of a search: S; the number of steps before; K; n, which is 0 for a single step
-without selection; and C."""
+without selection; C; and the ids of the special tokens."""
 
 (
     LAYERS, HIDDEN, GATES, STATE_TENSORS, ENTRIES, SCORE_DIM, VALUE_DIM, READOUT_DIM, VOCABULARY,

@@ -85,6 +85,8 @@ class OpenHypotheses(NamedTuple):
     """The number of tokens of each."""
     beams: int
     """The number K of hypotheses to keep."""
+    special: tuple[int, int, int]
+    """The ids of PAD and BOS, which are never chosen, and of EOS."""
 
 
 class FinishedTensors(NamedTuple):

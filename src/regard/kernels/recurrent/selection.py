@@ -18,20 +18,22 @@ from regard.kernels.recurrent.layout import (
     BEAMS,
     BEST,
     BEST_INDEX,
+    BOS,
     CANDIDATES,
     CHOSEN,
     DIVISORS,
     ENDS,
+    EOS,
     LENGTHS,
     LIMITS,
     N_BEST,
+    PAD,
     PARENTS,
     SCORES,
     TOKENS,
     TOTALS,
     VOCABULARY,
 )
-from regard.text import BOS, EOS, PAD
 
 _ZERO, _HALF = np.float32(0), np.float32(0.5)
 _LOWEST = np.float32(-np.inf)
@@ -79,17 +81,18 @@ def _find_best(
     totals = tensor(arguments, BEST, source * count)
     indices = integers(arguments, BEST_INDEX, source * count)
     previous = tensor(arguments, TOTALS, source * search[BEAMS])
+    end = search[EOS]
     only_end = integers(arguments, LIMITS, source)[0] == length
     for place in range(count):
-        totals[place], indices[place] = _LOWEST, EOS
+        totals[place], indices[place] = _LOWEST, end
     for row in range(rows):
         scores = simd.pointer_at(logits, row * stride)
         log_sum = log_sum_exp(scores, vocabulary)
         if not math.isfinite(log_sum):
             threads.fetch_add(arguments, threads.OUT_OF_RANGE)
-        for token in range(EOS if only_end else 0, EOS + 1 if only_end else vocabulary):
+        for token in range(end if only_end else 0, end + 1 if only_end else vocabulary):
             total = previous[row] + (scores[token] - log_sum)
-            if total > totals[count - 1] and token != PAD and token != BOS:
+            if total > totals[count - 1] and token != search[PAD] and token != search[BOS]:
                 _insert(totals, indices, count, total, row * vocabulary + token)
 
 
@@ -130,10 +133,10 @@ def select(
     chosen = integers(arguments, CHOSEN, (step * sources + source) * beams)
     totals = tensor(arguments, TOTALS, source * beams)
     tokens = integers(arguments, TOKENS, source * beams)
-    opened = 0
+    end, opened = search[EOS], 0
     for place in range(count):
         parent, token = indices[place] // vocabulary, indices[place] % vocabulary
-        if token != EOS:
+        if token != end:
             if opened < beams:
                 parents[opened], chosen[opened], totals[opened] = parent, token, best[place]
                 tokens[opened] = token
@@ -141,7 +144,7 @@ def select(
         elif best[place] > _LOWEST:
             _finish(arguments, search, source, length, best[place], parent)
     for beam in range(opened, beams):
-        parents[beam], chosen[beam], totals[beam], tokens[beam] = 0, EOS, _LOWEST, EOS
+        parents[beam], chosen[beam], totals[beam], tokens[beam] = 0, end, _LOWEST, end
     divisors = threads.as_pointer(arguments[threads.POINTERS + DIVISORS], np.float64(0))
     limit = integers(arguments, LIMITS, source)[0]
     last = tensor(arguments, SCORES, (source + 1) * search[N_BEST] - 1)[0]
