@@ -123,7 +123,7 @@ def test_arguments_of_another_type_are_named() -> None:
     # in a process of its own, where annotations are not checked at run time
     script = """
 import regard
-from regard.translator import to_list
+from regard.request import to_list
 for item in (3, None, float("nan"), ["a", "b"], b"a"):
     try:
         to_list(["a", item])

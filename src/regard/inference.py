@@ -1,4 +1,4 @@
-"""Models for inference, which share a model's weights; oneDNN computes linear layers on CPUs."""
+"""Models for inference, which share a model's weights, with faster layers on CPUs."""
 
 from typing import Any, cast
 
@@ -7,7 +7,15 @@ from torch import Tensor, nn
 
 from regard.decoders import StepDecoder, fold
 from regard.kernels.linear import InferenceLinear, has_hooks
+from regard.kernels.recurrent.layers import InferenceGRU, InferenceLSTM
 from regard.models import Seq2Seq
+
+_FASTER: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: InferenceLinear,
+    nn.LSTM: InferenceLSTM,
+    nn.GRU: InferenceGRU,
+}
+"""Layers without gradients, by the layer that they replace."""
 
 
 class InferenceModel:
@@ -56,15 +64,15 @@ def _structure(model: nn.Module) -> list[Any]:
 def for_inference(model: Seq2Seq) -> Seq2Seq:
     """Return a model with the outputs of `model`, without gradients; it shares weights and hooks.
 
-    Linear layers with hooks are left unchanged.
+    Layers with hooks are left unchanged.
     """
     return cast("Seq2Seq", _for_inference(model))
 
 
 def _for_inference(module: nn.Module) -> nn.Module:
     """Return a module in evaluation mode that shares everything but its submodules with another one."""
-    plain = type(module) is nn.Linear and not has_hooks(module)
-    faster = nn.Module.__new__(InferenceLinear if plain else type(module))
+    kind = type(module) if has_hooks(module) else _FASTER.get(type(module), type(module))
+    faster = nn.Module.__new__(kind)
     children = {
         name: None if child is None else _for_inference(child)
         for name, child in module._modules.items()  # pyright: ignore[reportPrivateUsage]

@@ -173,6 +173,32 @@ def prepare(
     return PreparedRequest(sources, heads)
 
 
+def to_list(texts: str | Iterable[SourceLike]) -> list[SourceLike]:
+    """Return the texts as a list.
+
+    Raises:
+        DataError: `texts` is not iterable, or an item is neither a string nor (source, features).
+    """
+    if not isinstance(texts, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise DataError(f"expected a string or an iterable of strings, got {texts!r}")
+    items: list[Any] = [texts] if isinstance(texts, str) else list(texts)
+    for number, item in enumerate(items):
+        if not _is_source(item):
+            raise DataError(
+                f"expected a string or a pair (source, features) as text {number} (counted from 0), "
+                f"got {item!r}"
+            )
+    return items
+
+
+def _is_source(item: Any) -> bool:
+    """Return whether an item is a string, or a pair of a string and its features."""
+    if isinstance(item, tuple):
+        fields: list[Any] = [*item]
+        return len(fields) == 2 and isinstance(fields[0], str) and isinstance(fields[1], str | None)
+    return isinstance(item, str)
+
+
 def _encode_targets(target: Tokenizer, texts: Sequence[Any]) -> list[Encoding]:
     """Return targets as ids; lists of tokens are not tokenised again."""
     for number, text in enumerate(texts):

@@ -320,6 +320,8 @@ def empty_translation(text: str, attends: bool, **fields: Any) -> Translation:
 
 def with_alternatives(outputs: Sequence[Translation]) -> list[Translation]:
     """Return the outputs of one source, each with the others as its alternatives."""
+    if len(outputs) == 1:
+        return [*outputs]
     return [
         dataclasses.replace(output, alternatives=[*outputs[:rank], *outputs[rank + 1 :]])
         for rank, output in enumerate(outputs)

@@ -6,17 +6,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, overload
 
+import numpy as np
 import torch
 
 from regard import model_folder
 from regard.attention import Memory
+from regard.batching import one_ahead
 from regard.copy_mechanism import Copies
 from regard.decoders import Decoder, StepDecoder
 from regard.errors import ConfigError, DataError, quantity
 from regard.hypotheses import Hypothesis
 from regard.inference import InferenceModel
 from regard.kernels.weighted_sum import without_autocast
-from regard.request import Pins, PreparedRequest, Source, TextOrTokens, prepare
+from regard.request import Pins, PreparedRequest, Source, TextOrTokens, prepare, to_list
 from regard.search import beam_search, forced_decode
 from regard.setting_checks import check_beam_size, check_length_penalty
 from regard.text import EOS, EOS_TOKEN, SourceLike, Tokenizer
@@ -289,14 +291,20 @@ class Translator:
         empty["attends"] = self.trained.model.decoder.attention_layers > 0
         outputs = [[empty_translation(row.line, **empty)] * n_best for row in request.sources]
         model, steps = self._inference.prepared()
-        for indices, batch in request.batches(batch_tokens):
+        layer = self.attention_layer
+
+        def run(batch: PreparedRequest) -> list[list[Hypothesis]]:
             with without_autocast(self.device):
                 memory = batch.encode(model, self.device)
-                decoded = decode(batch, memory, model.decoder, steps)
+                return decode(batch, memory, model.decoder, steps)
+
+        batches = list(request.batches(batch_tokens))
+        results = ((indices, batch, run(batch)) for indices, batch in batches)
+        for indices, batch, decoded in one_ahead(results) if len(batches) > 1 else results:
             for index, source, hypotheses in zip(indices, batch.sources, decoded, strict=True):
                 tree = self._tree(hypotheses[0], source.copies)
                 outputs[index] = with_alternatives(
-                    [self._translation(source, row, tree, forced) for row in hypotheses]
+                    [self._translation(source, row, tree, layer, forced) for row in hypotheses]
                 )
             if on_progress is not None:
                 on_progress(len(indices))
@@ -335,7 +343,12 @@ class Translator:
         ]
 
     def _translation(
-        self, source: Source, hypothesis: Hypothesis, tree: list[Branch] | None, forced: bool
+        self,
+        source: Source,
+        hypothesis: Hypothesis,
+        tree: list[Branch] | None,
+        layer: int,
+        forced: bool,
     ) -> Translation:
         tokens = source.prefix.tokens if forced else self._tokens(hypothesis.ids, source.copies)
         encoding, weights = source.encoding, hypothesis.weights
@@ -346,9 +359,9 @@ class Translator:
             tokens=tokens,
             text=self.target.detokenize(tokens),
             score=hypothesis.score,
-            attention=None if heads is None else heads[:, self.attention_layer].mean(1),
+            attention=None if heads is None else _average_heads(heads[:, layer]),
             attention_heads=heads,
-            attention_layer=self.attention_layer,
+            attention_layer=layer,
             complete=hypothesis.complete,
             unknown=encoding.unknown,
             left_out=list(encoding.left_out),
@@ -359,30 +372,9 @@ class Translator:
         )
 
 
-def to_list(texts: str | Iterable[SourceLike]) -> list[SourceLike]:
-    """Return the texts as a list.
-
-    Raises:
-        DataError: `texts` is not iterable, or an item is neither a string nor (source, features).
-    """
-    if not isinstance(texts, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise DataError(f"expected a string or an iterable of strings, got {texts!r}")
-    items: list[Any] = [texts] if isinstance(texts, str) else list(texts)
-    for index, item in enumerate(items):
-        if not _is_source(item):
-            raise DataError(
-                f"expected a string or a pair (source, features) as text {index} (counted from 0), "
-                f"got {item!r}"
-            )
-    return items
-
-
-def _is_source(item: Any) -> bool:
-    """Return whether an item is a string, or a pair of a string and its features."""
-    if isinstance(item, tuple):
-        fields: list[Any] = [*item]
-        return len(fields) == 2 and isinstance(fields[0], str) and isinstance(fields[1], str | None)
-    return isinstance(item, str)
+def _average_heads(weights: np.ndarray) -> np.ndarray:
+    """Return the average of the weights (L, heads, T) over the heads."""
+    return weights[:, 0].copy() if weights.shape[1] == 1 else weights.mean(1)
 
 
 def find_device(name: str) -> torch.device:

@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from jsonargparse import Namespace
@@ -202,7 +202,7 @@ def _translate(
     heads: list[tuple[int, int]],
 ) -> Iterator[tuple[int, tuple[str, str | None], list["Translation"]]]:
     """Yield each line's number, from 1, source and outputs, best first; flush after each chunk."""
-    from regard.request import prepare
+    from regard.batching import one_ahead
 
     first = 1
     if args.file is None:
@@ -216,27 +216,47 @@ def _translate(
         lines, first = lines[begin:end], begin + 1
         chunks = (lines[start : start + _CHUNK] for start in range(0, len(lines), _CHUNK))
         total = len(lines)
+    results = _search(translator, args, chunks, first, pins, heads)
+    if total is not None:  # a thread that waits for standard input could not be ended by Ctrl-C
+        results = one_ahead(results)
     with _progress(total, args.out is None) as progress:
-        for chunk in chunks:
-            sources = [translator.source.parse_source(line) for line in chunk]
-            # a blank line has an empty translation, whatever the interventions
-            blank = [not text.strip() for text, _ in sources]
-            prefixes = ["" if skip else args.prefix or "" for skip in blank]
-            pinned: list[Any] = [{} if skip else pins for skip in blank]
-            try:
-                request = prepare(translator.trained, sources, prefixes, pinned, heads)
-            except DataError:
-                _name_line(translator, sources, first)
-                raise
-            outputs = translator.search(request, args.beam_size, args.n_best, args.length_penalty)
-            for number, (source, hypotheses) in enumerate(
-                zip(sources, outputs, strict=True), first
-            ):
+        for number, sources, outputs in results:
+            for source, hypotheses in zip(sources, outputs, strict=True):
                 yield number, source, hypotheses
+                number += 1
             sys.stdout.flush()
-            first += len(chunk)
             if progress is not None:
-                progress.advance(len(chunk))
+                progress.advance(len(sources))
+
+
+def _search(
+    translator: "Translator",
+    args: Namespace,
+    chunks: Iterable[Sequence[str]],
+    first: int,
+    pins: dict[int, dict[int, float]],
+    heads: list[tuple[int, int]],
+) -> Iterator[tuple[int, list[tuple[str, str | None]], list[list["Translation"]]]]:
+    """Yield the number of the first line of each chunk, the sources and their outputs."""
+    from regard.request import prepare
+
+    for chunk in chunks:
+        sources = [translator.source.parse_source(line) for line in chunk]
+        # a blank line has an empty translation, whatever the interventions
+        blank = [not text.strip() for text, _ in sources]
+        prefixes = ["" if skip else args.prefix or "" for skip in blank]
+        pinned: list[Any] = [{} if skip else pins for skip in blank]
+        try:
+            request = prepare(translator.trained, sources, prefixes, pinned, heads)
+        except DataError:
+            _name_line(translator, sources, first)
+            raise
+        yield (
+            first,
+            sources,
+            translator.search(request, args.beam_size, args.n_best, args.length_penalty),
+        )
+        first += len(chunk)
 
 
 def _name_line(

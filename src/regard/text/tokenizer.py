@@ -19,6 +19,7 @@ Neither the marks nor the special tokens reserve a spelling: `‿`, `▁`, `<pad
 are ordinary characters.
 """
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -217,10 +218,11 @@ class Tokenizer:
             DataError: an id is not in this vocabulary.
         """
         entries = self._entries
-        for id in ids:
-            if not (hasattr(id, "__index__") and 0 <= id < len(entries)):
-                raise DataError(f"expected ids from 0 to {len(entries) - 1}, got {id!r}")
-        return [entries[id] for id in ids]
+        with contextlib.suppress(IndexError, TypeError):
+            if min(ids, default=0) >= 0:
+                return [entries[id] for id in ids]
+        wrong = next(id for id in ids if not (hasattr(id, "__index__") and 0 <= id < len(entries)))
+        raise DataError(f"expected ids from 0 to {len(entries) - 1}, got {wrong!r}")
 
     def tokens_to_ids(self, tokens: Sequence[str]) -> list[int]:
         """Return the vocabulary id of each token; UNK for tokens that are not in the vocabulary."""
