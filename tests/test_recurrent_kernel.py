@@ -1,6 +1,7 @@
 """The kernel of a recurrent decoder's steps, against the decoder itself in float64, and of its search."""
 
 import copy
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
@@ -350,8 +351,17 @@ def test_a_search_with_a_weight_that_is_not_a_number_is_refused() -> None:
     ],
     ids=str,
 )
-def test_other_decoders_are_left_to_pytorch(options: dict[str, object]) -> None:
-    assert folded(make_model(**{"attention": "additive", **options}))._kernel is None
+def test_other_decoders_are_left_to_pytorch_and_that_is_logged_once(
+    options: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make_model(**{"attention": "additive", **options})
+    with caplog.at_level(logging.INFO, "regard"):
+        decoder = folded(model)
+        run(decoder, encoded(model, [3, 5]), torch.randint(V, (2, 3)))
+    assert decoder._kernel is None
+    assert [record.message for record in caplog.records] == [
+        "this decoder is computed step by step in PyTorch: there is no kernel for it"
+    ]
 
 
 def test_the_kernel_stays_within_its_inputs() -> None:

@@ -7,6 +7,7 @@ Status 0: success; 1: invalid content (a RegardError) or a system error, such as
 import contextlib
 import importlib
 import io
+import logging
 import os
 import signal
 import sys
@@ -54,6 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _prepare_streams()
+        if "--debug" in arguments:
+            logging.basicConfig(format="%(name)s: %(message)s")
+            logging.getLogger("regard").setLevel(logging.INFO)
         with job.one_output():
             status = _dispatch(arguments)
         sys.stdout.flush()

@@ -144,7 +144,11 @@ class Parser(ArgumentParser):
                 "--help-all", action=_HelpAll, help="print the help with all options and exit"
             )
         # regard.cli.main reads it from the arguments
-        self.add_argument("--debug", action=_Flag, help="print the traceback if an error occurs")
+        self.add_argument(
+            "--debug",
+            action=_Flag,
+            help="print the traceback if an error occurs, and log what is not computed by a kernel",
+        )
 
     def parse_args(self, args: Sequence[str], **kwargs: Any) -> Namespace:  # type: ignore[override]
         """Parse the arguments of a command."""

@@ -1,6 +1,7 @@
 """Recurrent decoders for inference: products that do not depend on the step are computed once."""
 
 import dataclasses
+import logging
 from collections.abc import Sequence
 from typing import cast
 
@@ -37,6 +38,8 @@ from regard.scores import (
     ScaledDot,
     Score,
 )
+
+_log = logging.getLogger(__name__)
 
 _DTYPES = (torch.float32, torch.float64)
 _OWN_MODULES = ("regard.", "torch.nn.modules.")
@@ -101,6 +104,8 @@ class FoldedDecoder:
         blocks = [first.extra_weight, by_context] if decoder.attends_first else [by_context]
         self._values = FrozenLinear(torch.cat(blocks))
         self._kernel = None if self._query is None else self._load_kernel(self._query)
+        if self._kernel is None:
+            _log.info("this decoder is computed step by step in PyTorch: there is no kernel for it")
 
     def _load_kernel(self, query: FrozenLinear) -> RecurrentKernel | None:
         """Return the kernel of the steps; None if there is none for this decoder."""
