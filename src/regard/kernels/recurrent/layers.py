@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from regard.kernels.linear import FrozenLinear, weights_version
+from regard.kernels.linear import FrozenLinear
 
 
 class _FrozenRecurrence:
@@ -27,24 +27,23 @@ class _FrozenRecurrence:
 
 
 class _InferenceLayer(nn.RNNBase):
-    """A recurrent layer without gradients, which has the attributes of another layer."""
+    """A recurrent layer without gradients, which has the attributes of another layer.
 
-    _frozen: tuple[list[tuple[int, int]], _FrozenRecurrence | None] | None = None
-    """The prepared weights, and their `weights_version`."""
+    It computes with the weights of its first call.
+    """
 
     def forward(self, input: Any, hx: Any = None) -> Any:
         """Return the outputs and the last state; None in place of the state if the kernel was used."""
         if not isinstance(input, Tensor) or input.dim() != 3 or hx is not None:
             return super().forward(input, hx)
-        version, frozen = weights_version(self), self._frozen
-        if frozen is None or frozen[0] != version:
-            frozen = self._frozen = version, self._freeze()
-        if frozen[1] is None or input.dtype != torch.float32 or input.device.type != "cpu":
+        frozen = self._frozen
+        if frozen is None or input.dtype != torch.float32 or input.device.type != "cpu":
             return super().forward(input)
-        return frozen[1](input), None
+        return frozen(input), None
 
-    def _freeze(self) -> _FrozenRecurrence | None:
-        """Return the layer for the kernel; None if it does not support it."""
+    @functools.cached_property
+    def _frozen(self) -> _FrozenRecurrence | None:
+        """The layer for the kernel; None if it does not support it."""
         kernel, weights = _load_kernel(), self.all_weights[0]
         options = self.num_layers == 1, self.bias, self.batch_first, not self.bidirectional
         if kernel is None or self.proj_size or not all(options):
