@@ -53,6 +53,18 @@ def _load_settings(text: str) -> Any:
             aliases are expanded.
         ConfigError: a group of settings is not a mapping.
     """
+    _check_size(text)
+    _check_nodes(yaml.compose(text, Loader=yaml.SafeLoader))
+    try:
+        values = _load_yaml(text)
+    except ValueError as error:  # an integer with thousands of digits, or a date such as 2024-13-01
+        raise yaml.YAMLError(str(error).partition(";")[0]) from None
+    _require_mappings(values, text)
+    return values
+
+
+def _check_size(text: str) -> None:
+    """Raise an error for a text that is nested too deeply, or has too many values with its aliases expanded."""
     sizes, names, anchors = [0], list[str | None](), dict[str, int]()
     for event in yaml.parse(text):
         size = 0
@@ -72,13 +84,6 @@ def _load_settings(text: str) -> Any:
             raise yaml.YAMLError(
                 f"settings may have at most {_MOST_VALUES:,} values and {_DEEPEST} levels of nesting"
             )
-    _check_nodes(yaml.compose(text, Loader=yaml.SafeLoader))
-    try:
-        values = _load_yaml(text)
-    except ValueError as error:  # an integer with thousands of digits, or a date such as 2024-13-01
-        raise yaml.YAMLError(str(error).partition(";")[0]) from None
-    _require_mappings(values, text)
-    return values
 
 
 def _require_mappings(values: Any, text: str) -> None:
