@@ -19,6 +19,7 @@ from regard import model_folder
 from regard.config import Config, ModelConfig, TextConfig
 from regard.errors import ConfigError
 from regard.hypotheses import length_normalization
+from regard.inference import _Snapshot
 from regard.models import Seq2Seq, build
 from regard.request import prepare
 from regard.text import BOS, EOS, Encoding, Tokenizer
@@ -419,6 +420,20 @@ def test_changes_of_the_model_have_an_effect(
     assert after.score != before.score
     assert after.score == expected
     assert translator.align("a b c", after.text).score == expected
+
+
+def test_untraced_changes_of_a_row_a_column_or_a_bias_are_noticed() -> None:
+    layer = torch.nn.Linear(300, 400)
+    places = [(number, slice(None)) for number in range(0, 400, 7)]
+    places += [(slice(None), number) for number in range(0, 300, 7)]
+    for place in places:
+        snapshot = _Snapshot(layer)
+        assert not snapshot.has_changed()
+        layer.weight.data[place] += 1
+        assert snapshot.has_changed()
+    snapshot = _Snapshot(layer)
+    layer.bias.detach().numpy()[7] = -1e9
+    assert snapshot.has_changed()
 
 
 def _plain_score(translator: regard.Translator, output: Translation) -> float:

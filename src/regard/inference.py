@@ -18,6 +18,12 @@ _FASTER: dict[type[nn.Module], type[nn.Module]] = {
 """Layers without gradients, by the layer that they replace."""
 
 
+_STRIDE = 251
+"""Distance of the weights that are compared in a large tensor; a prime, so that no column is left out."""
+_SMALL = 4096
+"""Size up to which all weights of a tensor are compared."""
+
+
 class InferenceModel:
     """A model and the steps of its decoder, prepared for inference.
 
@@ -30,35 +36,57 @@ class InferenceModel:
 
     def prepared(self) -> tuple[Seq2Seq, StepDecoder]:
         """Return the model and the steps of its decoder, both without gradients."""
-        structure, weights, *_ = self._prepared
-        if structure != _structure(self._model) or not _equal(weights, self._model):
+        if self._prepared[0].has_changed():
             self._prepared = self._prepare()
-        return self._prepared[2:]
+        return self._prepared[1:]
 
-    def _prepare(self) -> tuple[list[Any], list[Tensor], Seq2Seq, StepDecoder]:
-        # copied first: a change of the weights from here on is seen by the next call
-        weights = [weight.detach().clone() for weight in self._model.parameters()]
-        structure, model = _structure(self._model), for_inference(self._model)
-        return structure, weights, model, fold(model.decoder)
+    def _prepare(self) -> tuple["_Snapshot", Seq2Seq, StepDecoder]:
+        # taken first: a change from here on is seen by the next call
+        snapshot, model = _Snapshot(self._model), for_inference(self._model)
+        return snapshot, model, fold(model.decoder)
 
 
-def _equal(weights: list[Tensor], model: nn.Module) -> bool:
-    """Return whether the weights of a model are these, of the same types.
+class _Snapshot:
+    """What a model consists of at one time.
 
-    They are compared, because many changes leave no trace: those of fused optimizers, of NumPy, and
-    through `tensor.data`.
+    Fused optimizers, NumPy, `tensor.data` and inference mode change weights without a trace in
+    autograd's counts. Therefore samples of the weights are compared, too. They include every weight of
+    a small tensor, and some of every row of `_STRIDE` weights and of every column of as many; only
+    an untraced change of less than that may be missed.
     """
-    return all(
-        torch.equal(weight, other)
-        for weight, other in zip(weights, model.parameters(), strict=True)
-    )
+
+    def __init__(self, model: nn.Module) -> None:
+        self._modules = [(module, _structure(module)) for module in model.modules()]
+        self._weights = [(weight, _counts(weight)) for weight in model.parameters()]
+        samples = [_sample(weight.detach()) for weight, _ in self._weights]
+        self._samples = [(sample, sample.clone()) for sample in samples]
+
+    def has_changed(self) -> bool:
+        """Return whether the modules, their hooks or the weights have changed since."""
+        return (
+            any(_structure(module) != structure for module, structure in self._modules)
+            or any(_counts(weight) != counts for weight, counts in self._weights)
+            or not all(torch.equal(sample, copied) for sample, copied in self._samples)
+        )
 
 
-def _structure(model: nn.Module) -> list[Any]:
-    """Return values that change with the modules, their hooks and the types of the weights."""
-    modules = [*model.modules()]
-    types = [(type(module), has_hooks(module)) for module in modules]
-    return [modules, types, [(weight.dtype, weight.device) for weight in model.parameters()]]
+def _structure(module: nn.Module) -> list[Any]:
+    """Return values that change with the type, the hooks, the submodules and the tensors of a module."""
+    parts = [*module._modules.values(), *module._parameters.values()]  # pyright: ignore[reportPrivateUsage]
+    return [type(module), has_hooks(module), *map(id, parts)]
+
+
+def _counts(weight: Tensor) -> tuple[Any, ...]:
+    """Return values that change with the memory and the type of a tensor, and with counted changes."""
+    version = 0 if weight.is_inference() else weight._version
+    return weight.data_ptr(), weight.dtype, weight.device, version
+
+
+def _sample(weight: Tensor) -> Tensor:
+    """Return a view of some elements of a tensor."""
+    if weight.numel() <= _SMALL or not weight.is_contiguous():
+        return weight
+    return weight.flatten()[::_STRIDE]
 
 
 def for_inference(model: Seq2Seq) -> Seq2Seq:
