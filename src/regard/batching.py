@@ -1,11 +1,9 @@
 """Batches of examples of similar length, so that the work per batch is about the same."""
 
-import itertools
 import random
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -14,8 +12,6 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from regard.text import BOS, EOS, PAD
-
-T = TypeVar("T")
 
 
 class Example(NamedTuple):
@@ -173,13 +169,3 @@ def epoch(
             batch_rng = random.Random(f"{seed}:{number}:{index}")
             selected = [transform(example, batch_rng) for example in selected]
         yield selected
-
-
-def one_ahead(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items; another thread computes the next one while the caller uses one."""
-    iterator = iter(items)
-    with ThreadPoolExecutor(1, thread_name_prefix="regard") as executor:
-        future = executor.submit(list[T], itertools.islice(iterator, 1))
-        while found := future.result():
-            future = executor.submit(list[T], itertools.islice(iterator, 1))
-            yield found[0]

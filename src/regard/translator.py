@@ -11,7 +11,6 @@ import torch
 
 from regard import model_folder
 from regard.attention import Memory
-from regard.batching import one_ahead
 from regard.copy_mechanism import Copies
 from regard.decoders import Decoder, StepDecoder
 from regard.errors import ConfigError, DataError, quantity
@@ -292,15 +291,10 @@ class Translator:
         outputs = [[empty_translation(row.line, **empty)] * n_best for row in request.sources]
         model, steps = self._inference.prepared()
         layer = self.attention_layer
-
-        def run(batch: PreparedRequest) -> list[list[Hypothesis]]:
+        for indices, batch in request.batches(batch_tokens):
             with without_autocast(self.device):
                 memory = batch.encode(model, self.device)
-                return decode(batch, memory, model.decoder, steps)
-
-        batches = list(request.batches(batch_tokens))
-        results = ((indices, batch, run(batch)) for indices, batch in batches)
-        for indices, batch, decoded in one_ahead(results) if len(batches) > 1 else results:
+                decoded = decode(batch, memory, model.decoder, steps)
             for index, source, hypotheses in zip(indices, batch.sources, decoded, strict=True):
                 tree = self._tree(hypotheses[0], source.copies)
                 outputs[index] = with_alternatives(

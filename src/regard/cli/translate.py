@@ -202,8 +202,6 @@ def _translate(
     heads: list[tuple[int, int]],
 ) -> Iterator[tuple[int, tuple[str, str | None], list["Translation"]]]:
     """Yield each line's number, from 1, source and outputs, best first; flush after each chunk."""
-    from regard.batching import one_ahead
-
     first = 1
     if args.file is None:
         if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
@@ -217,8 +215,6 @@ def _translate(
         chunks = (lines[start : start + _CHUNK] for start in range(0, len(lines), _CHUNK))
         total = len(lines)
     results = _search(translator, args, chunks, first, pins, heads)
-    if total is not None:  # a thread that waits for standard input could not be ended by Ctrl-C
-        results = one_ahead(results)
     with _progress(total, args.out is None) as progress:
         for number, sources, outputs in results:
             for source, hypotheses in zip(sources, outputs, strict=True):
