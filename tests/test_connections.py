@@ -399,6 +399,12 @@ def test_an_invalid_host_prints_one_line(
     assert errors.count("\n") == 1
 
 
+def test_nagles_algorithm_does_not_delay_responses() -> None:
+    with _listen("127.0.0.1", 0) as listener:
+        # the condition under which asyncio sets TCP_NODELAY
+        assert listener.proto == socket.IPPROTO_TCP
+
+
 def test_a_second_server_on_a_port_fails_before_it_loads_a_model() -> None:
     with _listen("127.0.0.1", 0) as first:
         port = first.getsockname()[1]

@@ -620,7 +620,7 @@ def test_batched_requests_equal_single_ones(folder: Path) -> None:
     async def work(batcher: Batcher) -> Any:
         return await asyncio.gather(*(_submit(batcher, request) for request in requests))
 
-    results = _with_batcher(translator, Limits(batch_delay=0.0), work)
+    results = _with_batcher(translator, Limits(), work)
     assert len(translator.sizes) < 8
     for request, ((output,),) in zip(requests, results, strict=True):
         single = translator.translate([request.text], request.beam_size)[0]
@@ -636,14 +636,14 @@ def test_an_invalid_request_does_not_affect_its_batch(folder: Path) -> None:
             return_exceptions=True,
         )
 
-    first, error, last = _with_batcher(_recording(folder), Limits(batch_delay=0.0), work)
+    first, error, last = _with_batcher(_recording(folder), Limits(), work)
     assert isinstance(error, regard.errors.RegardError)
     assert first[0][0].tokens == last[0][0].tokens
 
 
 def test_a_full_queue_and_a_timeout(folder: Path) -> None:
     translator = _recording(folder, paused=True)
-    limits = Limits(queue=7, batch_delay=0.0)
+    limits = Limits(queue=7)
 
     async def work(batcher: Batcher) -> Any:
         requests = [
@@ -673,7 +673,7 @@ def test_the_work_of_a_batch_is_limited(folder: Path) -> None:
         requests = [_submit(batcher, _request("a"), work=40) for _ in range(6)]
         return await asyncio.gather(*requests)
 
-    assert len(_with_batcher(translator, Limits(work=100, batch_delay=0.0), work)) == 6
+    assert len(_with_batcher(translator, Limits(work=100), work)) == 6
     assert translator.sizes == [2, 2, 2]
 
 
@@ -708,7 +708,7 @@ def test_a_search_ends_when_nobody_waits_for_it(folder: Path, abandoned: int) ->
 
     loaded = regard.Translator.load(folder, "cpu")
     translator = Pausing(loaded.trained, loaded.device)
-    results = _with_batcher(translator, Limits(batch_delay=0.0), work)
+    results = _with_batcher(translator, Limits(), work)
     assert all(isinstance(result, asyncio.CancelledError) for result in results[:abandoned])
     assert ended == (["_Abandoned"] if abandoned == 2 else ["NoneType"])
     if abandoned == 1:

@@ -4,6 +4,7 @@ The arrays have one row for each of A active sources, in ascending order of thei
 number of beams.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -187,6 +188,7 @@ class FinishedHypotheses:
         lengths = self.lengths[items, ranks]
         ids, rows = _trace(steps, items, lengths, self.beams[items, ranks])
         weights = _gather([step.weights for step in steps], rows)
+        tops = [step.top for step in steps if step.top is not None]
         outputs: list[list[Hypothesis]] = [[] for _ in self.scores]
         found = zip(
             items.tolist(), self.scores[items, ranks].tolist(), lengths.tolist(), strict=True
@@ -199,7 +201,7 @@ class FinishedHypotheses:
                     None if weights is None else weights[index, :length].copy(),
                     length < int(self.limits[item]),
                     None if trees is None else trees[item],
-                    _most_probable(steps, rows[index, : length + 1]),
+                    _most_probable(tops, rows[index, : length + 1]) if tops else None,
                 )
             )
         return outputs
@@ -238,11 +240,10 @@ def _gather(by_step: list[np.ndarray | None], rows: np.ndarray) -> np.ndarray | 
     return out
 
 
-def _most_probable(steps: list[BeamStep], rows: np.ndarray) -> list[list[TokenLogProb]] | None:
-    """Return the most probable next tokens of each step, without impossible ones; None unless requested."""
-    tops = [step.top for step in steps if step.top is not None]
-    if not tops:
-        return None
+def _most_probable(
+    tops: Sequence[tuple[np.ndarray, np.ndarray]], rows: np.ndarray
+) -> list[list[TokenLogProb]]:
+    """Return the most probable next tokens of each step, without impossible ones."""
     return [
         [
             TokenLogProb(int(id), float(value))

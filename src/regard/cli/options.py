@@ -1,6 +1,7 @@
 """Options shared by several commands, and the environment for training."""
 
 import contextlib
+import gc
 import os
 import sys
 import threading
@@ -107,7 +108,9 @@ def load_translator(folder: str, device: str) -> "Translator":
     with loading(folder):
         from regard.translator import Translator
 
-        return Translator.load(folder, device)
+        translator = Translator.load(folder, device)
+    gc.freeze()  # searching through the modules for garbage would take a tenth of the time
+    return translator
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import math
 import os
 import re
@@ -81,6 +82,7 @@ def create_app(settings: Settings) -> FastAPI:
         torch.set_num_threads(settings.threads)
     folders = [settings.folder, *([settings.compare_with] if settings.compare_with else [])]
     translators = [Translator.load(folder, settings.device) for folder in folders]
+    gc.freeze()  # the modules and models are no garbage
     # the parent folder distinguishes two folders called `model`
     paths = ["/".join(Path(folder).resolve().parts[-2:]) for folder in folders]
     names = [os.fsencode(path).decode("utf-8", "replace") for path in paths]

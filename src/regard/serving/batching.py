@@ -108,7 +108,6 @@ class Batcher:
         try:
             while True:
                 await self._has_jobs.wait()
-                await asyncio.sleep(self.limits.batch_delay)
                 if batch := self._next_batch():
                     await loop.run_in_executor(self._thread, self._run_batch, batch)
         finally:

@@ -65,8 +65,6 @@ class Limits:
     """Explanations that may wait; further ones get status 503."""
     timeout: float = 30.0
     """Seconds until a request is abandoned with status 504."""
-    batch_delay: float = 0.003
-    """Seconds to wait for other requests to join a batch."""
     batch_texts: int = 256
     """Texts in one batch."""
 
