@@ -1,7 +1,6 @@
 """Options shared by several commands, and the environment for training."""
 
 import contextlib
-import gc
 import os
 import sys
 import threading
@@ -106,10 +105,11 @@ def check_output_files(args: Namespace, *names: str) -> None:
 def load_translator(folder: str, device: str) -> "Translator":
     """Return `Translator.load(folder, device)`; a long wait is explained on the terminal."""
     with loading(folder):
+        from regard.inference import skip_in_garbage_collection
         from regard.translator import Translator
 
         translator = Translator.load(folder, device)
-    gc.freeze()  # searching through the modules for garbage would take a tenth of the time
+    skip_in_garbage_collection()
     return translator
 
 

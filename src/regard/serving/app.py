@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import math
 import os
 import re
@@ -23,6 +22,7 @@ from regard.charts.base import script_json
 from regard.errors import ConfigError, RegardError, nearest, quantity, shortened
 from regard.explanation.from_model import explain_step
 from regard.explanation.self_attention import count_layer_weights, layer_weights
+from regard.inference import skip_in_garbage_collection
 from regard.request import PreparedRequest, prepare
 from regard.score_registry import SCORES
 from regard.serving.batching import Batcher, QueueFull
@@ -82,7 +82,7 @@ def create_app(settings: Settings) -> FastAPI:
         torch.set_num_threads(settings.threads)
     folders = [settings.folder, *([settings.compare_with] if settings.compare_with else [])]
     translators = [Translator.load(folder, settings.device) for folder in folders]
-    gc.freeze()  # the modules and models are no garbage
+    skip_in_garbage_collection()
     # the parent folder distinguishes two folders called `model`
     paths = ["/".join(Path(folder).resolve().parts[-2:]) for folder in folders]
     names = [os.fsencode(path).decode("utf-8", "replace") for path in paths]
