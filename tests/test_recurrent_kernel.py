@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.attention import Memory
 from regard.cells import CELLS
@@ -23,7 +23,6 @@ from regard.errors import ConfigError
 from regard.kernels.cpu.products import LANES, PANEL
 from regard.kernels.linear import FrozenLinear
 from regard.kernels.recurrent import launch
-from regard.kernels.recurrent.layers import InferenceGRU, InferenceLSTM
 from regard.kernels.recurrent.op import (
     DecoderWeights,
     KernelState,
@@ -411,63 +410,3 @@ def test_a_frozen_linear_layer_equals_a_linear_layer(
     for bias in (None, layer.bias):
         expected = torch.nn.functional.linear(x, layer.weight, bias)
         torch.testing.assert_close(FrozenLinear(layer.weight, bias)(x), expected.detach())
-
-
-LAYERS = {nn.LSTM: InferenceLSTM, nn.GRU: InferenceGRU}
-
-
-def for_inference(layer: nn.RNNBase) -> nn.RNNBase:
-    faster = nn.Module.__new__(LAYERS[type(layer)])
-    vars(faster).update(vars(layer))
-    return faster
-
-
-@pytest.mark.parametrize("kind", LAYERS)
-@settings(max_examples=40)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    count=st.integers(0, 140),
-    length=st.integers(0, 9),
-    vectors=st.integers(1, 3),
-    scale=st.sampled_from([1.0, 5.0]),
-)
-def test_a_recurrent_layer_for_inference_equals_that_of_pytorch(
-    kind: type[nn.RNNBase], seed: int, count: int, length: int, vectors: int, scale: float
-) -> None:
-    torch.manual_seed(seed)
-    layer = kind(11, vectors * LANES, batch_first=True)
-    x = scale * torch.randn(count, length, 11)
-    with torch.no_grad():
-        outputs, state = for_inference(layer)(x)
-        expected = copy.deepcopy(layer).double()(x.double())[0] if x.numel() else outputs
-    assert state is None  # the kernel was used
-    torch.testing.assert_close(outputs.double(), expected.double(), rtol=1e-6, atol=2e-6 * scale)
-    assert outputs.shape == (count, length, vectors * LANES)
-
-
-@pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize(
-    "options",
-    [{"num_layers": 2}, {"bidirectional": True}, {"bias": False}, {"batch_first": False}],
-    ids=str,
-)
-def test_other_recurrent_layers_are_left_to_pytorch(
-    kind: type[nn.RNNBase], options: dict[str, Any]
-) -> None:
-    layer, x = kind(3, LANES, **{"batch_first": True, **options}), torch.randn(2, 4, 3)
-    with torch.no_grad():
-        torch.testing.assert_close(for_inference(layer)(x), layer(x))
-        torch.testing.assert_close(for_inference(layer)(x[0]), layer(x[0]))
-
-
-@pytest.mark.parametrize("kind", LAYERS)
-def test_a_recurrent_layer_with_a_first_state_or_another_dtype_is_left_to_pytorch(
-    kind: type[nn.RNNBase],
-) -> None:
-    layer, x = kind(3, LANES, batch_first=True), torch.randn(2, 4, 3)
-    first = torch.randn(1, 2, LANES)
-    state = (first, first) if kind is nn.LSTM else first
-    with torch.no_grad():
-        torch.testing.assert_close(for_inference(layer)(x, state), layer(x, state))
-        layer.double()
-        torch.testing.assert_close(for_inference(layer)(x.double()), layer(x.double()))

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from regard.kernels.linear import FrozenLinear
+from regard.kernels.weighted_sum import is_autocast_enabled
 
 
 class _FrozenRecurrence:
@@ -36,6 +37,8 @@ class _InferenceLayer(nn.RNNBase):
         """Return the outputs and the last state; None in place of the state if the kernel was used."""
         if not isinstance(input, Tensor) or input.dim() != 3 or hx is not None:
             return super().forward(input, hx)
+        if is_autocast_enabled(input.device):  # the kernel reads float32 only
+            return super().forward(input)
         frozen = self._frozen
         if frozen is None or input.dtype != torch.float32 or input.device.type != "cpu":
             return super().forward(input)

@@ -103,7 +103,7 @@ def run(cell: str, gates: Tensor, packed: Tensor, width: int) -> Tensor:
     sizes = threads.Sizes(heads=1, queries=count, keys=length, width=width, tile=tile)
     workspace = (1, tile * (_whole_width(GATES[cell] * width) + 2 * width))
     work = count * length * width * gates.shape[-1]
-    tensors = [packed, gates, outputs]
+    tensors = [packed, gates.contiguous(), outputs]
     threads.run_kernel(_KERNELS[cell], -(-count // tile), sizes, tensors, work, workspace)
     return outputs
 
