@@ -31,6 +31,7 @@ from regard.kernels.recurrent.op import (
 )
 from regard.models import Seq2Seq, build
 from regard.search import beam_search
+from regard.text import EOS
 
 V = 21
 DECODERS = ("luong", "bahdanau")
@@ -320,14 +321,52 @@ def test_a_search_out_of_the_range_of_the_kernel_is_left_to_single_steps() -> No
     model = make_model(attention="additive")
     with torch.no_grad():
         model.decoder.attention.score.query_proj.weight.mul_(1e4)
+        model.decoder.output.bias[EOS] = -10
     decoder, limits = folded(model), torch.tensor([5, 6])
     memory = encoded(model, [3, 5])
     calls = record_calls(decoder)
     outputs = beam_search(decoder, memory, limits, 3)
-    assert not any(calls)
+    assert calls == [False] * (1 + 7)  # one search, then seven steps
     expected = beam_search(model.decoder, memory, limits, 3)
     for (output, *_), (reference, *_) in zip(outputs, expected, strict=True):
         assert output.ids == reference.ids
+
+
+def test_the_kernel_searches_without_a_practical_limit_of_the_length() -> None:
+    model = make_model(attention="dot")
+    with torch.no_grad():
+        model.decoder.output.bias[EOS] = 3
+    decoder, memory = folded(model), encoded(model, [3, 5])
+    arguments = memory, torch.full((2,), 2**60), 3, 2, 0.0
+    calls = record_calls(decoder)
+    outputs = beam_search(decoder, *arguments)
+    assert calls
+    assert all(calls)
+    expected = beam_search(StepsOnly(decoder), *arguments)
+    for output, reference in zip(outputs, expected, strict=True):
+        assert [(h.ids, h.score) for h in output] == [(h.ids, h.score) for h in reference]
+
+
+def test_the_kernel_searches_under_any_default_device() -> None:
+    model = make_model(attention="dot")
+    decoder, memory = folded(model), encoded(model, [3, 5])
+    limits = torch.tensor([5, 6])
+    expected = beam_search(decoder, memory, limits, 3)
+    with torch.device("meta"):
+        outputs = beam_search(decoder, memory, limits, 3)
+    assert [h.ids for (h,) in outputs] == [h.ids for (h,) in expected]
+
+
+@pytest.mark.parametrize("length_penalty", [0.7, 1.3, 1.5])
+def test_the_type_of_the_length_penalty_does_not_change_scores(length_penalty: float) -> None:
+    model = make_model(attention="dot")
+    decoder, memory = folded(model), encoded(model, [3, 5, 2, 7, 8])
+    arguments = memory, torch.full((5,), 20), 6, 6
+    expected = beam_search(decoder, *arguments, length_penalty)
+    for kernel in (decoder, StepsOnly(decoder)):
+        outputs = beam_search(kernel, *arguments, np.float64(length_penalty))
+        for output, reference in zip(outputs, expected, strict=True):
+            assert [h.score for h in output] == [h.score for h in reference]
 
 
 def test_a_search_with_a_weight_that_is_not_a_number_is_refused() -> None:
@@ -382,11 +421,17 @@ def test_the_kernel_stays_within_its_inputs() -> None:
     assert again is not None
     assert again.log_probs.equal(expected.log_probs)
     doubled = tuple(tuple(t.double() for t in layer) for layer in hidden)
+    more, fewer = (
+        tuple(tuple(t[rows] for t in layer) for layer in hidden) for rows in ([0, 0, 1, 1], [0])
+    )
     for arguments in (
         (tokens.int(), state, sources),
         (tokens[:1], state, sources),
         (tokens, KernelState(doubled, None), sources),
         (tokens, KernelState(hidden * 2, None), sources),
+        (tokens, KernelState(more, None), sources),
+        (tokens, KernelState(fewer, None), sources),
+        (tokens.repeat_interleave(2), state, sources),
         (tokens, KernelState(hidden, hidden[0][0]), sources),
         (tokens, state, sources._replace(keys=sources.keys[:, :-1])),
         (tokens, state, sources._replace(values=sources.values[..., :-1])),

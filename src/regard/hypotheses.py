@@ -14,6 +14,9 @@ from torch import Tensor
 from regard.kernels.recurrent.op import FinishedTensors
 from regard.text import EOS
 
+_STEPS_AHEAD = 64
+"""Steps for which divisors are computed at once."""
+
 
 class Hypothesis(NamedTuple):
     """One output of a search."""
@@ -136,11 +139,11 @@ class FinishedHypotheses:
     """The `n_best` finished hypotheses of every source so far."""
 
     def __init__(self, limits: Tensor, n_best: int, length_penalty: float) -> None:
-        self.limits, self.length_penalty = limits.long().cpu().numpy(), length_penalty
+        self.limits, self.length_penalty = limits.long().cpu().numpy(), float(length_penalty)
         self.scores = np.full((len(limits), n_best), -np.inf, np.float32)
         self.beams = np.zeros(self.scores.shape, np.int64)
         self.lengths = np.zeros(self.scores.shape, np.int64)
-        self.max_divisors = length_normalization(self.limits + 1, length_penalty)
+        self.max_divisors = length_normalization(self.limits + 1, self.length_penalty)
 
     def add(self, items: np.ndarray, ended: Continuations, length: int) -> None:
         """Add the hypotheses that ended after `length` tokens."""
@@ -165,15 +168,20 @@ class FinishedHypotheses:
         bounds = best_open / self.max_divisors[items]
         return (self.scores[items, -1] < bounds) & (self.limits[items] > length)
 
-    def tensors(self, items: np.ndarray) -> FinishedTensors:
-        """Return the finished hypotheses of these sources, with what decides when their search ends."""
-        divisors = length_normalization(np.arange(self.limits.max() + 2), self.length_penalty)
-        arrays = self.limits[items], divisors, *(array[items] for array in self._arrays)
+    def tensors(self, items: np.ndarray, length: int) -> FinishedTensors:
+        """Return the finished hypotheses of these sources, with what decides when their search ends.
+
+        Open hypotheses have `length` tokens.
+        """
+        limits, max_divisors = self.limits[items], self.max_divisors[items]
+        steps = np.arange(min(int(limits.max()) + 1 - length, _STEPS_AHEAD))
+        divisors = length_normalization(length + 1 + steps, self.length_penalty)
+        arrays = limits, max_divisors, divisors, *(array[items] for array in self._arrays)
         return FinishedTensors(*(torch.from_numpy(array) for array in arrays))
 
     def replace(self, items: np.ndarray, finished: FinishedTensors) -> None:
         """Replace the finished hypotheses of these sources."""
-        for array, tensor in zip(self._arrays, finished[2:], strict=True):
+        for array, tensor in zip(self._arrays, finished[3:], strict=True):
             array[items] = tensor.numpy()
 
     @property

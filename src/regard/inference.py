@@ -21,7 +21,8 @@ _FASTER: dict[type[nn.Module], type[nn.Module]] = {
 
 
 _STRIDE = 251
-"""Distance of the weights that are compared in a large tensor; a prime, so that no column is left out."""
+"""Distance of the weights that are compared in a large tensor; a prime, so that no column is left out
+unless the width is a multiple of it."""
 _SMALL = 4096
 """Size up to which all weights of a tensor are compared."""
 

@@ -87,7 +87,8 @@ def beam_search(
         return_tree: store the search tree of the source in the field `tree` of each output.
         top_logprobs: number of most probable tokens to return for every step, under the decoder's
             own distribution, which prefixes do not restrict.
-        on_step: called before every step; an exception that it raises ends the search.
+        on_step: called before every step, or before several that the decoder computes at once; an
+            exception that it raises ends the search.
 
     Raises:
         ConfigError: `beam_size` or `n_best` is not in [1, `MAX_BEAM_SIZE`], `length_penalty` is not
@@ -104,11 +105,13 @@ def beam_search(
         trees=SearchTrees(len(limits)) if return_tree else None,
         top_logprobs=top_logprobs,
     )
-    beam, steps = search.start(memory), list[BeamStep]()
+    beam, steps, several = search.start(memory), list[BeamStep](), True
     while len(beam.items):
         if on_step is not None:
             on_step()
-        new, beam = search.several_steps(beam, len(steps)) or search.one_step(beam, len(steps))
+        found = search.several_steps(beam, len(steps)) if several else None
+        several = found is not None  # after a failure, others are likely
+        new, beam = found or search.one_step(beam, len(steps))
         steps += new
     _check_finite(np.isfinite(search.finished.scores[:, 0]).all())
     return search.finished.trace(steps, None if search.trees is None else search.trees.nodes)
@@ -169,7 +172,7 @@ class _Search:
             return None
         tokens, log_probs = torch.from_numpy(beam.tokens), torch.from_numpy(beam.log_probs)
         opened = OpenHypotheses(tokens, log_probs, length, self.beams, (PAD, BOS, EOS))
-        found = self.decoder.search(opened, self.finished.tensors(beam.items), beam.state)
+        found = self.decoder.search(opened, self.finished.tensors(beam.items, length), beam.state)
         if found is None:
             return None
         output, state = found
@@ -178,7 +181,7 @@ class _Search:
             tensor.numpy() for tensor in (output.active, output.parents, output.tokens)
         )
         if not active.any():  # no hypothesis leads through the steps after the last end
-            used = int(output.finished.lengths.max()) + 1 - length
+            used = max(0, int(output.finished.lengths.max()) + 1 - length)
             parents, chosen = parents[:used], chosen[:used]
         weights = output.weights[:, :, None, None].numpy()
         steps = [

@@ -206,7 +206,7 @@ class Translator:
         """Return the `n_best` outputs for each text, best first; other arguments as in `translate`.
 
         `regard.request.prepare` creates the request. `on_step` is called before every step of a
-        search; an exception that it raises ends the search.
+        search, or before several that are computed at once; an exception that it raises ends the search.
         """
         check_beam_size(beam_size=beam_size, n_best=n_best)
         check_length_penalty(length_penalty)

@@ -1,6 +1,6 @@
 """Launches the CPU kernel of a recurrent decoder's steps: packs the weights, checks and allocates the rest."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from regard.kernels.recurrent.op import (
     StepOutput,
 )
 
+_INTEGERS: dict[str, Any] = {"dtype": torch.int64, "device": "cpu"}
+"""Type of the tensors of integers; the default device may be another one."""
 _STATE_TENSORS = {"lstm": 2, "gru": 1}
 _MAX_BLOCK = 64
 """Rows of a task, which share the weights in the cache; with 16, a step takes 1.1 to 1.3 times as long."""
@@ -82,11 +84,11 @@ def pack_weights(weights: DecoderWeights) -> PackedWeights:
         packed.append(pack(*matrix))
         sizes += [offset, matrix[0].shape[1], panels_of(len(matrix[0]))]
         offset += packed[-1].numel()
-    vector = torch.empty(0) if weights.vector is None else weights.vector
+    vector = weights.inputs.new_empty(0) if weights.vector is None else weights.vector
     vector = torch.cat([vector, vector.sum()[None]]).detach()
     numbers = torch.cat(packed).detach()
     sizes = [int(size) for size in sizes]
-    table = torch.tensor(sizes, dtype=torch.int64)
+    table = torch.tensor(sizes, **_INTEGERS)
     return PackedWeights(
         numbers, table, sizes, weights.inputs.detach().contiguous(), vector, offset
     )
@@ -106,7 +108,7 @@ def step(
     search = [1, 1, beams, 0, 0, 0, 0, 0]
     log_probs = sources.values.new_empty(rows, weights.sizes[layout.VOCABULARY])
     changed = {layout.TOKENS: tokens.clone(), layout.LOG_PROBS: log_probs}
-    output = _run(weights, search, changed, state, sources)
+    output = _run(weights, search, changed, state, sources, rows)
     if output is None:
         return None
     attention, state = output
@@ -125,26 +127,27 @@ def search(
     if not (weights.sizes[layout.VOCABULARY] and count):
         return None
     steps = min(_MAX_STEPS, max(1, _MAX_WORK // (count * beams * _work(weights, sources))))
-    steps = min(steps, int(finished.limits.max()) + 1 - opened.length)
+    steps = min(steps, len(finished.divisors))
     candidates = 2 * beams if beams > 1 else 1
     n_best = finished.scores.shape[1]
     sizes = [steps, opened.length, beams, n_best, candidates, *opened.special]
-    tokens = _by_beam(opened.tokens.flatten()[:, None], count, beams)
+    tokens = _by_beam(opened.tokens.long().flatten()[:, None], count, beams)
     new = sources.values.new_empty  # the default dtype may be another one
     totals = new(count, beams).fill_(-torch.inf)
     totals[:, : opened.log_probs.shape[1]] = opened.log_probs
-    parents, chosen = torch.empty(2, steps, count, beams, dtype=torch.int64)
-    scores, ends, lengths = (tensor.clone() for tensor in finished[2:])
-    active = torch.ones(count, dtype=torch.int64)
+    parents, chosen = torch.empty(2, steps, count, beams, **_INTEGERS)
+    scores, ends, lengths = (tensor.clone() for tensor in finished[3:])
+    active = torch.ones(count, **_INTEGERS)
     changed = {
         layout.ACTIVE: active, layout.TOKENS: tokens, layout.TOTALS: totals,
-        layout.LIMITS: finished.limits, layout.DIVISORS: finished.divisors,
+        layout.LIMITS: finished.limits, layout.MAX_DIVISORS: finished.max_divisors,
+        layout.DIVISORS: finished.divisors,
         layout.BEST: new(count, candidates),
-        layout.BEST_INDEX: torch.empty(count, candidates, dtype=torch.int64),
+        layout.BEST_INDEX: torch.empty(count, candidates, **_INTEGERS),
         layout.PARENTS: parents, layout.CHOSEN: chosen,
         layout.SCORES: scores, layout.ENDS: ends, layout.LENGTHS: lengths,
     }  # fmt: skip
-    output = _run(weights, sizes, changed, state, sources)
+    output = _run(weights, sizes, changed, state, sources, opened.tokens.numel())
     if output is None:
         return None
     opened = opened._replace(
@@ -160,34 +163,35 @@ def _run(
     given: dict[int, Tensor],
     state: KernelState,
     sources: SourceTensors,
+    rows: int,
 ) -> tuple[Tensor, KernelState] | None:
-    """Return the attention weights (S, B K, T) and the new state."""
+    """Return the attention weights (S, B K, T) and the new state, given a state of N rows."""
     sizes, (count, length) = weights.sizes, sources.padding.shape
     steps, _, beams, *_ = search
-    if not _are_supported(sizes, state, sources):
+    if not _are_supported(sizes, state, sources, rows):
         return None
     attention = sources.values.new_empty(steps, count * beams, length)
     feed = sources.values.new_empty(count * beams, sizes[layout.READOUT_DIM])
     if state.feed is not None:
         feed = _by_beam(state.feed, count, beams)
     states = [_by_beam(tensor, count, beams) for layer in state.hidden for tensor in layer]
-    none = torch.empty(0, dtype=torch.int64)
+    none = torch.empty(0, **_INTEGERS)
     given |= {
         layout.WEIGHTS: weights.numbers, layout.TABLE: weights.table,
         layout.INPUTS: weights.inputs, layout.VECTOR: weights.vector,
         layout.PADDING: sources.padding, layout.KEYS: sources.keys, layout.VALUES: sources.values,
-        layout.SEARCH: torch.tensor(search), layout.ATTENTION: attention, layout.FEED: feed,
-        layout.ROWS: torch.empty(count * beams, dtype=torch.int64),
+        layout.SEARCH: torch.tensor(search, **_INTEGERS), layout.ATTENTION: attention, layout.FEED: feed,
+        layout.ROWS: torch.empty(count * beams, **_INTEGERS),
         **{layout.STATES + number: tensor for number, tensor in enumerate(states)},
     }  # fmt: skip
-    given.setdefault(layout.ACTIVE, torch.ones(count, dtype=torch.int64))
+    given.setdefault(layout.ACTIVE, torch.ones(count, **_INTEGERS))
     tensors = [given.get(index, none).contiguous() for index in range(layout.STATES + len(states))]
     per_task = _sources_per_task(count, beams, torch.get_num_threads())
     kernel_sizes = Sizes(
         heads=beams, queries=count, keys=length, width=sizes[layout.HIDDEN], tile=per_task
     )
-    rows = -(-per_task * beams // ROWS) * ROWS
-    workspace = (1, rows * cpu.workspace_width(sizes))
+    block = -(-per_task * beams // ROWS) * ROWS
+    workspace = (1, block * cpu.workspace_width(sizes))
     work = steps * count * beams * _work(weights, sources)
     if not run_kernel(cpu.steps, -(-count // per_task), kernel_sizes, tensors, work, workspace):
         return None
@@ -201,13 +205,10 @@ def _work(weights: PackedWeights, sources: SourceTensors) -> int:
     return weights.work + sources.padding.shape[1] * width
 
 
-def _are_supported(sizes: list[int], state: KernelState, sources: SourceTensors) -> bool:
+def _are_supported(sizes: list[int], state: KernelState, sources: SourceTensors, rows: int) -> bool:
     """Return whether the kernel, which reads memory unchecked, can read these tensors."""
     count, length = sources.padding.shape
     states = [tensor for layer in state.hidden for tensor in layer]
-    rows = len(states[0]) if states else 0
-    if rows % max(1, count):
-        return False
     expected = [
         (sources.keys, (count, length, sizes[layout.SCORE_DIM])),
         (sources.values, (count, length, sizes[layout.VALUE_DIM])),
@@ -225,9 +226,9 @@ def _are_supported(sizes: list[int], state: KernelState, sources: SourceTensors)
 
 
 def _by_beam(tensor: Tensor, sources: int, beams: int) -> Tensor:
-    """Return a copy with `beams` rows for each source, of which the first ones are given."""
+    """Return a copy with `beams` rows for each source: those given, then zeros."""
     rows = tensor.unflatten(0, (sources, len(tensor) // max(1, sources)))
-    copied = tensor.new_empty(sources, beams, tensor.shape[-1])
+    copied = tensor.new_zeros(sources, beams, tensor.shape[-1])
     copied[:, : rows.shape[1]] = rows
     return copied.flatten(0, 1)
 

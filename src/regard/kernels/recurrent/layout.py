@@ -4,16 +4,17 @@ S is the number of steps of a call, B that of sources, K that of beams, and C th
 """
 
 (
-    WEIGHTS, TABLE, INPUTS, VECTOR, PADDING, KEYS, VALUES, SEARCH, LIMITS, DIVISORS,
-) = range(10)  # fmt: skip
+    WEIGHTS, TABLE, INPUTS, VECTOR, PADDING, KEYS, VALUES, SEARCH, LIMITS, MAX_DIVISORS, DIVISORS,
+) = range(11)  # fmt: skip
 """Tensors that the kernel reads, by their place among the arguments: packed matrices; their sizes; the
 table of inputs; v; the padding, keys and values of the sources; the sizes of a search; the length limit of
-every source (B,); and the divisors of the scores by length, in float64."""
+every source, and the divisor of the scores at that length (B,); and the divisors of the scores of hypotheses
+that end at each step (S,). Divisors are float64."""
 
 (
     ACTIVE, ROWS, TOKENS, TOTALS, LOG_PROBS, ATTENTION, FEED, BEST, BEST_INDEX, PARENTS, CHOSEN,
     SCORES, ENDS, LENGTHS, STATES,
-) = range(10, 25)  # fmt: skip
+) = range(11, 26)  # fmt: skip
 """Tensors that it changes: whether the search for a source goes on (B,); the rows of a step (B K,); the last
 tokens and the log-probabilities of open hypotheses (B, K); the log-probabilities of all tokens (B K, V), of a
 single step only; the attention weights (S, B K, T); the readouts (B K, R); the best continuations and their

@@ -94,8 +94,10 @@ class FinishedTensors(NamedTuple):
 
     limits: Int[Tensor, " B"]
     """The maximum numbers of tokens."""
+    max_divisors: Float[Tensor, " B"]
+    """The divisors of the scores at that length, in float64."""
     divisors: Float[Tensor, " M"]
-    """The divisors of the scores by length, EOS included, in float64, up to the largest limit + 1."""
+    """The divisors of the scores of hypotheses that end at the next M steps, in float64."""
     scores: Float[Tensor, "B n"]
     """-inf where there is none."""
     ends: Int[Tensor, "B n"]

@@ -26,6 +26,7 @@ from regard.kernels.recurrent.layout import (
     EOS,
     LENGTHS,
     LIMITS,
+    MAX_DIVISORS,
     N_BEST,
     PAD,
     PARENTS,
@@ -97,14 +98,21 @@ def _find_best(
 
 
 @simd.inlined
-def _finish(arguments: Any, search: Any, source: Any, length: Any, total: Any, beam: Any) -> None:
+def _divisor(arguments: Any, index: Any, offset: Any) -> Any:
+    """Return an element of a float64 tensor."""
+    return threads.as_pointer(arguments[threads.POINTERS + index], np.float64(0))[offset]
+
+
+@simd.inlined
+def _finish(
+    arguments: Any, search: Any, source: Any, step: Any, length: Any, total: Any, beam: Any
+) -> None:
     """Add a hypothesis that ends after `length` tokens, if it is one of the best."""
     count = search[N_BEST]
-    divisors = threads.as_pointer(arguments[threads.POINTERS + DIVISORS], np.float64(0))
     scores = tensor(arguments, SCORES, source * count)
     ends = integers(arguments, ENDS, source * count)
     lengths = integers(arguments, LENGTHS, source * count)
-    score = total / np.float32(divisors[length + 1])
+    score = total / np.float32(_divisor(arguments, DIVISORS, step))
     if score > scores[count - 1]:
         place = count - 1
         while place > 0 and scores[place - 1] < score:
@@ -142,12 +150,11 @@ def select(
                 tokens[opened] = token
                 opened += 1
         elif best[place] > _LOWEST:
-            _finish(arguments, search, source, length, best[place], parent)
+            _finish(arguments, search, source, step, length, best[place], parent)
     for beam in range(opened, beams):
         parents[beam], chosen[beam], totals[beam], tokens[beam] = 0, end, _LOWEST, end
-    divisors = threads.as_pointer(arguments[threads.POINTERS + DIVISORS], np.float64(0))
     limit = integers(arguments, LIMITS, source)[0]
     last = tensor(arguments, SCORES, (source + 1) * search[N_BEST] - 1)[0]
-    bound = np.float64(totals[0]) / divisors[limit + 1]
+    bound = np.float64(totals[0]) / _divisor(arguments, MAX_DIVISORS, source)
     integers(arguments, ACTIVE, source)[0] = np.int64(np.float64(last) < bound and limit > length)
     return parents
