@@ -910,3 +910,11 @@ def test_features_are_a_field_of_a_request():
         ValueError, match="give one value of features for all texts, or one per text"
     ):
         request({"texts": ["a", "b"], "features": ["V"]})
+
+
+def test_the_default_beam_size_is_within_the_limit(folders: list[Path]) -> None:
+    app = create_app(Settings(folder=str(folders[0]), limits=Limits(beam_size=1)))
+    with TestClient(app, base_url="http://localhost") as client:
+        assert client.post("/api/translate", json={"text": "a b"}).status_code == 200
+        refused = client.post("/api/translate", json={"text": "a b", "beam_size": 2})
+    assert refused.json() == {"error": "beam_size is at most 1, got 2"}

@@ -285,6 +285,8 @@ def _prepare(
     texts = request.sources
     if len(texts) > limits.texts:
         raise ConfigError(f"at most {quantity(limits.texts, 'text')} per request, got {len(texts)}")
+    if "beam_size" not in request.model_fields_set:
+        request.beam_size = min(request.beam_size, limits.beam_size)
     for name in ("beam_size", "n_best"):
         if (value := getattr(request, name)) > limits.beam_size:
             got = shortened(str(value))
