@@ -28,6 +28,12 @@ def panels_of(outputs: int) -> int:
     return -(-outputs // PANEL)
 
 
+@simd.inlined
+def whole(width: Any) -> Any:
+    """Return the width in whole panels."""
+    return (width + PANEL - 1) // PANEL * PANEL
+
+
 def pack(weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return W (E, D) and its bias (E,) in the layout that `product` reads: first the biases, then the panels."""
     outputs, inputs = weight.shape

@@ -11,7 +11,7 @@ from typing import Any
 from numba.extending import register_jitable
 
 from regard.kernels.cpu import simd, threads
-from regard.kernels.cpu.products import LANES, PANEL, ROWS, product
+from regard.kernels.cpu.products import LANES, PANEL, ROWS, product, whole
 from regard.kernels.recurrent import cells, selection
 from regard.kernels.recurrent.attention import attend, tensor
 from regard.kernels.recurrent.layout import (
@@ -78,17 +78,11 @@ def _gather(arguments: Any, index: Any, rows: Any, count: Any, width: Any, x: An
 
 
 @simd.inlined
-def _whole(width: Any) -> Any:
-    """Return the width in whole panels."""
-    return (width + PANEL - 1) // PANEL * PANEL
-
-
-@simd.inlined
 def _buffer_widths(table: Any) -> Any:
     """Return the widths of the rows of the buffers: of three wide ones, three narrow ones and the logits."""
-    wide = _whole(max(table[GATES], table[VALUE_DIM]))
-    narrow = _whole(max(table[HIDDEN], max(table[SCORE_DIM], table[READOUT_DIM])))
-    return wide, narrow, _whole(table[VOCABULARY])
+    wide = whole(max(table[GATES], table[VALUE_DIM]))
+    narrow = whole(max(table[HIDDEN], max(table[SCORE_DIM], table[READOUT_DIM])))
+    return wide, narrow, whole(table[VOCABULARY])
 
 
 @simd.inlined

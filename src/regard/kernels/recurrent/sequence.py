@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.kernels.cpu import simd, threads
-from regard.kernels.cpu.products import LANES, PANEL, ROWS, product
+from regard.kernels.cpu.products import LANES, PANEL, ROWS, product, whole
 from regard.kernels.recurrent import cells
 from regard.kernels.recurrent.attention import tensor
 
@@ -24,12 +24,6 @@ GATES = {"lstm": 4, "gru": 3}
 
 _MAX_BLOCK = 64
 """Sequences of a task, which share the weights in the cache."""
-
-
-@simd.inlined
-def _whole(width: Any) -> Any:
-    """Return the width in whole panels."""
-    return (width + PANEL - 1) // PANEL * PANEL
 
 
 @simd.inlined
@@ -51,7 +45,7 @@ def _kernel_of(gates: int) -> threads.KernelFactory:
     def factory(real: Any) -> Callable[[Any], None]:
         def kernel(arguments: Any) -> None:
             _, sequences, length, width = threads.read_sizes(arguments)
-            tile, stride = arguments[threads.TILE], _whole(gates * width)
+            tile, stride = arguments[threads.TILE], whole(gates * width)
             shape = (1, tile * (stride + 2 * width))
             workspace = threads.thread_workspace(arguments, shape, real(0))
             state = simd.pointer_at(workspace, 0)
@@ -101,12 +95,8 @@ def run(cell: str, gates: Tensor, packed: Tensor, width: int) -> Tensor:
     tasks = torch.get_num_threads() * max(1, -(-count // (_MAX_BLOCK * torch.get_num_threads())))
     tile = max(1, -(-count // (tasks * ROWS))) * ROWS
     sizes = threads.Sizes(heads=1, queries=count, keys=length, width=width, tile=tile)
-    workspace = (1, tile * (_whole_width(GATES[cell] * width) + 2 * width))
+    workspace = (1, tile * (whole(GATES[cell] * width) + 2 * width))
     work = count * length * width * gates.shape[-1]
     tensors = [packed, gates.contiguous(), outputs]
     threads.run_kernel(_KERNELS[cell], -(-count // tile), sizes, tensors, work, workspace)
     return outputs
-
-
-def _whole_width(width: int) -> int:
-    return -(-width // PANEL) * PANEL
