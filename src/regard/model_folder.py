@@ -1,7 +1,7 @@
 """Model folders: everything that a trained model needs, without executable content.
 
 config.json          resolved settings, format and package version, training metadata
-model.safetensors    the best weights
+model.safetensors    the best weights, in float32, float16 or int8 (quantization.py)
 source.json target.json    the tokenizers
 metrics.jsonl        one line per validation (written by training)
 README.md            model card, with the training command
@@ -23,6 +23,7 @@ from regard.config import Config, from_dict
 from regard.errors import FolderError
 from regard.files import atomic_write, write_json, write_text
 from regard.models import Seq2Seq, build
+from regard.quantization import WeightType, compress, expand
 from regard.text import Tokenizer
 from regard.version import __version__
 
@@ -53,10 +54,23 @@ def save_description(folder: str | Path, trained: TrainedModel) -> None:
     write_json(folder / "config.json", config)
 
 
-def save_weights(folder: str | Path, model: nn.Module, run: str | None = None) -> None:
-    """Write model.safetensors, with the identity of its run (`metadata.run` in config.json)."""
+def save_weights(
+    folder: str | Path, model: nn.Module, run: str | None = None, dtype: WeightType = "float32"
+) -> None:
+    """Write model.safetensors.
+
+    Args:
+        folder: the model folder.
+        model: the model whose weights are written.
+        run: the identity of its run (`metadata.run` in config.json).
+        dtype: how the file stores the weights; `load` reads each type as float32.
+
+    Raises:
+        ConfigError: the type is unknown, or a weight is too large for float16.
+        DataError: the file cannot be written.
+    """
+    tensors = compress(unshared_tensors(model), dtype)
     with atomic_write(Path(folder) / "model.safetensors") as temporary:
-        tensors = unshared_tensors(model)
         recorded = {"sha256": checksum(tensors)} | ({"run": run} if run else {})
         write_tensors(temporary, tensors, recorded)
 
@@ -168,7 +182,7 @@ def load(folder: str | Path) -> TrainedModel:
             raise ValueError("the checksum differs")
         if recorded.get("run") not in (None, trained.metadata.get("run")):
             raise ValueError("it was written by another training run")
-        load_tensors(model, migrations.convert_tensors(tensors))
+        load_tensors(model, migrations.convert_tensors(expand(tensors)))
     except OSError as error:
         raise FolderError(f"cannot read {weights}: {error.strerror or error}") from None
     except (SafetensorError, ValueError) as error:
