@@ -18,8 +18,9 @@ from regard.alignment import (
     check_links,
 )  # fmt: skip
 from regard.batching import Example, collate
+from regard.calibration import Calibration, calibrate
 from regard.errors import quantity
-from regard.metrics import METRICS, BleuTokenizer, MetricValues, group_by_source, report
+from regard.metrics import METRICS, BleuTokenizer, MetricValues, group_by_source, matches, report
 from regard.pairs import PairLike, to_pairs
 from regard.text import UNK
 from regard.translation import Translation
@@ -38,10 +39,12 @@ class Report:
     """One per distinct source, in the order of the pairs."""
     references: list[list[str]]
     """The targets of each source."""
+    calibration: Calibration
+    """The probabilities of the outputs against exact match."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document that `regard evaluate --json` writes."""
-        return self.metrics.to_dict()
+        return {**self.metrics.to_dict(), "calibration": self.calibration.to_dict()}
 
     def __repr__(self) -> str:
         """Return the number of sources and every metric, in percent, on one line."""
@@ -69,7 +72,7 @@ class Report:
             exact, per, cer = (f"{part[name]:.2f}" for name in ("exact_match", "per", "cer"))
             lengths.append((f"{part['low']}–{part['high']}", f"{part['n']:,}", exact, per, cer))
         parts = [f"{quantity(metrics['n'], 'distinct source')}, percent", _columns(table)]
-        parts += ["\n".join(signatures), _columns(lengths)]
+        parts += ["\n".join(signatures), _columns(lengths), str(self.calibration)]
         truncated = sum(not output.complete for output in self.translations)
         if truncated:
             parts.append(f"{quantity(truncated, 'output')} truncated at the length limit")
@@ -114,7 +117,11 @@ def evaluate(
     lengths = [len(translation.source_tokens) - 1 for translation in translations]
     outputs = [translation.text for translation in translations]
     metrics = report(outputs, references, lengths, bleu_tokenize=bleu_tokenize, lowercase=lowercase)
-    return Report(metrics, translations, references)
+    calibration = calibrate(
+        [translation.probability for translation in translations],
+        matches(outputs, references, lowercase),
+    )
+    return Report(metrics, translations, references, calibration)
 
 
 def align(

@@ -29,6 +29,8 @@ class Hypothesis(NamedTuple):
     """(len(ids), layers, heads, T): the attention weights; None without attention."""
     complete: bool
     """False if EOS was forced at the length limit."""
+    log_prob: float
+    """Sum of the log-probabilities, EOS included."""
     tree: "list[SearchNode] | None" = None
     """All hypotheses that the search kept, open or finished; None unless requested."""
     top: "list[list[TokenLogProb]] | None" = None
@@ -198,16 +200,17 @@ class FinishedHypotheses:
         weights = _gather([step.weights for step in steps], rows)
         tops = [step.top for step in steps if step.top is not None]
         outputs: list[list[Hypothesis]] = [[] for _ in self.scores]
-        found = zip(
-            items.tolist(), self.scores[items, ranks].tolist(), lengths.tolist(), strict=True
-        )
-        for index, (item, score, length) in enumerate(found):
+        scores = self.scores[items, ranks]
+        log_probs = scores * length_normalization(lengths + 1, self.length_penalty)
+        columns = (array.tolist() for array in (items, scores, lengths, log_probs))
+        for index, (item, score, length, log_prob) in enumerate(zip(*columns, strict=True)):
             outputs[item].append(
                 Hypothesis(
                     ids[index, :length].tolist(),
                     score,
                     None if weights is None else weights[index, :length].copy(),
                     length < int(self.limits[item]),
+                    log_prob,
                     None if trees is None else trees[item],
                     _most_probable(tops, rows[index, : length + 1]) if tops else None,
                 )

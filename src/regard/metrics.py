@@ -133,7 +133,7 @@ def length_bins(
     Empty bins are omitted. The other arguments are those of `report`.
     """
     counts = (
-        _matches(outputs, references, lowercase),
+        _match_counts(outputs, references, lowercase),
         _edits(outputs, references, str.split, lowercase),
         _edits(outputs, references, str, lowercase),
     )
@@ -151,7 +151,19 @@ def exact_match(
     outputs: Sequence[str], references: References, lowercase: bool = False
 ) -> MetricValue:
     """Compute the percentage of outputs that equal one of their references."""
-    return _bootstrap(_matches(outputs, references, lowercase), _percent)
+    return _bootstrap(_match_counts(outputs, references, lowercase), _percent)
+
+
+def matches(
+    outputs: Sequence[str], references: References, lowercase: bool = False
+) -> npt.NDArray[np.bool_]:
+    """Return for each output whether it equals one of its references, in NFC."""
+    _require_references(outputs, references)
+    equal = [
+        _normalize(output, lowercase) in {_normalize(text, lowercase) for text in candidates}
+        for output, candidates in zip(outputs, references, strict=True)
+    ]
+    return np.array(equal, dtype=bool)
 
 
 def wer(outputs: Sequence[str], references: References, lowercase: bool = False) -> MetricValue:
@@ -252,14 +264,10 @@ def group_by_source(pairs: Iterable[tuple[_Source, str]]) -> tuple[list[_Source]
     return list(targets), [list(distinct) for distinct in targets.values()]
 
 
-def _matches(outputs: Sequence[str], references: References, lowercase: bool) -> Counts:
+def _match_counts(outputs: Sequence[str], references: References, lowercase: bool) -> Counts:
     """Return (n, 2): for each output, whether it equals a reference, and 1."""
-    _require_references(outputs, references)
-    matches = [
-        (_normalize(output, lowercase) in {_normalize(text, lowercase) for text in candidates}, 1)
-        for output, candidates in zip(outputs, references, strict=True)
-    ]
-    return np.array(matches, dtype=np.int64)
+    equal = matches(outputs, references, lowercase)
+    return np.stack([equal, np.ones_like(equal)], 1).astype(np.int64)
 
 
 def _edits(

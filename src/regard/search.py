@@ -258,8 +258,12 @@ def forced_decode(
     weights = None if unrolled.weights is None else unrolled.weights.float().cpu().numpy()
     _check_finite(not np.isnan(scores).any())
     return [
-        Hypothesis(target, score, None if weights is None else weights[row, : len(target)], True)
-        for row, (target, score) in enumerate(zip(targets, scores.tolist(), strict=True))
+        Hypothesis(
+            target, score, None if weights is None else weights[row, : len(target)], True, log_prob
+        )
+        for row, (target, score, log_prob) in enumerate(
+            zip(targets, scores.tolist(), log_probs.tolist(), strict=True)
+        )
     ]
 
 

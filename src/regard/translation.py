@@ -1,6 +1,7 @@
 """The output of a translation, with its attention."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -61,6 +62,8 @@ class Translation:
     """The layer of `attention_heads` that `attention` averages, counted from 0."""
     complete: bool = True
     """False if the output was truncated at its length limit."""
+    log_prob: float = 0.0
+    """Sum of the log-probabilities in nats, EOS included; 0 for a blank source."""
     unknown: list[str] = field(default_factory=list)
     """Source tokens that are not in the vocabulary, repeats included."""
     left_out: list[str] = field(default_factory=list)
@@ -94,6 +97,21 @@ class Translation:
     def target_labels(self) -> list[str]:
         """The tokens of the output as charts display them: without joiners."""
         return [display_token(token) for token in self.tokens]
+
+    @property
+    def probability(self) -> float:
+        """The probability of the whole output, EOS included: exp(`log_prob`)."""
+        return math.exp(self.log_prob)
+
+    @property
+    def margin(self) -> float:
+        """The probability minus that of the most probable alternative with another text.
+
+        If there is none, because `n_best` was 1 or the search found only one output, the other
+        probability is taken as 0, so that the margin is an upper bound: the probability itself.
+        """
+        others = (other.probability for other in self.alternatives if other.text != self.text)
+        return self.probability - max(others, default=0.0)
 
     @property
     def warning(self) -> str | None:

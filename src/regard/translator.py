@@ -357,6 +357,7 @@ class Translator:
             attention_heads=heads,
             attention_layer=layer,
             complete=hypothesis.complete,
+            log_prob=hypothesis.log_prob,
             unknown=encoding.unknown,
             left_out=list(encoding.left_out),
             source_words=[*self.source.word_ids(encoding.tokens, encoding.num_features), None],

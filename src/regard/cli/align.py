@@ -76,10 +76,7 @@ def run(arguments: list[str]) -> None:
 
 def _to_dict(output: "Translation") -> dict[str, Any]:
     """Return the object that `regard translate --attention` writes, plus the log-probability in nats."""
-    from regard.hypotheses import length_normalization
-
-    divisor = length_normalization(len(output.tokens) + 1, 1.0)
-    return {**output.to_dict(), "log_prob": output.score * divisor}
+    return {**output.to_dict(), "log_prob": output.log_prob}
 
 
 def _report(metrics: "AlignmentMetrics", n: int, path: str | None) -> None:

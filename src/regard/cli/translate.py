@@ -58,10 +58,8 @@ def run(arguments: list[str]) -> None:
             unreliable += best.warning is not None
             unknown.update(best.unknown)
             left_out.update(best.left_out)
-            for rank, output in enumerate(outputs, start=1):
-                text = output.text.replace("\n", " ")
-                ranked = f"{number}\t{rank}\t{output.score:.6f}\t{text}"
-                print(ranked if args.n_best > 1 else text, file=file)
+            for rank, output in enumerate(outputs[: args.n_best], start=1):
+                print(*_columns(output, number, rank, args), sep="\t", file=file)
                 if attention:
                     attention.write(json.dumps(output.to_dict(), ensure_ascii=False) + "\n")
                 if alignments:
@@ -119,6 +117,12 @@ def make_parser() -> Parser:
         default=1,
         help="number of outputs per line; above 1, each is printed as line TAB rank TAB score TAB text",
     )
+    parser.add_argument(
+        "--confidence",
+        action="store_true",
+        help="append TAB probability TAB margin: the probability of the whole output, and its distance "
+        "to that of the second-best distinct output (which counts as 0 if the search finds only one, as greedy search does)",
+    )
     parser.add_argument("--prefix", metavar="TEXT", help="text that every output begins with")
     parser.add_argument(
         "--pin",
@@ -144,6 +148,16 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--heatmap", action="store_true", help="draw the attention on the terminal")
     return parser
+
+
+def _columns(output: "Translation", number: int, rank: int, args: Namespace) -> list[str]:
+    """Return the columns of one line of output."""
+    columns = [output.text.replace("\n", " ")]
+    if args.n_best > 1:
+        columns = [str(number), str(rank), f"{output.score:.6f}", *columns]
+    if args.confidence:
+        columns += [f"{output.probability:.6f}", f"{output.margin:.6f}"]
+    return columns
 
 
 def _shard(args: Namespace) -> tuple[int, int]:
@@ -236,6 +250,9 @@ def _search(
     """Yield the number of the first line of each chunk, the sources and their outputs."""
     from regard.request import prepare
 
+    # the margin needs a second output; a greedy search must stay greedy
+    needs_second = args.confidence and args.n_best == 1 and args.beam_size > 1
+    n_best = 2 if needs_second else args.n_best
     for chunk in chunks:
         sources = [translator.source.parse_source(line) for line in chunk]
         # a blank line has an empty translation, whatever the interventions
@@ -250,7 +267,7 @@ def _search(
         yield (
             first,
             sources,
-            translator.search(request, args.beam_size, args.n_best, args.length_penalty),
+            translator.search(request, args.beam_size, n_best, args.length_penalty),
         )
         first += len(chunk)
 

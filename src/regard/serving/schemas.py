@@ -6,7 +6,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, WrapValidator, model_validator
 
 from regard.explanation.self_attention import LayerWeights
-from regard.hypotheses import length_normalization
 from regard.request import TextOrTokens
 from regard.text import SourceLike
 from regard.translation import Translation, rounded
@@ -271,12 +270,11 @@ def _best_output(request: TranslateRequest, outputs: Sequence[Translation]) -> d
 
 
 def _output(request: TranslateRequest, output: Translation) -> dict[str, Any]:
-    penalty = length_normalization(len(output.tokens) + 1, request.length_penalty)
     result: dict[str, Any] = {
         "text": output.text,
         "tokens": output.tokens,
         "score": round(output.score, 6),
-        "log_prob": round(output.score * penalty, 6),
+        "log_prob": round(output.log_prob, 6),
         "complete": output.complete,
     }
     if request.attention:
