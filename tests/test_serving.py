@@ -510,7 +510,7 @@ def test_the_page_contains_its_example_and_loads_nothing_from_other_hosts(
     page_data = json.loads(content[1])
     assert [example["source"] for example in page_data["examples"]] == [HOSTILE] * 2
     assert [model["kind"] for model in page_data["models"]] == ["rnn", "transformer"]
-    for path in ["/", "/docs", *re.findall(r'(?:src|href)="(/page/[^"]+)"', page.text)]:
+    for path in ["/", "/docs", *re.findall(r'(?:src|href)="(page/[^"]+)"', page.text)]:
         text = client.get(path).text
         assert not re.findall(r'(?:src|href|from|import|url)\W{1,3}https?://[^"\']+', text)
 

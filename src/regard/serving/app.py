@@ -384,6 +384,7 @@ def _render_page(
     suggestions = _suggestions(translators, settings)
     beams = settings.limits.beam_size
     content = {
+        "engine": "engine_http.js",
         "models": models,
         "examples": _translate_example(translators, suggestions[0], min(5, beams)),
         "suggestions": suggestions[1:4],

@@ -1,5 +1,4 @@
 // Every layer and head as a thumbnail: cross-attention, and self-attention of encoder and decoder.
-import { selfAttention, sourceFields } from "./api.js";
 import { element, helpButton } from "./dom.js";
 import { ablationNote, isAblated } from "./interventions.js";
 import { headWeights } from "./weights.js";
@@ -17,8 +16,8 @@ export class Heads {
   }
 
   get shown() {
-    const { layers, heads, encoder } = this.view.model;
-    return layers * heads > 1 || encoder === "transformer";
+    const { model: { layers, heads, encoder }, page: { engine } } = this.view;
+    return layers * heads > 1 || (encoder === "transformer" && Boolean(engine.selfAttention));
   }
 
   // A recurrent decoder has one distribution per step, and no heads to ablate.
@@ -60,7 +59,7 @@ export class Heads {
 
   async request(key) {
     const { view } = this;
-    const own = view.output.tokens.length && await selfAttention(view.number, sourceFields(view.model, view.output.source), view.output.tokens, view.interventions.ablated).catch(() => null);
+    const own = view.output.tokens.length && await view.page.engine.selfAttention?.(view.number, view.output.source, view.output.tokens, view.interventions.ablated).catch(() => null);
     if (key !== this.key) return;
     this.own = own || null;
     this.render();

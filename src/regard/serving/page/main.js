@@ -5,12 +5,20 @@ import { isEmpty } from "./interventions.js";
 import { fromHash, toHash } from "./permalink.js";
 import { View } from "./view.js";
 
-const { models, examples, suggestions = [], max_beam_size: maxBeamSize } = JSON.parse(document.getElementById("content").textContent);
 const EXAMPLES = 3;
 const COPIED = 2000; // milliseconds that the confirmation of a copy stays
 const byId = (id) => document.getElementById(id);
 const setStatus = (text) => { byId("status").textContent = text; };
 const options = () => ({ beamSize: Number(byId("beam-size").value) || 5, nBest: Number(byId("n-best").value) || 1 });
+
+// The engine computes translations: a server's, or one in the browser. It may lack `explain` and `selfAttention`.
+const content = JSON.parse(byId("content").textContent);
+const fields = [...byId("form").elements];
+for (const field of fields) field.disabled = true; // until the engine is ready
+const { open } = await import(`./${content.engine}`);
+const engine = await open(content, setStatus).catch((error) => { setStatus(error.message); throw error; });
+for (const field of fields) field.disabled = false;
+const { models, examples, suggestions, maxBeamSize } = engine;
 const defaultSize = Math.min(5, maxBeamSize);
 
 function setOptions(beamSize, nBest) {
@@ -31,7 +39,7 @@ let text = examples[0].source; // the text that is translated; the one in the fo
 let starting = true;
 let linking = false;
 const sideBySide = models.length > 1;
-const views = models.map((model, number) => new View(number, model, { options, setStatus, changed, sideBySide }));
+const views = models.map((model, number) => new View(number, model, { engine, options, setStatus, changed, sideBySide }));
 byId("views").classList.toggle("side-by-side", sideBySide);
 byId("views").append(...views.map((view) => view.node));
 

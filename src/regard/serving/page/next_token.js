@@ -1,5 +1,4 @@
 // The probabilities of the next token at one step, before and after an intervention.
-import { nextTokens, sourceFields } from "./api.js";
 import { END, FONT_FAMILY, displayToken, element, formatPercent, panel, textWidth } from "./dom.js";
 import { changesDistribution } from "./interventions.js";
 
@@ -33,7 +32,7 @@ export class NextToken {
 
   async request(key, prefix) {
     const { view } = this;
-    const distribution = await nextTokens(view.number, sourceFields(view.model, view.output.source), prefix).catch(() => null);
+    const distribution = await view.page.engine.nextTokens(view.number, view.output.source, prefix).catch(() => null);
     if (!distribution) return;
     this.before.set(key, distribution);
     this.render();

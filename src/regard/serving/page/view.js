@@ -1,6 +1,5 @@
 // The output of one model: its state, its requests, and the parts that display it.
 import { Alignment, fitsRows } from "./alignment.js";
-import { sourceFields, translate } from "./api.js";
 import { Bars } from "./bars.js";
 import { calculation } from "./calculation.js";
 import { displayToken, element, panel } from "./dom.js";
@@ -21,7 +20,7 @@ const CALCULATION_DELAY = 150; // milliseconds that the slider rests before the 
 const quoted = (tokens) => [...new Set(tokens.map(displayToken))].flatMap((token, i) => [i ? ", “" : "“", element("bdi", {}, token), "”"]);
 
 export class View {
-  // `page`: options(), setStatus(text), changed(view) after every change of the state.
+  // `page`: engine, options(), setStatus(text), changed(view) after every change of the state.
   constructor(number, model, page) {
     Object.assign(this, { number, model, page });
     this.interventions = noInterventions();
@@ -64,7 +63,7 @@ export class View {
         tools: downloads("heatmap", () => heatmapPicture(this.heads.selection), () => this.data()),
       }, this.heatmapTitle, this.heatmap) : absent(),
       panel("N-best outputs", { hint: "The best outputs of beam search, ranked by score. Click one to display it." }, this.nBest),
-      this.hasAttention ? this.details("Attention calculation for this step", this.calculation, () => this.showCalculation()) : absent(),
+      this.hasAttention && this.page.engine.explain ? this.details("Attention calculation for this step", this.calculation, () => this.showCalculation()) : absent(),
       this.details("Search tree", element("div", {},
         element("p", { class: "hint" }, "Every hypothesis that beam search kept, with the probability of each token. Click a token to force the output up to and including that token."), this.tree),
       () => this.tree.replaceChildren(tree(this))));
@@ -122,7 +121,7 @@ export class View {
     const baseline = isEmpty(this.interventions) ? this.translation?.text : this.baseline;
     this.node.setAttribute("aria-busy", "true");
     try {
-      const translation = await translate(this.number, sourceFields(this.model, text), this.page.options(), interventions);
+      const translation = await this.page.engine.translate(this.number, text, this.page.options(), interventions);
       if (id !== this.requests) return;
       Object.assign(this, { interventions, baseline });
       this.show(translation);
