@@ -1,4 +1,4 @@
-"""Recurrent and Transformer encoders, which map source ids to states."""
+"""Encoders, which map source ids to states: recurrent, Transformer, and those of an ensemble."""
 
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -8,7 +8,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from regard.attention import Memory, MultiHeadAttention, padding_from_lengths
+from regard.attention import (
+    EnsembleMemory,
+    Memory,
+    MultiHeadAttention,
+    padding_from_lengths,
+)
 from regard.attention.multihead import KeyValue
 from regard.cells import CELLS
 from regard.kernels.dropout import dropout
@@ -204,6 +209,22 @@ class TransformerEncoder(nn.Module):
             by_layer.append(layer.self_attention_weights(states, masked))
             states = layer.feed(layer.self_attend(states, masked)[0])
         return torch.stack(by_layer, dim=1)
+
+
+class EnsembleEncoder(nn.Module):
+    """The encoders of several models, which encode the same sources.
+
+    Args:
+        members: the encoders, at least one.
+    """
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> EnsembleMemory:
+        """Encode ids (B, T), given the number of real ids in each row, `lengths` (B,)."""
+        return EnsembleMemory.of([member(source, lengths) for member in self.members])
 
 
 def _projection(dim: int, output_dim: int) -> nn.Module:

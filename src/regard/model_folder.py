@@ -38,6 +38,13 @@ class TrainedModel:
     target: Tokenizer
     metadata: dict[str, Any] = field(default_factory=dict)
     """Properties of the data and the model, such as `max_target_length`."""
+    members: tuple["TrainedModel", ...] = ()
+    """The models of an ensemble, which `model` combines (`regard.ensemble`)."""
+
+    @property
+    def attention_layer(self) -> int:
+        """The layer whose weights are displayed: the middle one until training selects one."""
+        return self.metadata.get("attention_layer", self.model.decoder.attention_layers // 2)
 
 
 def save_description(folder: str | Path, trained: TrainedModel) -> None:
@@ -145,7 +152,12 @@ def describe(folder: str | Path) -> TrainedModel:
     """
     folder = Path(folder)
     try:
-        values = _read_config(folder)
+        values = read_config(folder)
+        if "members" in values:
+            raise FolderError(
+                f"{folder} is an ensemble, not a single model; give one of its members, such as "
+                f"{folder / 'members' / '0'}"
+            )
         metadata = values.pop("metadata", {})
         config = from_dict(values)
         source, target = (_read_tokenizer(folder / name) for name in ("source.json", "target.json"))
@@ -191,6 +203,20 @@ def load(folder: str | Path) -> TrainedModel:
         ) from None
     model.eval()
     return trained
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the content of config.json, without the versions.
+
+    Raises:
+        FolderError: the file is missing, damaged or in a newer format.
+    """
+    try:
+        return _read_config(folder)
+    except FolderError:
+        raise
+    except Exception as error:  # a damaged document can raise any exception
+        raise FolderError(f"{folder / 'config.json'} is damaged ({error}); train again") from None
 
 
 def _read_config(folder: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Sequence-to-sequence models, built from the settings."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import cast
 
 from jaxtyping import Float, Int
@@ -16,12 +17,13 @@ from regard.config import ModelConfig
 from regard.decoders import (
     BahdanauDecoder,
     Decoder,
+    EnsembleDecoder,
     FixedContextDecoder,
     LuongDecoder,
     RecurrentDecoderConfig,
     TransformerDecoder,
 )
-from regard.encoders import RecurrentEncoder, TransformerEncoder
+from regard.encoders import EnsembleEncoder, RecurrentEncoder, TransformerEncoder
 from regard.errors import ConfigError, is_out_of_memory
 from regard.kernels.weighted_sum import to_compute_dtype
 from regard.layers import TransformerConfig
@@ -36,7 +38,9 @@ tokens."""
 class Seq2Seq(nn.Module):
     """An encoder, and a decoder that may attend to all of the encoder's states."""
 
-    def __init__(self, encoder: RecurrentEncoder | TransformerEncoder, decoder: Decoder) -> None:
+    def __init__(
+        self, encoder: RecurrentEncoder | TransformerEncoder | EnsembleEncoder, decoder: Decoder
+    ) -> None:
         super().__init__()
         self.encoder = encoder
         self.decoder = decoder
@@ -51,8 +55,8 @@ class Seq2Seq(nn.Module):
 
         `copies` contains the target-side ids of the source's tokens, for a copying decoder.
         """
-        memory = self.decoder.prepare_memory(self.encoder(source, lengths))
-        return dataclasses.replace(memory, copies=copies)
+        encoded = dataclasses.replace(self.encoder(source, lengths), copies=copies)
+        return self.decoder.prepare_memory(encoded)
 
     def forward(
         self, batch: Batch, *, label_smoothing: float = 0.0, coverage_loss: float = 0.0
@@ -109,6 +113,17 @@ def build(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -
             "there is not enough memory for the weights of this model; choose smaller dimensions "
             "or fewer layers"
         ) from None
+
+
+def ensemble(members: Sequence[Seq2Seq], layers: Sequence[int]) -> Seq2Seq:
+    """Return one model that averages the predictions of several with the same vocabularies.
+
+    `layers` contains the selected attention layer of each member.
+    """
+    return Seq2Seq(
+        EnsembleEncoder([model.encoder for model in members]),
+        EnsembleDecoder([model.decoder for model in members], layers),
+    )
 
 
 def _encoder(config: ModelConfig, vocabulary: int) -> RecurrentEncoder | TransformerEncoder:

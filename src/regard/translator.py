@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict, Unpack, overload
 import numpy as np
 import torch
 
-from regard import model_folder
+from regard import ensemble
 from regard.attention import Memory
 from regard.copy_mechanism import Copies
 from regard.decoders import Decoder, StepDecoder
@@ -17,6 +17,7 @@ from regard.errors import ConfigError, DataError, quantity
 from regard.hypotheses import Hypothesis
 from regard.inference import InferenceModel
 from regard.kernels.weighted_sum import without_autocast
+from regard.model_folder import TrainedModel
 from regard.request import Pins, PreparedRequest, Source, TextOrTokens, prepare, to_list
 from regard.search import beam_search, forced_decode
 from regard.setting_checks import check_beam_size, check_length_penalty
@@ -58,13 +59,15 @@ class Translator:
     `Translator.load(folder)` and `regard.train` return a translator.
     """
 
-    trained: model_folder.TrainedModel
+    trained: TrainedModel
     device: torch.device
 
     def __repr__(self) -> str:
         """Return the model's architecture and size on one line."""
         settings = self.trained.config.model.resolved()
-        parts = [settings.kind, f"attention={settings.attention}"]
+        members = self.trained.members
+        kind = f"ensemble of {len(members)}" if members else settings.kind
+        parts = [kind, f"attention={settings.attention}"]
         parts += [
             f"{name}={quantity(len(getattr(self, name)), 'token')}" for name in ("source", "target")
         ]
@@ -72,17 +75,17 @@ class Translator:
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "auto") -> "Translator":
-        """Load a model folder.
+        """Load a model folder or an ensemble.
 
         Args:
-            folder: the folder that `regard train --out` wrote.
+            folder: the folder that `regard train --out` or `regard ensemble --out` wrote.
             device: `auto` (a GPU if available), `cpu`, `cuda` or `mps`.
 
         Raises:
             FolderError: the folder is missing, damaged or in a newer format.
             ConfigError: the device is not available.
         """
-        translator = cls(model_folder.load(folder), find_device(device))
+        translator = cls(ensemble.load(folder), find_device(device))
         translator.trained.model.to(translator.device)
         return translator
 
@@ -106,9 +109,8 @@ class Translator:
 
     @property
     def attention_layer(self) -> int:
-        """The layer whose heads `Translation.attention` averages: the middle one until training selects one."""
-        middle = self.trained.model.decoder.attention_layers // 2
-        return self.trained.metadata.get("attention_layer", middle)
+        """The layer whose heads `Translation.attention` averages."""
+        return self.trained.attention_layer
 
     @overload
     def translate(  # pyright: ignore[reportOverlappingOverload]: a string is iterable, too

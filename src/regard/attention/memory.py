@@ -1,6 +1,7 @@
 """Memory: everything that is computed once per source and used at every step."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from jaxtyping import Int
 from torch import Tensor
@@ -38,3 +39,26 @@ class Memory:
             values=tuple(values[items] for values in self.values),
             copies=None if self.copies is None else self.copies[items],
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class EnsembleMemory(Memory):
+    """The memories of several models for the same sources; its own fields are those of the first one."""
+
+    members: tuple[Memory, ...] = ()
+
+    @classmethod
+    def of(cls, members: Sequence[Memory]) -> "EnsembleMemory":
+        """Return the memory of an ensemble with these members."""
+        first = members[0]
+        return cls(
+            states=first.states,
+            padding=first.padding,
+            final=first.final,
+            copies=first.copies,
+            members=tuple(members),
+        )
+
+    def select(self, items: Int[Tensor, " N"]) -> "EnsembleMemory":
+        """Return the memory of the sources at these indices."""
+        return type(self).of([member.select(items) for member in self.members])

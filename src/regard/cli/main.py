@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "demo": "train on a small built-in dataset and plot an attention heatmap",
     "data": "write a built-in dataset as TSV files",
     "train": "train a model on sentence pairs and save it as a model folder",
+    "ensemble": "combine several models into one",
     "translate": "translate lines, optionally with attention and alignments",
     "evaluate": "evaluate a model on sentence pairs",
     "align": "align sentence pairs using the model's attention",

@@ -9,6 +9,7 @@ N = B x beams; the queries of one source share its memory.
 """
 
 from regard.decoders.bahdanau import BahdanauDecoder
+from regard.decoders.ensemble import EnsembleDecoder
 from regard.decoders.fixed_context import FixedContextDecoder
 from regard.decoders.folded import fold
 from regard.decoders.luong import LuongDecoder
@@ -28,6 +29,7 @@ __all__ = [
     "AttentionInputs",
     "BahdanauDecoder",
     "Decoder",
+    "EnsembleDecoder",
     "FixedContextDecoder",
     "LuongDecoder",
     "RecurrentDecoderConfig",

@@ -10,6 +10,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard.attention import Intervention, Memory
+from regard.decoders.ensemble import EnsembleDecoder, EnsembleSteps
 from regard.decoders.output import CopyingOutput, known_tokens
 from regard.decoders.protocol import Decoder, Step, StepDecoder
 from regard.decoders.recurrent import AttendingDecoder, RecurrentState
@@ -50,6 +51,8 @@ _LINEAR_SCORES = (Dot, ScaledDot, Bilinear, InnerProduct, Additive, Concat)
 
 def fold(decoder: Decoder) -> StepDecoder:
     """Return a decoder with the same steps that is faster in inference, or `decoder` if it cannot be folded."""
+    if isinstance(decoder, EnsembleDecoder):
+        return EnsembleSteps([fold(member) for member in decoder.members], decoder.shapes)
     if not isinstance(decoder, AttendingDecoder):
         return decoder
     exact = all(weight.dtype in _DTYPES for weight in decoder.parameters())

@@ -333,9 +333,9 @@ def _model_info(name: str, translator: Translator) -> dict[str, Any]:
     model, decoder = trained.config.model, trained.model.decoder
     return {
         "name": name,
-        "kind": model.kind,
-        "encoder": model.encoder,
-        "decoder": None if model.kind == "transformer" else model.decoder,
+        "kind": "ensemble" if trained.members else model.kind,
+        "encoder": None if trained.members else model.encoder,
+        "decoder": None if trained.members or model.kind == "transformer" else model.decoder,
         "attention": model.attention,
         "normalizer": model.normalizer,
         "layers": decoder.attention_layers,

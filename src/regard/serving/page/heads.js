@@ -20,9 +20,9 @@ export class Heads {
     return layers * heads > 1 || (encoder === "transformer" && Boolean(engine.selfAttention));
   }
 
-  // A recurrent decoder has one distribution per step, and no heads to ablate.
+  // A recurrent decoder has one distribution per step, and no heads to ablate; an ensemble has a head per member.
   get canAblate() {
-    return this.view.model.kind === "transformer";
+    return this.view.model.kind !== "rnn";
   }
 
   // Weights, row labels and column labels of the selected thumbnail, unknown columns, and why weights are 0.

@@ -1,0 +1,40 @@
+"""Combine several models into one that averages their log-probabilities.
+
+The models must have the same tokenizers; their architectures may differ. The output folder contains
+copies of the models, and every command accepts it like a model folder.
+"""
+
+from regard.cli.options import add_output_folder, loading
+from regard.cli.parser import Parser
+
+_EXAMPLES = """
+examples:
+  regard ensemble run-1 run-2 run-3 --out all
+  regard evaluate all test.tsv
+"""
+
+
+def run(arguments: list[str]) -> None:
+    """Copy the models into an ensemble."""
+    args = make_parser().parse_args(arguments)
+    with loading("PyTorch"):
+        from regard import ensemble
+
+    combined = ensemble.save(args.folders, args.out)
+    print(
+        f"{args.out} is an ensemble of {max(1, len(combined.members))} models; to use it, run: "
+        f"regard translate {args.out}"
+    )
+
+
+def make_parser() -> Parser:
+    """Return the parser of this command."""
+    parser = Parser(
+        prog="regard ensemble",
+        usage="regard ensemble DIR DIR… --out DIR",
+        description=__doc__,
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("folders", nargs="+", metavar="DIR", help="model folder or ensemble")
+    add_output_folder(parser)
+    return parser

@@ -1,0 +1,305 @@
+"""Ensembles: the average of several models, in memory, as a folder and in every command."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import regard
+from regard import ensemble, model_folder
+from regard.attention import EnsembleMemory, Intervention
+from regard.cli.main import main
+from regard.config import Config
+from regard.decoders import EnsembleDecoder, fold
+from regard.errors import ConfigError, FolderError
+
+TEXTS = ["a b c", "d", "a a b d c", "c b"]
+KINDS: dict[str, dict[str, Any]] = {
+    "luong": {"attention": "additive"},
+    "bahdanau": {"attention": "dot", "decoder": "bahdanau", "cell": "gru"},
+    "transformer": {"kind": "transformer", "encoder_layers": 1, "decoder_layers": 2},
+    "fixed": {"attention": "none"},
+}
+
+Make = Callable[..., regard.Translator]
+
+
+def combine(*translators: regard.Translator) -> regard.Translator:
+    named = [(str(index), each.trained) for index, each in enumerate(translators)]
+    return regard.Translator(ensemble.combine(named), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def members(make_translator: Make) -> list[regard.Translator]:
+    return [make_translator(**settings) for settings in KINDS.values()]
+
+
+@pytest.fixture(scope="module")
+def mixed(members: list[regard.Translator]) -> regard.Translator:
+    return combine(*members)
+
+
+@pytest.fixture
+def folder(folders: list[Path], tmp_path: Path) -> Path:
+    ensemble.save(folders, tmp_path / "all")
+    return tmp_path / "all"
+
+
+def encode(translator: regard.Translator, text: str) -> Any:
+    ids = torch.tensor([[*translator.source.encode(text).ids, 3]])
+    return translator.trained.model.encode(ids, torch.tensor([ids.shape[1]]))
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_one_member_equals_that_member(make_translator: Make, settings: dict[str, Any]) -> None:
+    member = make_translator(**settings)
+    assert combine(member).trained is member.trained
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_two_equal_members_equal_one(make_translator: Make, settings: dict[str, Any]) -> None:
+    member = make_translator(**settings)
+    both = combine(member, member)
+    for expected, actual in zip(
+        [*member.translate(TEXTS, n_best=3), member.align(TEXTS, TEXTS)],
+        [*both.translate(TEXTS, n_best=3), both.align(TEXTS, TEXTS)],
+        strict=True,
+    ):
+        assert [each.tokens for each in actual] == [each.tokens for each in expected]
+        for one, two in zip(expected, actual, strict=True):
+            assert two.score == pytest.approx(one.score, abs=1e-5)
+            if one.attention is None:
+                assert two.attention is None
+            else:
+                np.testing.assert_allclose(two.attention, one.attention, atol=1e-6)
+
+
+@torch.inference_mode()
+def test_a_step_is_the_normalised_geometric_mean(
+    members: list[regard.Translator], mixed: regard.Translator
+) -> None:
+    decoders = [(each, each.trained.model.decoder) for each in (*members, mixed)]
+    token = torch.tensor([2])
+    *steps, combined = [
+        decoder.step(token, decoder.start(encode(each, "a b c"))) for each, decoder in decoders
+    ]
+    product = torch.stack([step.log_probs.exp() for step in steps]).prod(0) ** (1 / len(steps))
+    torch.testing.assert_close(combined.log_probs.exp(), product / product.sum())
+    heads = [
+        step.weights[:, each.attention_layer].mean(1)
+        for step, each in zip(steps, members, strict=True)
+        if step.weights is not None
+    ]
+    assert combined.weights is not None
+    torch.testing.assert_close(combined.weights, torch.stack(heads, 1)[:, None])
+
+
+@given(st.lists(st.text("abcd", min_size=1, max_size=6).map(" ".join), min_size=1, max_size=4))
+def test_batches_equal_single_texts(mixed: regard.Translator, texts: list[str]) -> None:
+    for text, output in zip(texts, mixed.translate(texts, beam_size=3), strict=True):
+        alone = mixed.translate(text, beam_size=3)
+        assert output.tokens == alone.tokens
+        assert output.score == pytest.approx(alone.score, abs=1e-5)
+        np.testing.assert_allclose(output.attention, alone.attention, atol=1e-5)  # type: ignore[arg-type]
+
+
+def test_forced_targets_have_the_scores_of_the_search(mixed: regard.Translator) -> None:
+    for output in mixed.translate(TEXTS):
+        forced = mixed.align([output.source], [output.tokens])[0]
+        assert forced.score == pytest.approx(output.score, abs=1e-5)
+        np.testing.assert_allclose(forced.attention, output.attention, atol=1e-5)  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def test_folded_members_compute_the_same_steps(mixed: regard.Translator) -> None:
+    decoder = mixed.trained.model.decoder
+    folded = fold(decoder)
+    assert not isinstance(folded, EnsembleDecoder)
+    memory, token = encode(mixed, "a b c"), torch.tensor([4])
+    expected, actual = (each.step(token, each.start(memory)) for each in (decoder, folded))
+    torch.testing.assert_close(actual.log_probs, expected.log_probs)
+    torch.testing.assert_close(actual.weights, expected.weights)
+
+
+@torch.inference_mode()
+def test_select_reorders_the_sources_of_all_members(mixed: regard.Translator) -> None:
+    ids = torch.tensor([[4, 5, 3], [6, 7, 3]])
+    memory = mixed.trained.model.encode(ids, torch.tensor([3, 3]))
+    assert isinstance(memory, EnsembleMemory)
+    decoder, second = mixed.trained.model.decoder, torch.tensor([1])
+    token = torch.tensor([2])
+    selected = decoder.step(token, decoder.start(memory.select(second)))
+    state = decoder.start(memory).select(second, second)
+    torch.testing.assert_close(decoder.step(token, state).log_probs, selected.log_probs)
+    both = decoder.step(token.expand(2), decoder.start(memory))
+    torch.testing.assert_close(both.log_probs[1:], selected.log_probs)
+
+
+def test_pins_apply_to_every_member_with_attention(mixed: regard.Translator) -> None:
+    free, pinned = (
+        mixed.translate("a b c", prefix="d", top_logprobs=1, pin=pin)
+        for pin in (None, {0: {1: 1.0}})
+    )
+    assert pinned.attention_heads is not None
+    assert pinned.attention_heads.shape[1:3] == (1, 3)
+    assert pinned.attention_heads[0, 0, :, 1] == pytest.approx(1)
+    assert free.top_logprobs is not None
+    assert pinned.top_logprobs is not None
+    assert pinned.top_logprobs[0][0].log_prob != free.top_logprobs[0][0].log_prob
+
+
+@torch.inference_mode()
+def test_an_ablated_head_ablates_all_heads_of_its_member(
+    members: list[regard.Translator], mixed: regard.Translator
+) -> None:
+    decoder, memory, token = mixed.trained.model.decoder, encode(mixed, "a b"), torch.tensor([2])
+    free = torch.full((1, 3), torch.nan)
+    ablated = Intervention(free, torch.tensor([[False, False, True]]))
+    actual = decoder.step(token, decoder.start(memory), ablated)
+    assert actual.weights is not None
+    assert actual.weights[0, 0].sum(-1).tolist() == pytest.approx([1, 1, 0])
+    log_probs = []
+    for each, intervention in zip(
+        members, (None, None, Intervention(free, torch.ones(2, 2).bool()), None), strict=True
+    ):
+        member = each.trained.model.decoder
+        log_probs.append(
+            member.step(token, member.start(encode(each, "a b")), intervention).log_probs
+        )
+    expected = torch.stack(log_probs).mean(0).log_softmax(-1)
+    torch.testing.assert_close(actual.log_probs, expected)
+
+
+def test_a_prefix_is_forced(mixed: regard.Translator) -> None:
+    assert mixed.translate("a b", prefix="d d").tokens[:2] == ["d", "d"]
+
+
+def test_members_without_attention_give_an_ensemble_without(make_translator: Make) -> None:
+    both = combine(make_translator(attention="none"), make_translator(attention="none", cell="gru"))
+    assert both.translate("a b").attention is None
+    with pytest.raises(ConfigError, match="no attention to pin"):
+        both.translate("a b", pin={0: {0: 1.0}})
+
+
+def test_members_that_copy_form_an_ensemble(make_translator: Make) -> None:
+    members = [make_translator(copy=True, decoder=name) for name in ("luong", "bahdanau")]
+    both = combine(*members)
+    for output in both.translate(["a xyz b"]):
+        forced = both.align([output.source], [output.tokens])[0]
+        assert forced.score == pytest.approx(output.score, abs=1e-5)
+    assert both.translate(["a xyz b"], prefix=[["xyz"]])[0].tokens[0] == "xyz"
+    with pytest.raises(
+        ConfigError, match="0 and 1 cannot form an ensemble, because only one of them copies"
+    ):
+        combine(members[0], make_translator())
+
+
+def test_explanations_name_a_member(mixed: regard.Translator) -> None:
+    from regard.explanation.from_model import explain_step
+
+    with pytest.raises(ConfigError, match="explain a member, such as members/0"):
+        explain_step(mixed, "a b", 0, target="d")
+
+
+def test_a_folder_gives_the_outputs_of_its_members(folders: list[Path], folder: Path) -> None:
+    loaded = regard.Translator.load(folder)
+    expected = combine(*map(regard.Translator.load, folders)).translate(TEXTS)
+    assert [output.score for output in loaded.translate(TEXTS)] == [each.score for each in expected]
+    assert repr(loaded).startswith("Translator(ensemble of 2, attention=additive")
+    assert loaded.trained.metadata["parameters"] == sum(
+        regard.Translator.load(each).trained.metadata["parameters"] for each in folders
+    )
+    assert not any(folder.rglob("checkpoints"))
+    shutil.rmtree(folder / "members" / "1")
+    with pytest.raises(
+        FolderError, match=r"members/1 is not a model folder: it has no config.json"
+    ):
+        regard.Translator.load(folder)
+
+
+def test_an_ensemble_in_an_ensemble_contributes_its_members(
+    folders: list[Path], folder: Path, tmp_path: Path
+) -> None:
+    combined = ensemble.save([folder, folders[0]], tmp_path / "more")
+    assert len(combined.members) == 3
+    shutil.rmtree(tmp_path / "more" / "members" / "0")
+    shutil.copytree(folder, tmp_path / "more" / "members" / "0")
+    with pytest.raises(FolderError, match="members/0 is an ensemble, not a single model"):
+        regard.Translator.load(tmp_path / "more")
+
+
+@pytest.mark.parametrize("count", [0, -1, True, "2", [1, 2], 1.5])
+def test_a_wrong_number_of_members_is_reported(folder: Path, count: Any) -> None:
+    config = {**json.loads((folder / "config.json").read_text()), "members": count}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FolderError, match="members must be a number from 1, got"):
+        regard.Translator.load(folder)
+
+
+def test_more_members_than_folders_are_reported(folder: Path) -> None:
+    config = {**json.loads((folder / "config.json").read_text()), "members": 10**12}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(FolderError, match="members/2 is not a model folder"):
+        regard.Translator.load(folder)
+
+
+def test_damaged_files_are_reported(folder: Path) -> None:
+    weights = folder / "members" / "1" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+    with pytest.raises(FolderError, match=r"members/1/model.safetensors is damaged"):
+        regard.Translator.load(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(FolderError, match=r"all/config.json is damaged"):
+        regard.Translator.load(folder)
+
+
+def test_tokenizers_that_differ_are_named(folders: list[Path], tmp_path: Path) -> None:
+    shutil.copytree(folders[0], tmp_path / "other")
+    path = tmp_path / "other" / "target.json"
+    tokenizer = json.loads(path.read_text())
+    path.write_text(json.dumps({**tokenizer, "vocabulary": [*tokenizer["vocabulary"][:-1], "x"]}))
+    with pytest.raises(
+        ConfigError,
+        match=r"their target tokenizers differ in the vocabulary \(4 and 4 entries, '.' in only one "
+        r"of them\); train the second with --tokenizers-from .*recurrent$",
+    ):
+        ensemble.save([folders[0], tmp_path / "other"], tmp_path / "all")
+    assert not (tmp_path / "all").exists()
+
+
+def test_an_ensemble_cannot_be_trained(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        FolderError, match="is an ensemble, not a single model; give one of its members"
+    ):
+        regard.train(Config(out=str(tmp_path / "new")), [("a", "b")], init_from=folder)
+    with pytest.raises(ConfigError, match="no checkpoint to resume from"):
+        regard.train(Config(out=str(folder)), [("a", "b")], resume=True)
+    with pytest.raises(FolderError, match="is an ensemble"):
+        model_folder.load(folder)
+
+
+def test_commands_accept_an_ensemble(
+    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, lines, pairs = (str(tmp_path / name) for name in ("all", "lines.txt", "pairs.tsv"))
+    Path(lines).write_text("a b\n\nc d a\n")
+    Path(pairs).write_text("a b\tb a\nc d a\ta d c\n")
+    assert main(["ensemble", *map(str, folders), "--out", out]) == 0
+    assert "is an ensemble of 2 models" in capsys.readouterr().out
+    assert main(["ensemble", *map(str, folders), "--out", out]) == 1
+    assert "exists and is not empty" in capsys.readouterr().err
+    assert main(["translate", out, lines, "--attention", str(tmp_path / "a.jsonl")]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert main(["evaluate", out, pairs]) == 0
+    assert main(["align", out, pairs]) == 0
+    assert main(["plot", out, "a b", "-o", str(tmp_path / "map.svg")]) == 0
+    capsys.readouterr()
+    assert main(["explain", "--model", out, "a b", "--step", "0"]) == 1
+    assert "explain a member" in capsys.readouterr().err
