@@ -937,7 +937,8 @@ def test_evaluate_writes_every_metric_as_json(
         assert name in result.out
     metrics = json.loads(path.read_text())
     names = ["bleu", "chrf", "exact_match", "wer", "word_error_rate", "per", "cer"]
-    assert list(metrics) == ["n", *names, "by_length"]
+    tables = ["by_length", "calibration", "by_unknown", "confusions"]
+    assert list(metrics) == ["n", *names, *tables, "training_overlap"]
     assert metrics["n"] == len({source for source, _ in read_pairs(folders.pairs)})
     for name in names:
         signature_keys = {"signature"} if name in ("bleu", "chrf") else set()
@@ -946,6 +947,78 @@ def test_evaluate_writes_every_metric_as_json(
         assert 0 <= low <= value <= high <= 100 + 1e-9
     assert metrics["wer"]["value"] == pytest.approx(100 - metrics["exact_match"]["value"])
     assert sum(part["n"] for part in metrics["by_length"]) == metrics["n"]
+    # these pairs are the training data
+    assert metrics["training_overlap"]["n"] == metrics["n"]
+    assert f"warning: {metrics['n']} of {metrics['n']} distinct sources are in the" in result.err
+
+
+def test_evaluate_compares_with_another_model_and_with_outputs(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    sources = [source for source, _ in read_pairs(folders.pairs)]
+    outputs, json_file = tmp_path / "outputs.txt", tmp_path / "j"
+    outputs.write_text("".join(f"{source.upper()}\n" for source in sources))
+    comparisons: list[dict[str, object]] = []
+    for other in (folders.no_attention, outputs, folders.model):
+        arguments = ["evaluate", folders.model, folders.pairs, "--compare", other]
+        result = regard(*arguments, "--json", json_file)
+        assert result.status == 0
+        assert f"compared with {other}, paired bootstrap" in result.out
+        comparisons.append(json.loads(json_file.read_text())["comparison"])
+    report = json.loads(json_file.read_text())
+    regard("evaluate", folders.no_attention, folders.pairs, "--json", json_file)
+    expected = json.loads(json_file.read_text())
+    for name in ("bleu", "chrf", "exact_match", "wer", "word_error_rate", "per", "cer"):
+        found = comparisons[0][name]
+        assert found["value"] == report[name]["value"]
+        assert found["other"] == expected[name]["value"]
+        assert comparisons[2][name]["p_value"] == 1
+    assert comparisons[1]["cer"]["other"] > 0
+
+
+def test_outputs_to_compare_with_must_fit_the_pairs(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    pairs, outputs = tmp_path / "pairs.tsv", tmp_path / "outputs.txt"
+    pairs.write_text("ab\tA B\nba\tB A\nab\tA\n")
+    arguments = ["evaluate", folders.model, pairs, "--compare", outputs]
+    for text, message in (
+        ("A B\nB A\n", f"{outputs} has 2 lines, but {pairs} has 3 pairs; give one output per pair"),
+        ("A B\nB A\nA\n", f"{outputs}, line 3: 'A' differs from line 1, but both are outputs for"),
+    ):
+        outputs.write_text(text)
+        assert message in error_line(regard(*arguments), 1)
+    outputs.write_text("A B\nB A\nA B\n")
+    assert regard(*arguments).status == 0
+    message = error_line(regard(*arguments, "--json", outputs), 1)
+    assert "--json would overwrite the input" in message
+    outputs.unlink()
+    assert f"cannot read {outputs}" in error_line(regard(*arguments), 1)
+
+
+def test_evaluate_lists_confusions_and_sources_with_unknown_tokens(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    pairs, json_file = tmp_path / "pairs.tsv", tmp_path / "j"
+    pairs.write_text("ab\tX\nxx\tA B\nba\tX\n")
+    arguments = ["evaluate", folders.model, pairs, "--json", json_file]
+    result = regard(*arguments, "--confusions", 2)
+    report = json.loads(json_file.read_text())
+    assert [(part["unknown"], part["n"]) for part in report["by_unknown"]] == [
+        (False, 2),
+        (True, 1),
+    ]
+    assert "unknown tokens " in result.out
+    assert len(report["confusions"]) == 2
+    first = report["confusions"][0]
+    assert first["count"] >= report["confusions"][1]["count"] >= 1
+    assert set(first["examples"][0]) == {"source", "output", "reference"}
+    assert "examples: output (reference)" in result.out
+    without = regard(*arguments, "--confusions", 0)
+    assert "examples:" not in without.out
+    assert json.loads(json_file.read_text())["confusions"] == []
+    message = error_line(regard(*arguments, "--confusions", -1), 1)
+    assert "--confusions must be at least 0, got -1" in message
 
 
 def test_any_of_several_references_counts_as_a_match(

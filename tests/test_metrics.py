@@ -250,12 +250,6 @@ def test_to_dict_is_the_json_of_evaluate():
     assert set(written["by_length"][0]) == {"low", "high", "n", "exact_match", "per", "cer"}
 
 
-def test_group_by_source_keeps_the_first_seen_order():
-    pairs = [("b", "1"), ("a", "2"), ("b", "3"), ("b", "1")]
-    assert metrics.group_by_source(pairs) == (["b", "a"], [["1", "3"], ["2"]])
-    assert metrics.group_by_source([]) == ([], [])
-
-
 @pytest.mark.parametrize("metric", FUNCTIONS)
 @pytest.mark.parametrize(
     ("outputs", "references", "message"),

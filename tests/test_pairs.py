@@ -4,7 +4,7 @@ import pytest
 
 from regard.config import DataConfig
 from regard.errors import DataError
-from regard.pairs import Pair, pairs_from, read_pairs
+from regard.pairs import Pair, group_by_source, pairs_from, read_pairs
 
 
 def test_a_tsv_file_gives_pairs_with_their_lines(tmp_path: Path) -> None:
@@ -108,3 +108,10 @@ def test_lines_without_their_features_are_bad(tmp_path: Path) -> None:
 def test_parallel_files_have_no_columns(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="parallel files have no columns, so features_column 3"):
         read_pairs(f"{tmp_path / 'a'},{tmp_path / 'b'}", DataConfig(features_column=3))
+
+
+def test_group_by_source_keeps_the_first_seen_order() -> None:
+    pairs = [Pair("b", "1"), Pair("a", "2"), Pair("b", "3"), Pair("b", "1"), Pair("b", "1", "V")]
+    keys = [("b", None), ("a", None), ("b", "V")]
+    assert group_by_source(pairs) == (keys, [["1", "3"], ["2"], ["1"]])
+    assert group_by_source([]) == ([], [])

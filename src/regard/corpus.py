@@ -17,12 +17,12 @@ from regard.config import Config, TextConfig
 from regard.copy_mechanism import make_example
 from regard.errors import ConfigError, DataError, quantity
 from regard.mapped_pairs import MappedExamples, MappedPairs
-from regard.metrics import group_by_source
 from regard.pairs import (
     MAX_LISTED,
     BadLine,
     PairLike,
     ParsedPairs,
+    group_by_source,
     pairs_from,
     read_pairs,
     require_valid,
@@ -138,7 +138,7 @@ def make_corpus(
     else:
         _, train_examples = _encode(train_pairs, source, target, config, notes)
     dev_pairs, dev_examples = _encode(dev_pairs, source, target, config, notes)
-    sources, references = group_by_source((pair.key, pair.target) for pair in dev_pairs.pairs)
+    sources, references = group_by_source(dev_pairs.pairs)
     return Corpus(train_examples, dev_examples, sources, references, source, target, notes)
 
 

@@ -2,7 +2,7 @@
 
 import html
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,10 +19,24 @@ from regard.alignment import (
 )  # fmt: skip
 from regard.batching import Example, collate
 from regard.calibration import Calibration, calibrate
+from regard.confusions import Confusion, confusion_table, token_splitter
+from regard.confusions import confusions as find_confusions
 from regard.errors import quantity
-from regard.metrics import METRICS, BleuTokenizer, MetricValues, group_by_source, matches, report
-from regard.pairs import PairLike, to_pairs
+from regard.metrics import (
+    METRICS,
+    BleuTokenizer,
+    MetricValue,
+    MetricValues,
+    UnknownBin,
+    matches,
+    report,
+    unknown_bins,
+)
+from regard.overlap import TrainingOverlap
+from regard.pairs import PairLike, group_by_source, to_pairs
+from regard.significance import Comparison
 from regard.text import UNK
+from regard.text_table import text_table
 from regard.translation import Translation
 from regard.translator import Translator
 
@@ -41,14 +55,28 @@ class Report:
     """The targets of each source."""
     calibration: Calibration
     """The probabilities of the outputs against exact match."""
+    by_unknown: tuple[UnknownBin, ...] = ()
+    """Metrics of the sources with and without tokens that are not in the model's vocabulary."""
+    confusions: list[Confusion] = field(default_factory=list[Confusion])
+    """The most frequent confusions of target tokens."""
+    comparison: Comparison | None = None
+    """The comparison with another system, if there is one."""
+    training_overlap: TrainingOverlap | None = None
+    """The sources that are also in the training data, if these were searched and contain any."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document that `regard evaluate --json` writes."""
-        return {**self.metrics.to_dict(), "calibration": self.calibration.to_dict()}
+        document = {**self.metrics.to_dict(), "calibration": self.calibration.to_dict()}
+        document["by_unknown"] = [asdict(part) for part in self.by_unknown]
+        document["confusions"] = [confusion.to_dict() for confusion in self.confusions]
+        for name in ("comparison", "training_overlap"):
+            part = getattr(self, name)
+            document |= {} if part is None else {name: part.to_dict()}
+        return document
 
     def __repr__(self) -> str:
         """Return the number of sources and every metric, in percent, on one line."""
-        metrics = self.to_dict()
+        metrics = self.metrics.to_dict()
         values = [f"{name}={metrics[name]['value']:.2f}" for name in METRICS]
         return f"Report({quantity(metrics['n'], 'source')}, {', '.join(values)})"
 
@@ -58,34 +86,36 @@ class Report:
 
     def __str__(self) -> str:
         """Return the tables that `regard evaluate` prints."""
-        metrics = self.to_dict()
-        table = [("metric", "value", "95 % interval")]
-        signatures: list[str] = []
+        metrics = self.metrics
+        table, signatures = [("metric", "value", "95 % interval")], list[str]()
         for name, definition in METRICS.items():
-            metric = metrics[name]
-            interval = f"{metric['low']:.2f} – {metric['high']:.2f}"
-            table.append((definition.label, f"{metric['value']:.2f}", interval))
-            if "signature" in metric:
-                signatures.append(f"{definition.label}: {metric['signature']}")
-        lengths = [("source length", "sources", "exact match", "PER", "CER")]
-        for part in metrics["by_length"]:
-            exact, per, cer = (f"{part[name]:.2f}" for name in ("exact_match", "per", "cer"))
-            lengths.append((f"{part['low']}–{part['high']}", f"{part['n']:,}", exact, per, cer))
-        parts = [f"{quantity(metrics['n'], 'distinct source')}, percent", _columns(table)]
-        parts += ["\n".join(signatures), _columns(lengths), str(self.calibration)]
+            metric: MetricValue = getattr(metrics, name)
+            interval = f"{metric.low:.2f} – {metric.high:.2f}"
+            table.append((definition.label, f"{metric.value:.2f}", interval))
+            if metric.signature is not None:
+                signatures.append(f"{definition.label}: {metric.signature}")
+        parts = [f"{quantity(metrics.n, 'distinct source')}, percent", text_table(table)]
+        parts += ["\n".join(signatures), self._subsets(), str(self.calibration)]
+        if self.confusions:
+            parts.append(confusion_table(self.confusions))
+        if self.comparison is not None:
+            parts.append(str(self.comparison))
         truncated = sum(not output.complete for output in self.translations)
         if truncated:
             parts.append(f"{quantity(truncated, 'output')} truncated at the length limit")
         return "\n\n".join(parts)
 
-
-def _columns(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows as lines of text; all columns but the first contain numbers, aligned right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+    def _subsets(self) -> str:
+        """Return the table of metrics by source length, and by unknown tokens if there are any."""
+        rows = [("source length", "sources", "exact match", "PER", "CER")]
+        bins = [(f"{part.low}–{part.high}", part) for part in self.metrics.by_length]
+        if any(part.unknown for part in self.by_unknown):
+            names = ("no unknown token", "unknown tokens")
+            bins += [(names[part.unknown], part) for part in self.by_unknown]
+        for label, part in bins:
+            exact, per, cer = (f"{value:.2f}" for value in (part.exact_match, part.per, part.cer))
+            rows.append((label, f"{part.n:,}", exact, per, cer))
+        return text_table(rows)
 
 
 def evaluate(
@@ -96,6 +126,7 @@ def evaluate(
     length_penalty: float = 1.0,
     bleu_tokenize: BleuTokenizer = "13a",
     lowercase: bool = False,
+    confusions: int = 10,
     on_progress: Callable[[int], None] | None = None,
 ) -> Report:
     """Translate every distinct source once and compare the output with all its targets.
@@ -108,20 +139,32 @@ def evaluate(
         length_penalty: exponent of the length penalty.
         bleu_tokenize: sacrebleu tokenizer to use for BLEU.
         lowercase: lower-case outputs and references before comparing them.
+        confusions: maximum number of confusions to return (default 10).
         on_progress: called with the number of sources just completed.
     """
-    sources, references = group_by_source((pair.key, pair.target) for pair in to_pairs(pairs))
+    sources, references = group_by_source(to_pairs(pairs))
     translations = translator.translate(
         sources, beam_size, length_penalty=length_penalty, on_progress=on_progress
     )
     lengths = [len(translation.source_tokens) - 1 for translation in translations]
     outputs = [translation.text for translation in translations]
-    metrics = report(outputs, references, lengths, bleu_tokenize=bleu_tokenize, lowercase=lowercase)
-    calibration = calibrate(
-        [translation.probability for translation in translations],
-        matches(outputs, references, lowercase),
+    return Report(
+        report(outputs, references, lengths, bleu_tokenize=bleu_tokenize, lowercase=lowercase),
+        translations,
+        references,
+        calibrate(
+            [translation.probability for translation in translations],
+            matches(outputs, references, lowercase),
+        ),
+        unknown_bins(outputs, references, [bool(row.unknown) for row in translations], lowercase),
+        find_confusions(
+            [translation.source for translation in translations],
+            outputs,
+            references,
+            token_splitter(translator.target, lowercase),
+            confusions,
+        ),
     )
-    return Report(metrics, translations, references, calibration)
 
 
 def align(

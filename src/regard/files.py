@@ -160,15 +160,26 @@ def read_lines(path: str | Path) -> list[str]:
             limit, or does not fit in memory.
     """
     try:
-        lines = [line for part in _decoded(_parts(Path(path)), str(path)) for line in part]
-    except (OSError, EOFError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise DataError(f"cannot read {path}: {reason}") from None
+        lines = list(iterate_lines(path))
     except MemoryError:
         raise DataError(f"cannot read {path}: there is not enough memory for its lines") from None
     if len(lines) == 1 and "\r" in lines[0]:
         raise DataError(_CR_ONLY.format(path))
     return lines
+
+
+def iterate_lines(path: str | Path) -> Iterator[str]:
+    """Yield the lines of a text file, as `read_lines` defines them, without holding it in memory.
+
+    Raises:
+        DataError: as for `read_lines`, except that a file whose lines end at CR is one line.
+    """
+    try:
+        for part in _decoded(_parts(Path(path)), str(path)):
+            yield from part
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(f"cannot read {path}: {reason}") from None
 
 
 def arriving_lines(stream: io.BufferedIOBase, name: str, most: int) -> Iterator[list[str]]:

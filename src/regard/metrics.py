@@ -15,11 +15,12 @@ import dataclasses
 import functools
 import itertools
 import unicodedata
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
+from jaxtyping import Bool, Float
 
 from regard.errors import DataError, not_one_of, quantity
 
@@ -34,7 +35,6 @@ BleuTokenizer = Literal["13a", "none", "zh", "char"]
 References = Sequence[Sequence[str]]
 """For each output, one or more correct strings."""
 Counts = npt.NDArray[np.int64]
-_Source = TypeVar("_Source", bound=Hashable)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,11 +46,15 @@ class MetricValue:
     high: float
     signature: str | None = None
     """The sacrebleu signature, which makes BLEU and chrF reproducible; None for other metrics."""
+    resampled: Float[np.ndarray, " R"] | None = dataclasses.field(
+        default=None, repr=False, compare=False
+    )
+    """The value of each resample, from which the interval is computed."""
 
     def to_dict(self) -> dict[str, float | str]:
-        """Return the fields as a dictionary, without `signature` if it is None."""
-        fields = dataclasses.asdict(self)
-        return {name: value for name, value in fields.items() if value is not None}
+        """Return value, interval and signature as a dictionary, without a signature that is None."""
+        names = ("value", "low", "high", *(["signature"] if self.signature is not None else []))
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -59,6 +63,18 @@ class LengthBin:
 
     low: int
     high: int
+    n: int
+    exact_match: float
+    per: float
+    cer: float
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class UnknownBin:
+    """Metrics, in percent, of the `n` outputs whose source has, or lacks, an unknown token."""
+
+    unknown: bool
+    """Whether at least one token of the source is not in the vocabulary of the model."""
     n: int
     exact_match: float
     per: float
@@ -132,19 +148,51 @@ def length_bins(
 
     Empty bins are omitted. The other arguments are those of `report`.
     """
-    counts = (
-        _match_counts(outputs, references, lowercase),
-        _edits(outputs, references, str.split, lowercase),
-        _edits(outputs, references, str, lowercase),
-    )
+    error_rates = _subset_metrics(outputs, references, lowercase)
     lengths = np.asarray(source_lengths)
     bins: list[LengthBin] = []
     for low, high in itertools.pairwise((-1, *ends, max(source_lengths))):
         inside = (low < lengths) & (lengths <= high)
         if inside.any():
-            values = (_percent(part[inside].sum(axis=0).tolist()) for part in counts)
-            bins.append(LengthBin(low + 1, high, int(inside.sum()), *values))
+            bins.append(LengthBin(low + 1, high, *error_rates(inside)))
     return tuple(bins)
+
+
+def unknown_bins(
+    outputs: Sequence[str],
+    references: References,
+    unknown: Sequence[bool],
+    lowercase: bool = False,
+) -> tuple[UnknownBin, ...]:
+    """Compute metrics of the sources without unknown tokens, and of those with at least one.
+
+    `unknown` states this for each source. An empty bin is omitted. The other arguments are those of
+    `report`.
+    """
+    error_rates = _subset_metrics(outputs, references, lowercase)
+    flags = np.asarray(unknown, dtype=bool)
+    return tuple(
+        UnknownBin(value, *error_rates(flags == value))
+        for value in (False, True)
+        if (flags == value).any()
+    )
+
+
+def _subset_metrics(
+    outputs: Sequence[str], references: References, lowercase: bool
+) -> Callable[[Bool[np.ndarray, " n"]], tuple[int, float, float, float]]:
+    """Return a function that returns the size, exact match, PER and CER of some of the outputs."""
+    counts = (
+        _match_counts(outputs, references, lowercase),
+        _edits(outputs, references, str.split, lowercase),
+        _edits(outputs, references, str, lowercase),
+    )
+
+    def compute(inside: Bool[np.ndarray, " n"]) -> tuple[int, float, float, float]:
+        exact, per, cer = (_percent(part[inside].sum(axis=0).tolist()) for part in counts)
+        return int(inside.sum()), exact, per, cer
+
+    return compute
 
 
 def exact_match(
@@ -173,7 +221,10 @@ def wer(outputs: Sequence[str], references: References, lowercase: bool = False)
     one word. The edit rate over words is `word_error_rate`.
     """
     right = exact_match(outputs, references, lowercase)
-    return MetricValue(100 - right.value, 100 - right.high, 100 - right.low)
+    assert right.resampled is not None
+    return MetricValue(
+        100 - right.value, 100 - right.high, 100 - right.low, resampled=100 - right.resampled
+    )
 
 
 def word_error_rate(
@@ -253,17 +304,6 @@ METRICS = {
 """All metrics; those in `MetricName` (config.py) can select the best checkpoint."""
 
 
-def group_by_source(pairs: Iterable[tuple[_Source, str]]) -> tuple[list[_Source], list[list[str]]]:
-    """Return the distinct sources of (source, target) pairs, and the distinct targets of each.
-
-    Both keep the order of first occurrence.
-    """
-    targets: dict[_Source, dict[str, None]] = {}
-    for source, target in pairs:
-        targets.setdefault(source, {})[target] = None
-    return list(targets), [list(distinct) for distinct in targets.values()]
-
-
 def _match_counts(outputs: Sequence[str], references: References, lowercase: bool) -> Counts:
     """Return (n, 2): for each output, whether it equals a reference, and 1."""
     equal = matches(outputs, references, lowercase)
@@ -311,11 +351,16 @@ def _bootstrap(
     generator = np.random.default_rng(SEED)
     n = len(counts)
     draws = (generator.integers(n, size=n) for _ in range(RESAMPLES))
-    resampled = [compute((np.bincount(d, minlength=n) @ counts).tolist()) for d in draws]
+    resampled = np.array([compute((np.bincount(d, minlength=n) @ counts).tolist()) for d in draws])
+    low, high = percentile_interval(resampled)
+    return MetricValue(value, min(low, value), max(high, value), signature, resampled)
+
+
+def percentile_interval(resampled: Float[np.ndarray, " R"]) -> tuple[float, float]:
+    """Return the ends of the 95 % percentile interval of resampled values."""
     # interpolation between equal ends can round past them
-    ends = np.percentile(resampled, (2.5, 97.5)).clip(min(resampled), max(resampled))
-    low, high = (float(end) for end in ends)
-    return MetricValue(value, min(low, value), max(high, value), signature)
+    ends = np.percentile(resampled, (2.5, 97.5)).clip(resampled.min(), resampled.max())
+    return float(ends[0]), float(ends[1])
 
 
 def _percent(sums: Sequence[int]) -> float:

@@ -124,15 +124,34 @@ def read_pairs(path: str, data: DataConfig | None = None) -> ParsedPairs:
                 "not exist; give a TSV file"
             )
         return _read_parallel(path, *files)
-    rows = [line.split("\t") for line in read_lines(path)]
-    extra_columns = sum(len(row) > 2 + (features_column is not None) for row in rows)
-    columns: list[tuple[str, str | None, str | None]] = []
-    for row in rows:
-        features = None
-        if features_column is not None and len(row) >= features_column:
-            features = row.pop(features_column - 1)
-        columns.append((row[0] if row else "", row[1] if len(row) > 1 else None, features))
+    lines = read_lines(path)
+    extra_columns = sum(line.count("\t") > 1 + (features_column is not None) for line in lines)
+    columns = (split_line(line, features_column) for line in lines)
     return _parse(path, columns, features_column, extra_columns)
+
+
+def split_line(line: str, features_column: int | None) -> tuple[str, str | None, str | None]:
+    """Return source, target and features of a line of a TSV file; None for columns that it lacks.
+
+    `features_column` is the number of the column with the features, from 1.
+    """
+    fields, features = line.split("\t"), None
+    if features_column is not None and len(fields) >= features_column:
+        features = fields.pop(features_column - 1)
+    return fields[0] if fields else "", fields[1] if len(fields) > 1 else None, features
+
+
+def group_by_source(
+    pairs: Iterable[Pair],
+) -> tuple[list[tuple[str, str | None]], list[list[str]]]:
+    """Return the distinct sources with their features, and the distinct targets of each.
+
+    Both keep the order of first occurrence.
+    """
+    targets: dict[tuple[str, str | None], dict[str, None]] = {}
+    for pair in pairs:
+        targets.setdefault(pair.key, {})[pair.target] = None
+    return list(targets), [list(distinct) for distinct in targets.values()]
 
 
 def to_pairs(items: Iterable[PairLike]) -> list[Pair]:

@@ -1,5 +1,13 @@
 """regard evaluate DIR PAIRS: BLEU, chrF, exact match and error rates, with 95 % confidence intervals."""
 
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jsonargparse import Namespace
+
 from regard.cli.options import (
     add_model,
     add_pairs,
@@ -8,33 +16,86 @@ from regard.cli.options import (
     load_translator,
 )
 from regard.cli.parser import Parser
+from regard.errors import ConfigError
 from regard.files import write_json
 from regard.metrics import BleuTokenizer
 from regard.progress import Progress
 
+if TYPE_CHECKING:
+    from regard.evaluation import Report
+    from regard.metrics import MetricValues
+    from regard.pairs import Pair
+    from regard.translator import Translator
+
 
 def run(arguments: list[str]) -> None:
-    """Evaluate a model, print a table, and optionally write JSON."""
+    """Evaluate a model, print tables, and optionally write JSON."""
     args = make_parser().parse_args(arguments)
     check_output_files(args, "json")
+    if args.confusions < 0:
+        raise ConfigError(f"--confusions must be at least 0, got {args.confusions}")
     translator = load_translator(args.folder, args.device)
     from regard.cli.pairs import read_valid_pairs
+    from regard.overlap import training_overlap
+    from regard.significance import compare
+
+    config = translator.trained.config.data
+    pairs = read_valid_pairs(args.pairs, config)
+    other = None if args.compare is None else _other_system(args, pairs)
+    report = _evaluate(translator, pairs, args)
+    if other is not None:
+        metrics = _metrics(other, report, pairs, args)
+        report = replace(report, comparison=compare(report.metrics, metrics, str(args.compare)))
+    sources = list(dict.fromkeys(pair.key for pair in pairs))
+    overlap = training_overlap(sources, config, translator.source.normalize)
+    report = replace(report, training_overlap=overlap)
+    if args.json:
+        write_json(args.json, report.to_dict())
+    print(report)
+    if overlap is not None:
+        print(f"regard evaluate: warning: {overlap.message(len(sources))}", file=sys.stderr)
+
+
+def _evaluate(translator: "Translator", pairs: "Sequence[Pair]", args: Namespace) -> "Report":
     from regard.evaluation import evaluate
 
-    pairs = read_valid_pairs(args.pairs, translator.trained.config.data)
     with Progress("translating", len({pair.source for pair in pairs}), "sources") as progress:
-        report = evaluate(
+        return evaluate(
             translator,
             pairs,
             args.beam_size,
             length_penalty=args.length_penalty,
             bleu_tokenize=args.bleu_tokenize,
             lowercase=args.lowercase,
+            confusions=args.confusions,
             on_progress=progress.advance,
         )
-    if args.json:
-        write_json(args.json, report.to_dict())
-    print(report)
+
+
+def _other_system(args: Namespace, pairs: "Sequence[Pair]") -> "Translator | list[str]":
+    """Return the model, or the outputs, to compare with."""
+    from regard.cli.pairs import read_outputs
+
+    if Path(args.compare).is_dir():
+        return load_translator(args.compare, args.device)
+    return read_outputs(args.compare, pairs, args.pairs)
+
+
+def _metrics(
+    other: "Translator | list[str]", report: "Report", pairs: "Sequence[Pair]", args: Namespace
+) -> "MetricValues":
+    """Return the metrics of a model, or of the outputs of a system, for the sources of a report."""
+    from regard import metrics
+
+    if not isinstance(other, list):
+        return _evaluate(other, pairs, args).metrics
+    return metrics.report(
+        other,
+        report.references,
+        [0] * len(other),
+        bleu_tokenize=args.bleu_tokenize,
+        lowercase=args.lowercase,
+    )
 
 
 def make_parser() -> Parser:
@@ -50,6 +111,19 @@ def make_parser() -> Parser:
         "--lowercase",
         action="store_true",
         help="lower-case outputs and references before computing metrics",
+    )
+    parser.add_argument(
+        "--compare",
+        metavar="OTHER",
+        help="another model folder, or a file with the output of another system for each pair, one per "
+        "line: test the differences of all metrics with the paired bootstrap",
+    )
+    parser.add_argument(
+        "--confusions",
+        type=int,
+        default=10,
+        metavar="N",
+        help="list the N most frequent confusions of target tokens; 0 lists none",
     )
     parser.add_argument("--json", metavar="FILE", help="write the metrics to this JSON file")
     return parser

@@ -1,9 +1,11 @@
-"""Reading of pairs for commands that do not accept bad lines."""
+"""Reading of pairs, and of outputs for them, for commands that do not accept bad lines."""
 
 import sys
+from collections.abc import Sequence
 
 from regard.config import DataConfig
-from regard.errors import quantity
+from regard.errors import DataError, quantity, shortened
+from regard.files import read_lines
 from regard.pairs import Pair, read_pairs
 
 
@@ -26,3 +28,31 @@ def read_valid_pairs(path: str, data: DataConfig) -> list[Pair]:
             file=sys.stderr,
         )
     return parsed.pairs
+
+
+def read_outputs(path: str, pairs: Sequence[Pair], pairs_path: str) -> list[str]:
+    """Return the outputs of another system, one per distinct source, in the order of the pairs.
+
+    Args:
+        path: a file with one output per pair, in the same order.
+        pairs: all pairs of a file.
+        pairs_path: the path of that file, for messages.
+
+    Raises:
+        DataError: the number of lines differs, or pairs with the same source have different outputs.
+    """
+    lines = read_lines(path)
+    if len(lines) != len(pairs):
+        raise DataError(
+            f"{path} has {quantity(len(lines), 'line')}, but {pairs_path} has "
+            f"{quantity(len(pairs), 'pair')}; give one output per pair, in the same order"
+        )
+    first: dict[tuple[str, str | None], int] = {}
+    for index, (pair, line) in enumerate(zip(pairs, lines, strict=True)):
+        earlier = first.setdefault(pair.key, index)
+        if lines[earlier] != line:
+            raise DataError(
+                f"{path}, line {index + 1}: {shortened(line)!r} differs from line {earlier + 1}, but "
+                f"both are outputs for the source {shortened(pair.source)!r}; give one output per source"
+            )
+    return [lines[index] for index in first.values()]

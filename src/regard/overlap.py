@@ -1,0 +1,105 @@
+"""Test sources that are also in the training data."""
+
+import glob
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from regard import table_files
+from regard.config import DataConfig
+from regard.errors import RegardError, quantity, shortened
+from regard.files import iterate_lines
+from regard.pairs import split_line
+
+_MOST_BYTES = 1 << 30
+"""Size of the training data above which it is not read."""
+_ROWS_AT_ONCE = 10_000
+
+_Key = tuple[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOverlap:
+    """Test sources that are also sources of training pairs."""
+
+    n: int
+    """Number of distinct test sources, with their features, that are in the training data."""
+    example: str
+    """The first of them in the test data."""
+    train: str
+    """Path of the training data."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a dictionary."""
+        return asdict(self)
+
+    def message(self, total: int) -> str:
+        """Return a warning about these sources, of `total` distinct test sources."""
+        return (
+            f"{self.n:,} of {quantity(total, 'distinct source')} "
+            f"{'is' if self.n == 1 else 'are'} in the training data ({self.train}), for example "
+            f"{shortened(self.example)!r}; the metrics do not measure performance on unseen data"
+        )
+
+
+def training_overlap(
+    sources: Collection[_Key], data: DataConfig, normalize: Callable[[str], str] = str
+) -> TrainingOverlap | None:
+    """Return the test sources that are in the training data of a model.
+
+    The training data are read as a stream; only the test sources are held in memory.
+
+    Args:
+        sources: the test sources, each with its features or None.
+        data: the settings of the model, which name the training data.
+        normalize: applied to both sides before they are compared, such as `translator.source.normalize`.
+
+    Returns:
+        None if there are no common sources, or if the training data are unknown, cannot be read, or
+        are larger than 1 GiB.
+    """
+    if data.train is None or not _is_small(data.train):
+        return None
+    wanted = {(normalize(text), features) for text, features in sources}
+    found: set[_Key] = set()
+    try:
+        for text, features in _training_sources(data.train, data):
+            key = normalize(text), features
+            if key in wanted:
+                found.add(key)
+    except RegardError:
+        return None
+    common = [text for text, features in sources if (normalize(text), features) in found]
+    return TrainingOverlap(len(common), common[0], data.train) if common else None
+
+
+def _is_small(path: str) -> bool:
+    """Return whether all files of the training data exist, and are small enough to be read."""
+    names = path.split(",")
+    if Path(path).exists():
+        names = [path]
+    elif table_files.is_table(path):
+        names = glob.glob(path)
+    files = [Path(name) for name in names]
+    return (
+        bool(files)
+        and all(file.is_file() for file in files)
+        and sum(file.stat().st_size for file in files) <= _MOST_BYTES
+    )
+
+
+def _training_sources(path: str, data: DataConfig) -> Iterator[_Key]:
+    if table_files.is_table(path):
+        table = table_files.load(path, data)
+        for start in range(0, len(table), _ROWS_AT_ONCE):
+            for row in table_files.rows(table[start : start + _ROWS_AT_ONCE], path, data):
+                yield row.source, row.features
+        return
+    if not Path(path).exists():  # parallel files
+        yield from ((line, None) for line in iterate_lines(path.split(",")[0]))
+        return
+    column = data.features_column if isinstance(data.features_column, int) else None
+    for line in iterate_lines(path):
+        source, _, features = split_line(line, column)
+        yield source, features

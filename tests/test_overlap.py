@@ -1,0 +1,71 @@
+"""Test sources that are in the training data."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from regard import overlap
+from regard.config import DataConfig
+from regard.overlap import TrainingOverlap, training_overlap
+
+SOURCES = [("new", None), ("b c", None), ("A", None)]
+
+
+def _write(folder: Path, name: str) -> str:
+    """Write the training pairs in the format of this file name, and return the setting."""
+    rows = [("a", "1"), ("b c", "2"), ("b c", "3"), ("d", "4")]
+    path = folder / name
+    if name == "parallel":
+        for index, suffix in enumerate(("src", "tgt")):
+            (folder / suffix).write_text("".join(f"{row[index]}\n" for row in rows))
+        return f"{folder}/src,{folder}/tgt"
+    text = "".join(f"{source}\t{target}\tx\n" for source, target in rows)
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(text.encode()))
+    elif path.suffix == ".jsonl":
+        lines = [json.dumps({"source": source, "target": target}) for source, target in rows]
+        path.write_text("\n".join(lines))
+    else:
+        path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["train.tsv", "train.tsv.gz", "parallel", "train.jsonl"])
+def test_common_sources_are_counted_once(name: str, tmp_path: Path) -> None:
+    data = DataConfig(train=_write(tmp_path, name))
+    assert training_overlap(SOURCES, data) == TrainingOverlap(1, "b c", str(data.train))
+    found = training_overlap(SOURCES, data, str.lower)
+    assert found == TrainingOverlap(2, "b c", str(data.train))
+    assert found.message(3).startswith("2 of 3 distinct sources are in the training data (")
+    assert "for example 'b c'" in found.message(3)
+    assert training_overlap(SOURCES[:1], data) is None
+
+
+def test_features_belong_to_the_source(tmp_path: Path) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_text("go\twent\tPST\n")
+    data = DataConfig(train=str(path), features_column=3)
+    assert training_overlap([("go", "PTCP")], data) is None
+    assert training_overlap([("go", "PTCP"), ("go", "PST")], data) == TrainingOverlap(
+        1, "go", str(path)
+    )
+
+
+def test_training_data_that_cannot_be_read_are_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert training_overlap(SOURCES, DataConfig()) is None
+    path = tmp_path / "train.tsv"
+    assert training_overlap(SOURCES, DataConfig(train=str(path))) is None
+    os.mkfifo(path)
+    assert training_overlap(SOURCES, DataConfig(train=str(path))) is None
+    path.unlink()
+    path.write_bytes(b"A\t1\n\xff\xfe\n")
+    assert training_overlap(SOURCES, DataConfig(train=str(path))) is None
+    path.write_text("A\t1\n")
+    assert training_overlap(SOURCES, DataConfig(train=str(path))) is not None
+    monkeypatch.setattr(overlap, "_MOST_BYTES", 3)
+    assert training_overlap(SOURCES, DataConfig(train=str(path))) is None
