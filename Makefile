@@ -3,10 +3,14 @@ PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
 
-.PHONY: demo test soak docs lint wheel clean
+.PHONY: demo models test soak docs lint wheel clean
 
 demo: .venv/installed
 	$(BIN)/regard demo
+
+# DATA: a folder with cmudict/ and tatoeba-es-en/; MODELS: further options of the script
+models: .venv/installed
+	$(BIN)/python tools/make_models.py --data '$(DATA)' $(MODELS)
 
 # a process per core with a thread each, but not more than four
 test: .venv/tested

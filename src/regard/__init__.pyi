@@ -23,6 +23,7 @@ from .evaluation import evaluate as evaluate
 from .explanation import Explanation as Explanation
 from .explanation import explain as explain
 from .models import Seq2Seq as Seq2Seq
+from .pretrained import pretrained_models as pretrained_models
 from .scores import Additive as Additive
 from .scores import Bilinear as Bilinear
 from .scores import Concat as Concat

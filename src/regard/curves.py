@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from regard import pretrained
 from regard.charts import LineChart, Point
 from regard.errors import ConfigError, FolderError, not_one_of
 from regard.files import read_lines
@@ -76,7 +77,7 @@ def read_history(folder: str | Path) -> list[dict[str, Any]]:
     Raises:
         FolderError: the file is missing or damaged.
     """
-    path = Path(folder) / "metrics.jsonl"
+    path = pretrained.find(folder) / "metrics.jsonl"
     if not path.exists():
         raise FolderError(
             f"{folder} has no metrics.jsonl yet; choose the folder of a training run, after its "

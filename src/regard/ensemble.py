@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard import migrations, model_folder, models
+from regard import migrations, model_folder, models, pretrained
 from regard.errors import ConfigError, FolderError
 from regard.files import require_empty_folder, write_json, write_text
 from regard.model_folder import TrainedModel
@@ -20,7 +20,7 @@ from regard.version import __version__
 
 _FILES = (
     *("model.safetensors", "source.json", "target.json", "metrics.jsonl", "README.md"),
-    "config.json",
+    *("NOTICE", "config.json"),
 )
 """Files of a member that are copied; its checkpoints are not."""
 
@@ -31,7 +31,7 @@ def load(folder: str | Path) -> TrainedModel:
     Raises:
         FolderError: a file or a member is missing, damaged or in a newer format.
     """
-    folder = Path(folder)
+    folder = pretrained.find(folder)
     if _count(folder) is None:
         return model_folder.load(folder)
     members = [(path, model_folder.load(path)) for path in _members(folder)]
@@ -83,6 +83,7 @@ def _metadata(members: Sequence[TrainedModel]) -> dict[str, Any]:
         "max_target_length": max,
         "parameters": sum,
         "examples": lambda values: next(iter(values)),
+        "attribution": lambda values: " ".join(dict.fromkeys(values)),
     }
     return {
         name: combine(values)
@@ -99,7 +100,7 @@ def save(folders: Sequence[str | Path], out: str | Path) -> TrainedModel:
         FolderError: a folder is missing, damaged or in a newer format.
     """
     out = require_empty_folder(Path(out))
-    paths = (path for folder in folders for path in _members(Path(folder)))
+    paths = (path for folder in folders for path in _members(pretrained.find(folder)))
     members = [(path, model_folder.load(path)) for path in paths]
     combine(members)
     for index, (path, _) in enumerate(members):

@@ -1,5 +1,7 @@
 """The model card: README.md in a model folder."""
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +18,29 @@ def write(
     history: list[dict[str, Any]],
     metric: str,
     command: str | None,
+    notes: Sequence[str] = (),
 ) -> None:
-    """Write the model card of a trained model into its folder."""
-    config = trained.config
+    """Write the model card of a trained model into its folder.
+
+    Args:
+        out: the model folder; the text of its NOTICE, if there is one, is part of the card.
+        trained: the model; `description` and `attribution` in its metadata, if present, are part of the card.
+        history: the validations of its training.
+        metric: the metric that selected the best weights.
+        command: the command that trained it.
+        notes: further properties, one line each.
+    """
+    config, metadata = trained.config, trained.metadata
     best = next((entry for entry in reversed(history) if entry["best"]), None)
     lines = [
         f"# {out.name}",
         "",
-        f"A sequence-to-sequence model trained with regard {__version__}.",
+        metadata.get("description", "A sequence-to-sequence model.")
+        + f" Trained with regard {__version__}.",
         "",
         f"- source: {config.source.unit}, vocabulary of {len(trained.source):,}",
         f"- target: {config.target.unit}, vocabulary of {len(trained.target):,}",
-        f"- model: {_architecture(config.model)}; {trained.metadata['parameters']:,} parameters",
+        f"- model: {_architecture(config.model)}; {metadata['parameters']:,} parameters",
         f"- seed: {config.training.seed}",
     ]
     if best is not None:
@@ -35,8 +48,14 @@ def write(
             f"- best weights at update {best['update']:,} ({best['minutes']:.1f} min): dev {metric} "
             f"{best[metric]:.2f} (greedy), dev loss {best['dev_loss']:.3f}"
         )
+    lines += [f"- {note}" for note in notes]
     lines += ["", "Trained with", "", f"    {command or 'regard.train(config), see config.json'}"]
-    lines += ["", "Use it with", "", f"    echo 'some text' | regard translate {out.name}", ""]
+    example = shlex.quote(next(iter(metadata.get("examples", ())), "some text"))
+    lines += ["", "Use it with", "", f"    echo {example} | regard translate {out.name}", ""]
+    if "attribution" in metadata:
+        lines += ["## Data", "", metadata["attribution"], ""]
+    if (out / "NOTICE").is_file():
+        lines += ["```text", (out / "NOTICE").read_text("utf-8").rstrip("\n"), "```", ""]
     write_text(out / "README.md", "\n".join(lines))
 
 

@@ -5,6 +5,7 @@ model.safetensors    the best weights, in float32, float16 or int8 (quantization
 source.json target.json    the tokenizers
 metrics.jsonl        one line per validation (written by training)
 README.md            model card, with the training command
+NOTICE               licence of the data, if it must be passed on with the model
 checkpoints/         training states for --resume (checkpoints.py)
 """
 
@@ -18,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from regard import migrations
+from regard import migrations, pretrained
 from regard.config import Config, from_dict
 from regard.errors import FolderError
 from regard.files import atomic_write, write_json, write_text
@@ -26,6 +27,9 @@ from regard.models import Seq2Seq, build
 from regard.quantization import WeightType, compress, expand
 from regard.text import Tokenizer
 from regard.version import __version__
+
+_SENTENCES = ("warning", "description", "attribution")
+"""Metadata that are texts for the user."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,8 @@ class TrainedModel:
     source: Tokenizer
     target: Tokenizer
     metadata: dict[str, Any] = field(default_factory=dict)
-    """Properties of the data and the model, such as `max_target_length`."""
+    """Properties of the data and the model, such as `max_target_length`; `attribution`, where present, is
+    a sentence about the origin of the data."""
     members: tuple["TrainedModel", ...] = ()
     """The models of an ensemble, which `model` combines (`regard.ensemble`)."""
 
@@ -150,7 +155,7 @@ def describe(folder: str | Path) -> TrainedModel:
     Raises:
         FolderError: a file is missing, damaged or in a newer format.
     """
-    folder = Path(folder)
+    folder = pretrained.find(folder)
     try:
         values = read_config(folder)
         if "members" in values:
@@ -171,14 +176,14 @@ def describe(folder: str | Path) -> TrainedModel:
 
 
 def load(folder: str | Path) -> TrainedModel:
-    """Read a model folder, weights included; nothing in it is executed.
+    """Read a model folder or a ready model, weights included; nothing in it is executed.
 
     Raises:
         FolderError: a file is missing, damaged or in a newer format.
     """
     from safetensors import SafetensorError, safe_open
 
-    folder = Path(folder)
+    folder = pretrained.find(folder)
     trained = describe(folder)
     model, weights = trained.model, folder / "model.safetensors"
     if not weights.is_file():
@@ -224,8 +229,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         values = json.loads(_read_text(folder / "config.json"))
     except (FileNotFoundError, NotADirectoryError):
         raise FolderError(
-            f"{folder} is not a model folder: it has no config.json; give the "
-            "output folder of a training run"
+            f"{folder} is not a model folder: it has no config.json; give the output folder of a "
+            f"training run{pretrained.hint(folder)}"
         ) from None
     except OSError as error:
         raise FolderError(f"cannot read {folder / 'config.json'}: {error.strerror}") from None
@@ -259,7 +264,7 @@ def _check_metadata(metadata: Any, config: Config, model: Seq2Seq) -> None:
         elif name == "examples":
             valid = isinstance(value, list) and all(isinstance(text, str) for text in value)
         else:
-            valid = isinstance(value, str) or name != "warning"
+            valid = isinstance(value, str) or name not in _SENTENCES
         if not valid:
             raise ValueError(f"metadata.{name} cannot be {value!r}")
 

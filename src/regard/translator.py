@@ -75,10 +75,11 @@ class Translator:
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "auto") -> "Translator":
-        """Load a model folder or an ensemble.
+        """Load a model folder, an ensemble or a ready model.
 
         Args:
-            folder: the folder that `regard train --out` or `regard ensemble --out` wrote.
+            folder: the folder that `regard train --out` or `regard ensemble --out` wrote or, if there
+                is no such folder, one of the names that `regard.pretrained_models` returns.
             device: `auto` (a GPU if available), `cpu`, `cuda` or `mps`.
 
         Raises:

@@ -8,6 +8,7 @@ from typing import Any
 from regard.cli.help import choices
 from regard.cli.parser import Parser
 from regard.errors import not_one_of
+from regard.pretrained import pretrained_models
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -41,7 +42,7 @@ def _copy_arguments(parser: Parser, target: argparse.ArgumentParser) -> None:
     import shtab
 
     files = {"FILE": shtab.FILE, "PAIRS": shtab.FILE}
-    files |= {"DIR": shtab.DIRECTORY, "RUN": shtab.DIRECTORY}
+    files |= {"DIR": _model_completion(), "RUN": _model_completion()}
     for action in parser.arguments():
         options: dict[str, Any] = {"help": str(action.help).replace("%", "%%")}
         if action.nargs == 0:
@@ -54,4 +55,20 @@ def _copy_arguments(parser: Parser, target: argparse.ArgumentParser) -> None:
         names = action.option_strings or [action.dest]
         copy = target.add_argument(*names, **options)
         if action.metavar in files and not values:
-            copy.complete = files[action.metavar]  # type: ignore[attr-defined]
+            is_output = action.dest == "out"
+            copy.complete = shtab.DIRECTORY if is_output else files[action.metavar]  # type: ignore[attr-defined]
+
+
+def _model_completion() -> dict[str, Any]:
+    """Return what completes folders and the names of the ready models, for shtab."""
+    names = " ".join(pretrained_models())
+    function = "_regard_models"
+    return {
+        "bash": function,
+        "zsh": function,
+        "fish": f"(__fish_complete_directories; printf '%s\\n' {names})",
+        "preamble": {
+            "bash": f'{function}() {{ compgen -d -- "$1"; compgen -W "{names}" -- "$1"; }}',
+            "zsh": f"{function}() {{ _files -/; compadd {names}; }}",
+        },
+    }

@@ -19,7 +19,7 @@ def run(arguments: list[str]) -> None:
 def make_parser() -> Parser:
     """Return the parser of this command."""
     parser = Parser(prog="regard curves", description=__doc__)
-    parser.add_argument("folders", nargs="+", metavar="RUN", help="model folders")
+    parser.add_argument("folders", nargs="+", metavar="RUN", help="model folders or ready models")
     add_chart_file(parser)
     parser.add_argument(
         "--metric",

@@ -35,6 +35,8 @@ def make_parser() -> Parser:
         description=__doc__,
         epilog=_EXAMPLES,
     )
-    parser.add_argument("folders", nargs="+", metavar="DIR", help="model folder or ensemble")
+    parser.add_argument(
+        "folders", nargs="+", metavar="DIR", help="model folder, ensemble or ready model"
+    )
     add_output_folder(parser)
     return parser

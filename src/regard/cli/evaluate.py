@@ -3,11 +3,11 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
 
+from regard import pretrained
 from regard.cli.options import (
     add_model,
     add_pairs,
@@ -76,7 +76,7 @@ def _other_system(args: Namespace, pairs: "Sequence[Pair]") -> "Translator | lis
     """Return the model, or the outputs, to compare with."""
     from regard.cli.pairs import read_outputs
 
-    if Path(args.compare).is_dir():
+    if pretrained.find(args.compare).is_dir():
         return load_translator(args.compare, args.device)
     return read_outputs(args.compare, pairs, args.pairs)
 
@@ -115,7 +115,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--compare",
         metavar="OTHER",
-        help="another model folder, or a file with the output of another system for each pair, one per "
+        help="another model folder or ready model, or a file with the output of another system for each pair, one per "
         "line: test the differences of all metrics with the paired bootstrap",
     )
     parser.add_argument(

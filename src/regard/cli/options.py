@@ -6,13 +6,14 @@ import sys
 import threading
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
 
 from regard.cli.parser import Parser
 from regard.config import Device
 from regard.errors import ConfigError
+from regard.pretrained import pretrained_models
 
 if TYPE_CHECKING:
     from regard.translator import Translator
@@ -22,9 +23,12 @@ _INPUTS = ("file", "pairs", "gold", "compare")
 """Arguments that specify files to read."""
 
 
-def add_model(parser: Parser) -> None:
-    """Add the model folder and the device."""
-    parser.add_argument("folder", metavar="DIR", help="model folder")
+def add_model(parser: Parser, default: str | None = None) -> None:
+    """Add the model folder, which is required unless it has a default, and the device."""
+    models = ", ".join(pretrained_models())
+    help_text = f"model folder, or the name of a ready model ({models})"
+    optional: dict[str, Any] = {} if default is None else {"nargs": "?", "default": default}
+    parser.add_argument("folder", metavar="DIR", help=help_text, **optional)
     add_device(parser)
 
 

@@ -1,4 +1,4 @@
-"""regard serve DIR: serve a JSON API and a web page for inspecting and editing attention.
+"""regard serve [DIR]: serve a JSON API and a web page for inspecting and editing attention.
 
 The page does not load anything from other hosts. The server accepts connections only from this
 machine unless --host is given.
@@ -15,6 +15,7 @@ from jsonargparse import Namespace
 from regard.cli.options import add_model, load_translator, loading
 from regard.cli.parser import Parser
 from regard.errors import ConfigError
+from regard.pretrained import pretrained_models
 
 _MOST_WORKERS = 256
 
@@ -76,11 +77,11 @@ def run(arguments: list[str]) -> None:
 def make_parser() -> Parser:
     """Return the parser of this command."""
     parser = Parser(prog="regard serve", description=__doc__)
-    add_model(parser)
+    add_model(parser, default=pretrained_models()[0])
     parser.add_argument(
         "--compare-with",
         metavar="DIR",
-        help="second model folder; the page shows both models side by side",
+        help="second model folder or ready model; the page shows both models side by side",
     )
     parser.add_argument(
         "--example", metavar="TEXT", help="text that is already translated when the page opens"

@@ -69,6 +69,8 @@ def make_parser() -> Parser:
         help="continue from the last checkpoint in the output folder",
     )
     parser.add_argument(
-        "--init-from", metavar="DIR", help="model folder to load the initial weights from"
+        "--init-from",
+        metavar="DIR",
+        help="model folder or ready model to load the initial weights from",
     )
     return parser

@@ -18,6 +18,7 @@ from fastapi_offline import FastAPIOffline
 from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 
+from regard import pretrained
 from regard.charts.base import script_json
 from regard.errors import ConfigError, RegardError, nearest, quantity, shortened
 from regard.explanation.from_model import explain_step
@@ -84,7 +85,7 @@ def create_app(settings: Settings) -> FastAPI:
     translators = [Translator.load(folder, settings.device) for folder in folders]
     skip_in_garbage_collection()
     # the parent folder distinguishes two folders called `model`
-    paths = ["/".join(Path(folder).resolve().parts[-2:]) for folder in folders]
+    paths = ["/".join(pretrained.find(folder).resolve().parts[-2:]) for folder in folders]
     names = [os.fsencode(path).decode("utf-8", "replace") for path in paths]
     models = [_model_info(*model) for model in zip(names, translators, strict=True)]
     metrics = Metrics()
@@ -342,6 +343,7 @@ def _model_info(name: str, translator: Translator) -> dict[str, Any]:
         "heads": decoder.attention_heads,
         "attention_layer": translator.attention_layer,
         "parameters": trained.metadata.get("parameters"),
+        "attribution": trained.metadata.get("attribution"),
         "source": {
             "unit": trained.config.source.unit,
             "vocabulary": len(translator.source),

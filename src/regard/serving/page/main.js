@@ -35,6 +35,8 @@ const describe = ({ name, kind, decoder, attention, parameters }) => [
 ].join(", ");
 byId("summary").textContent = models.length > 1 ? "Two models side by side" : describe(models[0]);
 
+byId("attribution").textContent = [...new Set(models.map((model) => model.attribution).filter(Boolean))].join(" ");
+
 let text = examples[0].source; // the text that is translated; the one in the form may be edited
 let starting = true;
 let linking = false;

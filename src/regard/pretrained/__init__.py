@@ -1,0 +1,36 @@
+"""Ready models: model folders that are part of the package, loaded by name.
+
+`tools/make_models.py` makes them; the README.md of each folder states its data, licence and accuracy.
+"""
+
+from pathlib import Path
+
+from regard.errors import nearest
+
+_NAMES = ("english-phones", "phrasebook", "spanish-english")
+"""The first that is installed is the one that `regard serve` and `regard demo` open."""
+
+_ROOT = Path(__file__).parent
+
+
+def pretrained_models() -> list[str]:
+    """Return the names of the ready models.
+
+    `Translator.load` and every command take such a name in place of a model folder; a folder of that name
+    in the working directory takes precedence.
+    """
+    return [name for name in _NAMES if (_ROOT / name / "config.json").is_file()]
+
+
+def find(folder: str | Path) -> Path:
+    """Return the path of a model folder, or of the ready model of that name if no such path exists."""
+    path = Path(folder)
+    return _ROOT / path if str(path) in pretrained_models() and not path.exists() else path
+
+
+def hint(folder: str | Path) -> str:
+    """Return how to load a ready model instead of a folder that is no model folder."""
+    models = pretrained_models()
+    if str(folder) in models:
+        return f", or rename {folder} to use the ready model of that name"
+    return f" or a ready model ({', '.join(models)}){nearest(str(folder), models)}"
