@@ -84,10 +84,11 @@ def test_an_unknown_name_is_reported_with_the_ready_models() -> None:
     "arguments",
     [
         "translate phrasebook {lines}",
-        "evaluate phrasebook {pairs}",
+        "evaluate phrasebook {pairs} --compare phrasebook",
         "align phrasebook {pairs}",
         "plot phrasebook tequiero -o {out}.html",
         "explain --model phrasebook quiero --step 0",
+        "ensemble phrasebook phrasebook --out {out}",
         "curves phrasebook -o {out}.html",
     ],
 )
