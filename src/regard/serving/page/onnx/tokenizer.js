@@ -1,0 +1,68 @@
+// Text to tokens and vocabulary ids, and back, from the JSON document of a tokenizer (regard/text/tokenizer.py).
+import { matchTokens } from "./matching.js";
+import { bytePairs, joinSubwords, markSpace, splitSubwords, unigrams } from "./subwords.js";
+import { joinWords, splitAtSpaces, splitGraphemes, splitWords } from "./words.js";
+
+export const [PAD, UNK, BOS, EOS] = [0, 1, 2, 3];
+const SPECIAL_TOKENS = ["<pad>", "<unk>", "<s>", "</s>"];
+const same = (tokens) => tokens;
+
+const UNITS = {
+  char: { split: (text) => [...text], join: same },
+  grapheme: { split: splitGraphemes, join: same },
+  word: { split: splitWords, join: joinWords },
+  whitespace: { split: splitAtSpaces, join: (tokens) => [tokens.join(" ")] },
+  bpe: { model: ({ merges }) => bytePairs(merges), join: joinSubwords },
+  unigram: { model: ({ vocabulary, log_probs: logProbs }) => unigrams(vocabulary, logProbs), join: joinSubwords },
+};
+
+export class Tokenizer {
+  constructor(document) {
+    this.document = document;
+    this.unit = UNITS[document.unit];
+    const { vocabulary, features } = document;
+    const splitPiece = this.unit.model?.(document);
+    this.split = this.unit.split ?? ((text) => splitSubwords(text, splitPiece).map(markSpace));
+    const tokens = splitPiece ? vocabulary.map(markSpace) : vocabulary;
+    this.entries = [...SPECIAL_TOKENS, ...tokens, ...(features ?? [])];
+    const numbered = (list, first) => new Map(list.map((entry, i) => [entry, first + i]));
+    this.ids = numbered(tokens, SPECIAL_TOKENS.length);
+    this.featureIds = numbered(features ?? [], SPECIAL_TOKENS.length + tokens.length);
+    this.longest = vocabulary.reduce((most, token) => Math.max(most, [...token].length), 1);
+  }
+
+  // The text and the features of a line; without features in the model, a TAB is text.
+  parse(line) {
+    const tab = this.document.features ? line.indexOf("\t") : -1;
+    return tab < 0 ? { text: line, features: null } : { text: line.slice(0, tab), features: line.slice(tab + 1) };
+  }
+
+  normalize(text, lowercase = false) {
+    if (/\p{Cs}/u.test(text)) throw new Error("The text contains a lone surrogate.");
+    const form = this.document.normal_form;
+    const normalized = form === "none" ? text : text.normalize(form);
+    return lowercase ? normalized.toLowerCase() : normalized;
+  }
+
+  // {ids, tokens, leftOut}, without BOS and EOS; unknown tokens keep their spelling.
+  encode({ text, features }) {
+    const encoding = this.encodeText(this.normalize(text, this.document.lowercase));
+    const tags = features === null ? [] : splitAtSpaces(this.normalize(features).replace(/[;|,]/g, " "));
+    const tagIds = tags.map((tag) => this.featureIds.get(tag) ?? UNK);
+    return { ...encoding, ids: [...encoding.ids, ...tagIds], tokens: [...encoding.tokens, ...tags] };
+  }
+
+  encodeText(text) {
+    const tokens = this.split(text);
+    if (this.document.match_vocabulary && this.document.unit === "word") return matchTokens(tokens, this.ids, this.longest);
+    return { ids: this.tokensToIds(tokens), tokens, leftOut: [] };
+  }
+
+  tokensToIds(tokens) {
+    return tokens.map((token) => this.ids.get(token) ?? UNK);
+  }
+
+  detokenize(tokens) {
+    return this.unit.join(tokens).join("");
+  }
+}
