@@ -1,0 +1,100 @@
+"""The page's tokenizer in Chromium, against Python's."""
+
+import functools
+import json
+import os
+import random
+import shutil
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+
+import regard
+from regard.config import NormalForm, TextConfig, Unit
+from regard.text import UNITS, Tokenizer
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+PAGE = Path(regard.__file__).parent / "serving" / "page"
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None and not os.environ.get("CI"), reason="Chromium is not installed"
+)
+
+TEXTS = [
+    "¿Qué es esto? No lo sé.", "l'été où j'étais là-bas", "rock-and-roll ‑ x‐y", "col·legi a·b",
+    "我爱机器学习。你呢？", "今日はいい天気ですね", "ไทยกำลัง น้ำ", "क्षि हिन्दी में लिखा है।",
+    "বাংলা ভাষা ক্ষ", "தமிழ் மொழி", "മലയാളം ക്ഷ", "👩‍👩‍👧 🎉🏳️‍🌈 a👍🏽b 🇩🇪🇫🇷🇪", "t͡ʃ d͡ʒ ʰ́",
+    "‿ a‿b ‿‿ ‿? x‿", "▁ a▁b ▁▁ ▁x", "<pad> <unk> </s> <s>", "ΟΔΥΣΣΕΥΣ ΣΑΣ İSTANBUL ǅ ﬁ ẞ",
+    "a\u00a0b\u3000c\u2028d\x1ce\x85f", "e\u0301 \u0301a ! \u0301 .\u0301a", "שלום עולם", "مرحبا ١٢٣",
+    "한국어 ᄒ\u1161ᆫ", "$5.00 (10%) \"quoted\" «x» …", "don’t won't o'clock ' '' a'", "ﾊﾟﾋﾟ",
+    "x\u200dy \u200c", "\ufeffa b\ufeff", "a\r\nb\tc  d", "",
+]  # fmt: skip
+
+
+def _random_texts(count: int) -> list[str]:
+    characters = sorted(set("".join(TEXTS))) + list(" ab.-'‿▁क्\u200d\u0301") * 5
+    return ["".join(random.choices(characters, k=random.randrange(14))) for _ in range(count)]
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture(scope="module")
+def page() -> Iterator[Page]:
+    handler = functools.partial(_Handler, directory=PAGE)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, sync_playwright() as playwright:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{server.server_port}/icon.svg")
+        yield page
+        browser.close()
+        server.shutdown()
+
+
+def _encoded(page: Page, tokenizer: Tokenizer, sources: list[tuple[str, str | None]]) -> list[Any]:
+    """Return ids, tokens, tokens left out and the joined tokens of each source, from JavaScript."""
+    script = """async ([tokenizer, sources]) => {
+        const { Tokenizer } = await import("/onnx/tokenizer.js");
+        const made = new Tokenizer(JSON.parse(tokenizer));
+        return sources.map(([text, features]) => {
+            const { ids, tokens, leftOut } = made.encode({ text, features });
+            return [ids, tokens, leftOut, made.detokenize(tokens)];
+        });
+    }"""
+    return page.evaluate(script, [tokenizer.to_json(), sources])
+
+
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("form", get_args(NormalForm))
+def test_texts_are_tokenized_as_in_python(page: Page, unit: Unit, form: NormalForm) -> None:
+    lowercase = form in ("NFKC", "none")
+    config = TextConfig(
+        unit=unit, vocabulary_size=120, min_frequency=2, normal_form=form, lowercase=lowercase,
+        match_vocabulary=lowercase,
+    )  # fmt: skip
+    training = TEXTS * 3 + _random_texts(200)
+    texts = TEXTS + _random_texts(400)
+    features = ["V;PST", "N,PL|x", "", "V x"]
+    tokenizer = Tokenizer.train(training, config, (features * len(training))[: len(training)])
+    sources = [(text, [*features, None][i % 5]) for i, text in enumerate(texts)]
+    encodings = tokenizer.encode_batch(sources)
+    expected = [
+        [encoding.ids, encoding.tokens, list(encoding.left_out), tokenizer.detokenize(encoding.tokens)]
+        for encoding in encodings
+    ]  # fmt: skip
+    found = _encoded(page, tokenizer, sources)
+    different = [
+        json.dumps((source, *pair), ensure_ascii=False)
+        for source, *pair in zip(sources, found, expected, strict=True)
+        if pair[0] != pair[1]
+    ]
+    assert different == []
+    assert any(encoding.unknown for encoding in encodings)
