@@ -26,7 +26,7 @@ RANKS = {
     "model_folder": 9, "inference": 9, "search": 9, "distributed": 3,
     "request": 10, "translation": 10, "ensemble": 10, "version": 0,
     "translator": 11,
-    "evaluation": 12, "model_card": 12,
+    "evaluation": 12, "dictionary": 12, "model_card": 12,
     "checkpoints": 12, "resume": 13,
     "trainer": 13,
     "training": 14,

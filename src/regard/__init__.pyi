@@ -11,6 +11,7 @@ from .config import ModelConfig as ModelConfig
 from .config import TextConfig as TextConfig
 from .config import TrainingConfig as TrainingConfig
 from .decoders import Decoder as Decoder
+from .dictionary import Dictionary as Dictionary
 from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import ExtraError as ExtraError

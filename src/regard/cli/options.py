@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from regard.translator import Translator
 
 _SECONDS_UNTIL_LOADING_IS_REPORTED = 1.0
-_INPUTS = ("file", "pairs", "gold", "compare")
+_INPUTS = ("file", "pairs", "gold", "compare", "dictionary")
 """Arguments that specify files to read."""
 
 

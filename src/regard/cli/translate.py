@@ -21,13 +21,15 @@ from regard.cli.parser import Parser
 from regard.errors import ConfigError, DataError, quantity
 from regard.files import arriving_lines, atomic_write, read_lines
 from regard.progress import Progress
-from regard.text import count_message, unknown_tokens_message
+from regard.text import SourceLike, count_message, split_source, unknown_tokens_message
 
 if TYPE_CHECKING:
+    from regard.dictionary import Dictionary
     from regard.translation import Translation
     from regard.translator import Translator
 
 _CHUNK = 1000
+_MOST_LISTED = 10
 _PIN = re.compile(r"(\d{1,9}):(\d{1,9})=((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)")
 _SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
 _HEAD = re.compile(r"(\d{1,9}):(\d{1,9})")
@@ -40,6 +42,7 @@ def run(arguments: list[str]) -> None:
     pins, heads = _pins(args.pin or ()), _heads(args.ablate_heads or ())
     translator = load_translator(args.folder, args.device)
     _require_attention(translator, args)
+    dictionary = _dictionary(translator, args)
     reads_features = translator.source.features is not None
     truncated = without_features = too_short = 0
     unreliable = 0
@@ -50,7 +53,9 @@ def run(arguments: list[str]) -> None:
         _open(args.attention) as attention,
         _open(args.alignments) as alignments,
     ):
-        for number, (_, features), outputs in _translate(translator, args, shard, pins, heads):
+        for number, (_, features), outputs in _translate(
+            translator, args, shard, pins, heads, dictionary
+        ):
             best = outputs[0]
             truncated += not best.complete
             too_short += bool(pins) and max(pins) > len(best.tokens)
@@ -116,6 +121,14 @@ def make_parser() -> Parser:
         type=int,
         default=1,
         help="number of outputs per line; above 1, each is printed as line TAB rank TAB score TAB text",
+    )
+    parser.add_argument(
+        "--dictionary",
+        metavar="FILE",
+        help="TSV file of source TAB target (further columns are ignored; .gz is read): a line that is "
+        "listed, after the model's normalisation, is answered from the file, up to N targets in file order "
+        "with --n-best N; a listed target has score 0, probability 1 and the attention of the model when it "
+        "is forced to produce the target",
     )
     parser.add_argument(
         "--confidence",
@@ -208,12 +221,38 @@ def _require_attention(translator: "Translator", args: Namespace) -> None:
             )
 
 
+def _dictionary(translator: "Translator", args: Namespace) -> "Dictionary | None":
+    """Return the dictionary, if one is given; print which of its lines have no effect."""
+    if args.dictionary is None:
+        return None
+    for option in ("prefix", "pin", "ablate_heads"):
+        if args[option]:
+            raise ConfigError(
+                f"--{option.replace('_', '-')} does not apply to the outputs of a dictionary; omit it or "
+                "--dictionary"
+            )
+    from regard.dictionary import Dictionary
+
+    repeated: list[int] = []
+    dictionary = Dictionary.read(args.dictionary, translator, repeated.append)
+    if repeated:
+        listed = ", ".join(map(str, repeated[:_MOST_LISTED]))
+        more = ", …" if len(repeated) > _MOST_LISTED else ""
+        print(
+            f"regard translate: {args.dictionary}: {quantity(len(repeated), 'line')} without effect, because "
+            f"an earlier line is the same: {listed}{more}",
+            file=sys.stderr,
+        )
+    return dictionary
+
+
 def _translate(
     translator: "Translator",
     args: Namespace,
     shard: tuple[int, int],
     pins: dict[int, dict[int, float]],
     heads: list[tuple[int, int]],
+    dictionary: "Dictionary | None",
 ) -> Iterator[tuple[int, tuple[str, str | None], list["Translation"]]]:
     """Yield each line's number, from 1, source and outputs, best first; flush after each chunk."""
     first = 1
@@ -228,7 +267,7 @@ def _translate(
         lines, first = lines[begin:end], begin + 1
         chunks = (lines[start : start + _CHUNK] for start in range(0, len(lines), _CHUNK))
         total = len(lines)
-    results = _search(translator, args, chunks, first, pins, heads)
+    results = _search(translator, args, chunks, first, pins, heads, dictionary)
     with _progress(total, args.out is None) as progress:
         for number, sources, outputs in results:
             for source, hypotheses in zip(sources, outputs, strict=True):
@@ -246,6 +285,7 @@ def _search(
     first: int,
     pins: dict[int, dict[int, float]],
     heads: list[tuple[int, int]],
+    dictionary: "Dictionary | None",
 ) -> Iterator[tuple[int, list[tuple[str, str | None]], list[list["Translation"]]]]:
     """Yield the number of the first line of each chunk, the sources and their outputs."""
     from regard.request import prepare
@@ -253,22 +293,27 @@ def _search(
     # the margin needs a second output; a greedy search must stay greedy
     needs_second = args.confidence and args.n_best == 1 and args.beam_size > 1
     n_best = 2 if needs_second else args.n_best
-    for chunk in chunks:
-        sources = [translator.source.parse_source(line) for line in chunk]
+
+    def search(sources: Sequence[SourceLike]) -> list[list["Translation"]]:
         # a blank line has an empty translation, whatever the interventions
-        blank = [not text.strip() for text, _ in sources]
+        blank = [not split_source(source)[0].strip() for source in sources]
         prefixes = ["" if skip else args.prefix or "" for skip in blank]
         pinned: list[Any] = [{} if skip else pins for skip in blank]
+        request = prepare(translator.trained, sources, prefixes, pinned, heads)
+        return translator.search(request, args.beam_size, n_best, args.length_penalty)
+
+    need_weights = bool(args.attention or args.alignments or args.heatmap)
+    for chunk in chunks:
+        sources = [translator.source.parse_source(line) for line in chunk]
         try:
-            request = prepare(translator.trained, sources, prefixes, pinned, heads)
+            if dictionary is None:
+                outputs = search(sources)
+            else:
+                outputs = dictionary.answer(sources, search, need_weights)
         except DataError:
             _name_line(translator, sources, first)
             raise
-        yield (
-            first,
-            sources,
-            translator.search(request, args.beam_size, n_best, args.length_penalty),
-        )
+        yield first, sources, outputs
         first += len(chunk)
 
 
