@@ -9,6 +9,7 @@ import torch
 from regard import demo as demos
 from regard.config import Config
 from regard.errors import ConfigError
+from regard.pretrained import folder_of, pretrained_models
 from regard.translator import Translator
 
 
@@ -43,10 +44,32 @@ def test_the_demo_gives_the_results_of_the_readme(
     assert str(outputs[0].alignment()) == "0-0 1-1 2-2 3-3"
     assert result.exact_match >= 95
     assert result.aer <= 0.12
-    assert messages[:2] == ["我 爱 机器 学习 -> i love machine learning", "te quiero -> i love you"]
+    assert messages[0].startswith(f"ready model {pretrained_models()[0]}: ")
+    assert messages[1:3] == [
+        "我 爱 机器 学习 -> i love machine learning",
+        "te quiero -> i love you",
+    ]
     assert (result.folder / "map.html").stat().st_size > 100_000
     assert (result.folder / "map.png").read_bytes().startswith(b"\x89PNG")
     assert (result.folder / "model" / "model.safetensors").exists()
+
+
+def test_the_demo_begins_with_a_ready_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in pretrained_models():
+        (tmp_path / name).mkdir()  # no model: it must not hide the ready one
+    model = Translator.load(folder_of(pretrained_models()[0]), "cpu")
+    output = model.translate(model.trained.metadata["examples"][0])
+    demos.show_ready_model("cpu")
+    shown = capsys.readouterr().out
+    assert shown == f"ready model {pretrained_models()[0]}: {output.source} -> {output.text}\n"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    demos.show_ready_model("cpu")
+    drawn = capsys.readouterr().out.removeprefix(shown)
+    for token in (*output.source_labels[:2], *output.target_labels[:2], "weight"):
+        assert token in drawn
 
 
 def test_the_demo_replaces_only_its_own_folder(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ def test_the_phrasebook_is_ready_and_the_first_model_is_the_default() -> None:
     assert "phrasebook" in MODELS
     assert set(MODELS) <= set(make_models.RECIPES)
     (folder,) = (action for action in make_parser().arguments() if action.dest == "folder")
-    assert folder.default == ("english-phones" if "english-phones" in MODELS else "phrasebook")
+    default = "english-phones" if "english-phones" in MODELS else "phrasebook"
+    assert folder.default == str(pretrained.folder_of(default))
+    assert f"default: {default}" in str(folder.help)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,4 +1,4 @@
-"""The demo: train on a small built-in dataset in about a minute and draw the attention."""
+"""The demo: use a ready model, train on a small built-in dataset in about a minute, draw the attention."""
 
 import os
 import shutil
@@ -16,7 +16,10 @@ from regard.charts import terminal_heatmap
 from regard.config import Config, from_dict
 from regard.evaluation import align, evaluate
 from regard.files import require_empty_folder
+from regard.pretrained import folder_of, pretrained_models
 from regard.training import train
+from regard.translation import Translation
+from regard.translator import Translator
 
 SENTENCES: tuple[str, ...] = ("我 爱 机器 学习", "te quiero")
 """Two sentences that are not in the training set."""
@@ -42,7 +45,7 @@ class DemoResult:
 
 
 def demo(out: str | Path, device: str = "auto", log: Callable[[str], None] = print) -> DemoResult:
-    """Train on `phrasebook`, translate two unseen sentences, evaluate, and draw two heatmaps.
+    """Use a ready model, train on `phrasebook`, translate two unseen sentences, evaluate, and draw two heatmaps.
 
     Args:
         out: output folder; the folder of an earlier demo is replaced.
@@ -53,6 +56,7 @@ def demo(out: str | Path, device: str = "auto", log: Callable[[str], None] = pri
         ConfigError: the folder has contents that the demo did not create.
     """
     folder = new_folder(Path(out))
+    show_ready_model(device, log)
     splits = datasets.make("phrasebook")
     datasets.write(splits, folder / "data")
     translator = train(demo_config(folder, device), command="regard demo")
@@ -70,10 +74,23 @@ def demo(out: str | Path, device: str = "auto", log: Callable[[str], None] = pri
     for output, name in ((outputs[SENTENCES[0]], "map.html"), (outputs[MAP_SENTENCE], "map.png")):
         output.chart(f"{output.source} → {output.text}").save(folder / name)
     log(f"attention: {folder / 'map.html'}, {folder / 'map.png'}")
-    if sys.stdout.isatty():
-        heatmap = outputs[MAP_SENTENCE].chart()
-        rich.print(terminal_heatmap(heatmap.weights, heatmap.source_tokens, heatmap.target_tokens))
+    _draw_on_terminal(outputs[MAP_SENTENCE])
     return DemoResult(texts, exact, alignment.aer, folder)
+
+
+def show_ready_model(device: str = "auto", log: Callable[[str], None] = print) -> None:
+    """Print the output of the first ready model for its first example, and its attention on a terminal."""
+    name = pretrained_models()[0]
+    translator = Translator.load(folder_of(name), device)
+    output = translator.translate(translator.trained.metadata["examples"][:1])[0]
+    log(f"ready model {name}: {output.source} -> {output.text}")
+    _draw_on_terminal(output)
+
+
+def _draw_on_terminal(output: Translation) -> None:
+    if sys.stdout.isatty():
+        heatmap = output.chart()
+        rich.print(terminal_heatmap(heatmap.weights, heatmap.source_tokens, heatmap.target_tokens))
 
 
 def demo_config(folder: Path, device: str = "auto") -> Config:

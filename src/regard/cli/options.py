@@ -6,14 +6,14 @@ import sys
 import threading
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
 
 from regard.cli.parser import Parser
 from regard.config import Device
 from regard.errors import ConfigError
-from regard.pretrained import pretrained_models
+from regard.pretrained import folder_of, pretrained_models
 
 if TYPE_CHECKING:
     from regard.translator import Translator
@@ -24,11 +24,16 @@ _INPUTS = ("file", "pairs", "gold", "compare", "dictionary")
 
 
 def add_model(parser: Parser, default: str | None = None) -> None:
-    """Add the model folder, which is required unless it has a default, and the device."""
+    """Add the model folder, which is required unless a ready model is the default, and the device."""
     models = ", ".join(pretrained_models())
     help_text = f"model folder, or the name of a ready model ({models})"
-    optional: dict[str, Any] = {} if default is None else {"nargs": "?", "default": default}
-    parser.add_argument("folder", metavar="DIR", help=help_text, **optional)
+    if default is None:
+        parser.add_argument("folder", metavar="DIR", help=help_text)
+    else:
+        # not its name, which may be that of a folder here
+        folder = str(folder_of(default))
+        help_text += f"; default: {default}"
+        parser.add_argument("folder", nargs="?", default=folder, metavar="DIR", help=help_text)
     add_device(parser)
 
 

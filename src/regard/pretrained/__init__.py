@@ -19,13 +19,18 @@ def pretrained_models() -> list[str]:
     `Translator.load` and every command take such a name in place of a model folder; a folder of that name
     in the working directory takes precedence.
     """
-    return [name for name in _NAMES if (_ROOT / name / "config.json").is_file()]
+    return [name for name in _NAMES if (folder_of(name) / "config.json").is_file()]
 
 
 def find(folder: str | Path) -> Path:
     """Return the path of a model folder, or of the ready model of that name if no such path exists."""
     path = Path(folder)
-    return _ROOT / path if str(path) in pretrained_models() and not path.exists() else path
+    return folder_of(str(path)) if str(path) in pretrained_models() and not path.exists() else path
+
+
+def folder_of(name: str) -> Path:
+    """Return the folder of a ready model in this package, whatever the working directory contains."""
+    return _ROOT / name
 
 
 def hint(folder: str | Path) -> str:
