@@ -1,13 +1,10 @@
 """The page's tokenizer in Chromium, against Python's."""
 
-import functools
 import json
 import os
 import random
 import shutil
-import threading
 from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +14,7 @@ from playwright.sync_api import Page, sync_playwright
 import regard
 from regard.config import NormalForm, TextConfig, Unit
 from regard.text import UNITS, Tokenizer
+from static_server import serve_folder
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PAGE = Path(regard.__file__).parent / "serving" / "page"
@@ -41,22 +39,14 @@ def _random_texts(count: int) -> list[str]:
     return ["".join(random.choices(characters, k=random.randrange(14))) for _ in range(count)]
 
 
-class _Handler(SimpleHTTPRequestHandler):
-    def log_message(self, *_: Any) -> None:
-        """Print nothing."""
-
-
 @pytest.fixture(scope="module")
 def page() -> Iterator[Page]:
-    handler = functools.partial(_Handler, directory=PAGE)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, sync_playwright() as playwright:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with serve_folder(PAGE) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page()
-        page.goto(f"http://127.0.0.1:{server.server_port}/icon.svg")
+        page.goto(f"{address}/icon.svg")
         yield page
         browser.close()
-        server.shutdown()
 
 
 def _encoded(page: Page, tokenizer: Tokenizer, sources: list[tuple[str, str | None]]) -> list[Any]:

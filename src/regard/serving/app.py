@@ -24,6 +24,7 @@ from regard.errors import ConfigError, RegardError, nearest, quantity, shortened
 from regard.explanation.from_model import explain_step
 from regard.explanation.self_attention import count_layer_weights, layer_weights
 from regard.inference import skip_in_garbage_collection
+from regard.model_info import describe_model
 from regard.request import PreparedRequest, prepare
 from regard.score_registry import SCORES
 from regard.serving.batching import Batcher, QueueFull
@@ -87,7 +88,7 @@ def create_app(settings: Settings) -> FastAPI:
     # the parent folder distinguishes two folders called `model`
     paths = ["/".join(pretrained.find(folder).resolve().parts[-2:]) for folder in folders]
     names = [os.fsencode(path).decode("utf-8", "replace") for path in paths]
-    models = [_model_info(*model) for model in zip(names, translators, strict=True)]
+    models = [describe_model(*model) for model in zip(names, translators, strict=True)]
     metrics = Metrics()
     batcher = Batcher(translators, settings.limits, metrics)
 
@@ -327,31 +328,6 @@ def _check_work(
             f"at most {limits.work:,}; send fewer or shorter texts, or use a smaller beam size"
         )
     return work
-
-
-def _model_info(name: str, translator: Translator) -> dict[str, Any]:
-    trained = translator.trained
-    model, decoder = trained.config.model, trained.model.decoder
-    return {
-        "name": name,
-        "kind": "ensemble" if trained.members else model.kind,
-        "encoder": None if trained.members else model.encoder,
-        "decoder": None if trained.members or model.kind == "transformer" else model.decoder,
-        "attention": model.attention,
-        "normalizer": model.normalizer,
-        "layers": decoder.attention_layers,
-        "heads": decoder.attention_heads,
-        "attention_layer": translator.attention_layer,
-        "parameters": trained.metadata.get("parameters"),
-        "attribution": trained.metadata.get("attribution"),
-        "source": {
-            "unit": trained.config.source.unit,
-            "vocabulary": len(translator.source),
-            "features": translator.source.features is not None,
-        },
-        "target": {"unit": trained.config.target.unit, "vocabulary": len(translator.target)},
-        "regard": __version__,
-    }
 
 
 _TOP_LOGPROBS = 8  # for the translations embedded in the page

@@ -3,22 +3,22 @@
 const TOP_TOKENS = 8;
 const MEGABYTE = 1e6;
 
-// `models`: addresses of folders, `runtime` and `wasm`: of ONNX Runtime; `bytes`: the size of all that is loaded.
-export async function open({ models: folders, runtime, wasm, bytes, max_beam_size: maxBeamSize }, setStatus) {
+// `folders`: addresses of the models, `runtime` and `wasm`: of ONNX Runtime; `bytes`: the size of all that is loaded.
+export async function open({ models, folders, runtime, wasm, bytes, max_beam_size: maxBeamSize }, setStatus) {
   if (typeof WebAssembly !== "object")
     throw new Error("This page needs WebAssembly, which this browser lacks or has disabled; open the page in a current browser.");
   const total = Math.ceil(bytes / MEGABYTE);
   const call = connect((loaded) => setStatus(`Loading the model, ${Math.min(total, Math.round(loaded / MEGABYTE))} of ${total} MB`));
   const absolute = (address) => new URL(address, document.baseURI).href;
-  const loaded = await call("load", { runtime: absolute(runtime), wasm: absolute(wasm), models: folders.map(absolute) });
-  const texts = loaded.find(({ examples }) => examples.length)?.examples ?? [""];
+  const loaded = await call("load", { runtime: absolute(runtime), wasm: absolute(wasm), folders: folders.map(absolute) });
+  const texts = loaded.find((examples) => examples.length) ?? [""];
   const size = Math.min(5, maxBeamSize);
   const translate = (model, line, { beamSize, nBest }, interventions) =>
     call("translate", model, line, { beamSize, nBest, topTokens: TOP_TOKENS }, interventions);
-  const examples = await Promise.all(loaded.map((_, model) => translate(model, texts[0], { beamSize: size, nBest: size })));
+  const examples = await Promise.all(models.map((_, model) => translate(model, texts[0], { beamSize: size, nBest: size })));
   setStatus("");
   return {
-    models: loaded.map(({ info }) => info), examples, suggestions: texts.slice(1, 4), maxBeamSize,
+    models, examples, suggestions: texts.slice(1, 4), maxBeamSize,
     translate,
     nextTokens: async (model, line, prefix) =>
       (await translate(model, line, { beamSize: 1, nBest: 1 }, { prefix })).top_logprobs[prefix.length],
@@ -34,8 +34,8 @@ function connect(onProgress) {
     else if (error !== undefined) calls[id].reject(new Error(error));
     else calls[id].resolve(result);
   };
+  worker.onerror = ({ message }) => calls.forEach(({ reject }) => reject(new Error(`The model could not be started: ${message ?? "its worker failed"}.`)));
   return (method, ...args) => new Promise((resolve, reject) => {
-    worker.onerror = ({ message }) => reject(new Error(`The model could not be started: ${message ?? "the worker failed"}.`));
     worker.postMessage({ id: calls.push({ resolve, reject }) - 1, method, args });
   });
 }

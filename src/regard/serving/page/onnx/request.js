@@ -17,8 +17,8 @@ export function prepare({ description, source, target }, line, { pins = {}, pref
   return { encoding, ids, copies, extraTokens, prefix: targetIds(prefix), pins, ablated, limit };
 }
 
-function check({ attention, layers, heads }, { pins, ablated }, limit, length) {
-  if (!attention && (Object.keys(pins).length || ablated.length)) throw new Error("This model has no attention to pin or ablate.");
+function check({ layers, heads }, { pins, ablated }, limit, length) {
+  if (!layers && (Object.keys(pins).length || ablated.length)) throw new Error("This model has no attention to pin or ablate.");
   for (const [layer, head] of ablated)
     if (!(layer < layers && head < heads)) throw new Error(`There is no head ${head} in layer ${layer} to ablate.`);
   for (const [step, weights] of Object.entries(pins)) {

@@ -30,7 +30,7 @@ export async function translate(trained, line, { beamSize, nBest, topTokens = 0 
 
 function result({ description, target }, { ids, score, weights, tops, complete }, token) {
   const tokens = ids.map(token);
-  const heads = description.attention ? rounded(weights) : null;
+  const heads = description.layers ? rounded(weights) : null;
   return {
     text: target.detokenize(tokens), tokens, complete,
     score: rounded(score),
@@ -49,8 +49,8 @@ function warning(unknown, total) {
 }
 
 // A blank text has no tokens.
-function blank({ description: { attention } }, line, nBest) {
-  const weights = attention ? [] : null;
+function blank({ description: { layers } }, line, nBest) {
+  const weights = layers ? [] : null;
   const output = { text: "", tokens: [], complete: true, score: 0, log_prob: 0, attention: weights, attention_heads: weights, top_logprobs: [] };
   return { source: line, source_tokens: [], unknown: [], left_out: [], warning: null, ...output, ...(nBest > 1 && { n_best: Array(nBest).fill(output) }), tree: [] };
 }

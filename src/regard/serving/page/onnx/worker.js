@@ -13,12 +13,12 @@ self.onmessage = ({ data: { id, method, args } }) => {
     .then((result) => self.postMessage({ id, result }), ({ message }) => self.postMessage({ id, error: message }));
 };
 
-// Load ONNX Runtime and the model folders at these addresses; returns the descriptions of the models.
-async function load({ runtime, wasm, models }) {
+// Load ONNX Runtime and the model folders at these addresses; returns the example texts of each model.
+async function load({ runtime, wasm, folders }) {
   let loaded = 0;
   const get = (address) => download(address, (bytes) => self.postMessage({ loaded: loaded += bytes }));
   const [ort, wasmBinary, ...files] = await Promise.all([import(runtime), get(wasm),
-    ...models.flatMap((folder) => ["model.json", "encoder.onnx", "decoder.onnx"].map((name) => get(new URL(name, folder).href)))]);
+    ...folders.flatMap((folder) => ["model.json", "encoder.onnx", "decoder.onnx"].map((name) => get(new URL(name, folder).href)))]);
   Object.assign(ort.env.wasm, { wasmBinary: wasmBinary.buffer, numThreads: 1 });
   trained = [];
   for (let n = 0; n < files.length; n += 3) {
@@ -28,5 +28,5 @@ async function load({ runtime, wasm, models }) {
     const decoder = await ort.InferenceSession.create(files[n + 2]);
     trained.push({ description, source, target, model: new Model(ort, encoder, decoder, description) });
   }
-  return trained.map(({ description: { info, examples } }) => ({ info, examples }));
+  return trained.map(({ description: { examples } }) => examples);
 }

@@ -1,0 +1,1 @@
+"""Export: models as ONNX graphs with runners, for use without this package."""

@@ -1,0 +1,32 @@
+"""Description of a model for its web page and the JSON API."""
+
+from typing import Any
+
+from regard.translator import Translator
+from regard.version import __version__
+
+
+def describe_model(name: str, translator: Translator) -> dict[str, Any]:
+    """Return the architecture and the sizes of a model as a JSON object."""
+    trained = translator.trained
+    model, decoder = trained.config.model, trained.model.decoder
+    return {
+        "name": name,
+        "kind": "ensemble" if trained.members else model.kind,
+        "encoder": None if trained.members else model.encoder,
+        "decoder": None if trained.members or model.kind == "transformer" else model.decoder,
+        "attention": model.attention,
+        "normalizer": model.normalizer,
+        "layers": decoder.attention_layers,
+        "heads": decoder.attention_heads,
+        "attention_layer": translator.attention_layer,
+        "parameters": trained.metadata.get("parameters"),
+        "attribution": trained.metadata.get("attribution"),
+        "source": {
+            "unit": trained.config.source.unit,
+            "vocabulary": len(translator.source),
+            "features": translator.source.features is not None,
+        },
+        "target": {"unit": trained.config.target.unit, "vocabulary": len(translator.target)},
+        "regard": __version__,
+    }
