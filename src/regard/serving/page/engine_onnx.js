@@ -8,9 +8,10 @@ export async function open({ models, folders, runtime, wasm, bytes, max_beam_siz
   if (typeof WebAssembly !== "object")
     throw new Error("This page needs WebAssembly, which this browser lacks or has disabled; open the page in a current browser.");
   const total = Math.ceil(bytes / MEGABYTE);
-  const call = connect((loaded) => setStatus(`Loading the model, ${Math.min(total, Math.round(loaded / MEGABYTE))} of ${total} MB`));
+  const { call, close } = connect((loaded) => setStatus(`Loading the model, ${Math.min(total, Math.round(loaded / MEGABYTE))} of ${total} MB`));
   const absolute = (address) => new URL(address, document.baseURI).href;
-  const loaded = await call("load", { runtime: absolute(runtime), wasm: absolute(wasm), folders: folders.map(absolute) });
+  const loaded = await call("load", { runtime: absolute(runtime), wasm: absolute(wasm), folders: folders.map(absolute) })
+    .catch((error) => { close(); throw error; });
   const texts = loaded.find((examples) => examples.length) ?? [""];
   const size = Math.min(5, maxBeamSize);
   const translate = (model, line, { beamSize, nBest }, interventions) =>
@@ -25,7 +26,7 @@ export async function open({ models, folders, runtime, wasm, bytes, max_beam_siz
   };
 }
 
-// A function that calls a method of the worker and returns its result.
+// The worker: `call` calls one of its methods and returns the result, `close` ends it.
 function connect(onProgress) {
   const worker = new Worker(new URL("onnx/worker.js", import.meta.url), { type: "module" });
   const calls = [];
@@ -35,7 +36,8 @@ function connect(onProgress) {
     else calls[id].resolve(result);
   };
   worker.onerror = ({ message }) => calls.forEach(({ reject }) => reject(new Error(`The model could not be started: ${message ?? "its worker failed"}.`)));
-  return (method, ...args) => new Promise((resolve, reject) => {
+  const call = (method, ...args) => new Promise((resolve, reject) => {
     worker.postMessage({ id: calls.push({ resolve, reject }) - 1, method, args });
   });
+  return { call, close: () => worker.terminate() };
 }
