@@ -1,5 +1,6 @@
 """Ensembles: the average of several models, in memory, as a folder and in every command."""
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -9,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import regard
 from regard import ensemble, model_folder
 from regard.attention import EnsembleMemory, Intervention
 from regard.cli.main import main
-from regard.config import Config
+from regard.config import Config, TextConfig, TrainingConfig
 from regard.decoders import EnsembleDecoder, fold
 from regard.errors import ConfigError, FolderError
 
@@ -38,7 +39,7 @@ def combine(*translators: regard.Translator) -> regard.Translator:
 
 @pytest.fixture(scope="module")
 def members(make_translator: Make) -> list[regard.Translator]:
-    return [make_translator(**settings) for settings in KINDS.values()]
+    return [make_translator(**model) for model in KINDS.values()]
 
 
 @pytest.fixture(scope="module")
@@ -57,15 +58,15 @@ def encode(translator: regard.Translator, text: str) -> Any:
     return translator.trained.model.encode(ids, torch.tensor([ids.shape[1]]))
 
 
-@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
-def test_one_member_equals_that_member(make_translator: Make, settings: dict[str, Any]) -> None:
-    member = make_translator(**settings)
+@pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
+def test_one_member_equals_that_member(make_translator: Make, model: dict[str, Any]) -> None:
+    member = make_translator(**model)
     assert combine(member).trained is member.trained
 
 
-@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
-def test_two_equal_members_equal_one(make_translator: Make, settings: dict[str, Any]) -> None:
-    member = make_translator(**settings)
+@pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
+def test_two_equal_members_equal_one(make_translator: Make, model: dict[str, Any]) -> None:
+    member = make_translator(**model)
     both = combine(member, member)
     for expected, actual in zip(
         [*member.translate(TEXTS, n_best=3), member.align(TEXTS, TEXTS)],
@@ -101,6 +102,7 @@ def test_a_step_is_the_normalised_geometric_mean(
     torch.testing.assert_close(combined.weights, torch.stack(heads, 1)[:, None])
 
 
+@settings(max_examples=8)
 @given(st.lists(st.text("abcd", min_size=1, max_size=6).map(" ".join), min_size=1, max_size=4))
 def test_batches_equal_single_texts(mixed: regard.Translator, texts: list[str]) -> None:
     for text, output in zip(texts, mixed.translate(texts, beam_size=3), strict=True):
@@ -279,7 +281,9 @@ def test_an_ensemble_cannot_be_trained(folder: Path, tmp_path: Path) -> None:
         FolderError, match="is an ensemble, not a single model; give one of its members"
     ):
         regard.train(Config(out=str(tmp_path / "new")), [("a", "b")], init_from=folder)
-    with pytest.raises(ConfigError, match="no checkpoint to resume from"):
+    with pytest.raises(
+        ConfigError, match="it is an ensemble: to continue the training of its members"
+    ):
         regard.train(Config(out=str(folder)), [("a", "b")], resume=True)
     with pytest.raises(FolderError, match="is an ensemble"):
         model_folder.load(folder)
@@ -303,3 +307,104 @@ def test_commands_accept_an_ensemble(
     capsys.readouterr()
     assert main(["explain", "--model", out, "a b", "--step", "0"]) == 1
     assert "explain a member" in capsys.readouterr().err
+
+
+def pairs_file(path: Path) -> str:
+    words = ["a b", "b a c", "c", "d a", "b b d", "a c d b", "c c", "d d b a"]
+    path.write_text("".join(f"{word}\t{word[::-1]}\n" for word in words))
+    return str(path)
+
+
+def train(out: Path, *options: str) -> int:
+    sizes = [f"--model.{name}=8" for name in ("embedding_dim", "encoder_dim", "decoder_dim")]
+    limits = ["--training.max_updates=4", "--training.validate_every=2", "--device=cpu"]
+    units = ["--source.unit=whitespace", "--target.unit=whitespace"]
+    pairs = pairs_file(out.parent / "pairs.tsv")
+    return main(
+        ["train", "--data.train", pairs, "--out", str(out), *sizes, *limits, *units, *options]
+    )
+
+
+def test_members_are_trained_with_common_tokenizers_and_resumed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "all"
+    options = ["--member=model.attention=dot model.decoder=bahdanau"]
+    assert train(out, *options) == 0
+    assert "\n[0] update 4" in capfd.readouterr().err
+    assert train(out, *options) == 1
+    assert "continue its training (--resume)" in capfd.readouterr().err
+    assert train(out, "--resume") == 1
+    assert "repeat the command that started it" in capfd.readouterr().err
+    more = ["--resume", "--members=2", "--jobs=2", "--training.max_updates=6"]
+    assert train(out, *options, *more) == 0
+    err = capfd.readouterr().err
+    assert "[0] resumed at update 4" in err
+    assert "[0] update 6" in err
+    assert "[1] update 6" in err
+    members = regard.Translator.load(out).trained.members
+    assert [each.config.training.seed for each in members] == [1, 2]
+    assert [each.config.model.decoder for each in members] == ["bahdanau", "luong"]
+    assert {each.config.data.dev_seed for each in members} == {1}
+
+
+def test_a_member_that_fails_stops_the_others(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "all"
+    assert train(out, "--members=2", "--jobs=2", "--data.max_length=1") == 1
+    err = capfd.readouterr().err
+    assert "[0] regard train: " in err
+    assert "member 0 ended with status 1" in err
+    assert not (out / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["--members=0"], 1, "must be at least 1"),
+        (["--members=1", "--member=model.cell=gru", "--member="], 1, "at most one --member"),
+        (["--members=2", "--jobs=0"], 1, "must be at least 1"),
+        (["--member=source.unit=char"], 1, "takes settings of model and training"),
+        (["--member=model.decodr=luong"], 2, "did you mean --model.decoder?"),
+        (["--member=model.copy=true", "--member="], 1, "need the same model.copy"),
+    ],
+)
+def test_invalid_members_are_reported_before_training(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    status: int,
+    message: str,
+) -> None:
+    assert train(tmp_path / "all", *options) == status
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "all").exists()
+
+
+def test_the_list_of_members_can_stand_in_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "members.yaml"
+    path.write_text("members: 1\nmember: [model.cell=gru, model.cell=lstm]\n")
+    assert train(tmp_path / "all", "--config", str(path)) == 1
+    assert "got --members 1, --jobs 1 and 2 times --member" in capsys.readouterr().err
+
+
+def test_tokenizers_of_another_model_are_used(folders: list[Path], tmp_path: Path) -> None:
+    config = Config(out=str(tmp_path / "new"), device="cpu", training=TrainingConfig(max_updates=1))
+    pairs = [("a b x", "b a"), ("b c", "c b")]
+    translator = regard.train(config, pairs, pairs, tokenizers_from=folders[0])
+    first = regard.Translator.load(folders[0])
+    assert (translator.source, translator.target) == (first.source, first.target)
+    ensemble.save([folders[0], tmp_path / "new"], tmp_path / "all")
+    with pytest.raises(ConfigError, match="leave out tokenizers_from, or init_from"):
+        regard.train(
+            dataclasses.replace(config, out=str(tmp_path / "other")),
+            pairs,
+            tokenizers_from=folders[0],
+            init_from=folders[0],
+        )
+    unit = dataclasses.replace(config, out=str(tmp_path / "other"), source=TextConfig(unit="char"))
+    with pytest.raises(ConfigError, match="cannot change with tokenizers_from"):
+        regard.train(unit, pairs, tokenizers_from=folders[0])

@@ -69,6 +69,8 @@ class DataConfig:
     """Training pairs: a TSV file, or two parallel files given as F.src,F.tgt; these files may be compressed with gzip (.gz). Parquet, JSONL and CSV files are memory-mapped and may be larger than memory; to read several of them, give a pattern such as 'F-*.parquet'."""
     dev: str | None = None
     """Validation pairs; by default, 5 % of the training sources (at most 1,000) are held out."""
+    dev_seed: int | None = None
+    """Random seed for the choice of the sources that are held out (default: training.seed)."""
     source_column: str = "source"
     """Name of the source column in Parquet, JSONL and CSV files."""
     target_column: str = "target"
@@ -81,7 +83,8 @@ class DataConfig:
     """How to handle lines that are empty, are too long or lack a column: stop and list them, or skip and count them."""
 
     def __post_init__(self) -> None:
-        check_values(self, "data", {"be at least 1": ["max_length", "features_column"]})
+        ranges = {"be at least 1": ["max_length", "features_column"], "be at least 0": ["dev_seed"]}
+        check_values(self, "data", ranges)
 
 
 @_settings("text")

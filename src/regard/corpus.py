@@ -120,7 +120,8 @@ def make_corpus(
     train_pairs = _read_train(pairs, config, notes)
     dev_pairs = _read(dev, config.data.dev, "dev", config, notes)
     if dev_pairs is None:
-        train_pairs, dev_pairs = _hold_out(train_pairs, config.training.seed)
+        seed = config.training.seed if config.data.dev_seed is None else config.data.dev_seed
+        train_pairs, dev_pairs = _hold_out(train_pairs, seed)
         notes.append(
             f"dev: {quantity(len(dev_pairs.pairs), 'pair')} held out from the training pairs"
         )

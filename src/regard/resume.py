@@ -10,6 +10,7 @@ from regard import checkpoints, model_folder
 from regard.checkpoints import Checkpoint
 from regard.config import GROUPS, Config, from_dict
 from regard.errors import ConfigError, FolderError
+from regard.model_folder import TrainedModel
 from regard.text import Tokenizer
 
 _FIXED: dict[str, tuple[str, ...]] = {"model": (), "source": (), "target": ()}
@@ -34,7 +35,11 @@ class StartingPoint(NamedTuple):
 
 
 def starting_point(
-    config: Config, out: Path, resume: bool, init_from: str | Path | None
+    config: Config,
+    out: Path,
+    resume: bool,
+    init_from: str | Path | None,
+    tokenizers_from: str | Path | None = None,
 ) -> StartingPoint:
     """Return what a run starts with.
 
@@ -42,7 +47,7 @@ def starting_point(
     are used.
 
     Raises:
-        ConfigError: a given setting differs and cannot be changed.
+        ConfigError: a given setting or tokenizer differs and cannot be changed.
         FolderError: a folder is missing or damaged, or contains files of different runs.
     """
     checkpoint, notes = checkpoints.load(out) if resume else (None, [])
@@ -57,19 +62,44 @@ def starting_point(
         config, changes = _merge(config, old, _FIXED_ON_RESUME, where)
         if init_from is not None:
             notes.append(f"init_from {init_from} is not used, because the run has already begun")
+        if tokenizers_from is not None:
+            _require_equal_tokenizers(stored, out, tokenizers_from)
         return StartingPoint(
             config, (stored.source, stored.target), None, checkpoint, run, (*notes, *changes)
         )
+    if init_from is not None and tokenizers_from is not None:
+        raise ConfigError(
+            "init_from brings its own tokenizers; leave out tokenizers_from, or init_from"
+        )
     if init_from is not None:
         stored = model_folder.load(init_from)
-        where = f"{init_from} and cannot change with init_from"
-        merged, _ = _merge(config, stored.config, _FIXED, where)
-        groups = {name: getattr(merged, name) for name in _FIXED}
-        weights = stored.model.state_dict()
-        return StartingPoint(
-            dataclasses.replace(config, **groups), (stored.source, stored.target), weights
+        config = _with_stored(
+            config, stored, _FIXED, f"{init_from} and cannot change with init_from"
         )
+        return StartingPoint(config, (stored.source, stored.target), stored.model.state_dict())
+    if tokenizers_from is not None:
+        stored = model_folder.describe(tokenizers_from)
+        where = f"{tokenizers_from} and cannot change with tokenizers_from"
+        config = _with_stored(config, stored, {"source": (), "target": ()}, where)
+        return StartingPoint(config, (stored.source, stored.target))
     return StartingPoint(config)
+
+
+def _with_stored(
+    config: Config, stored: TrainedModel, fixed: dict[str, tuple[str, ...]], where: str
+) -> Config:
+    """Return the settings, with the stored ones in the groups that are fixed."""
+    merged, _ = _merge(config, stored.config, fixed, where)
+    return dataclasses.replace(config, **{name: getattr(merged, name) for name in fixed})
+
+
+def _require_equal_tokenizers(stored: TrainedModel, out: Path, tokenizers_from: str | Path) -> None:
+    other = model_folder.describe(tokenizers_from)
+    if (other.source, other.target) != (stored.source, stored.target):
+        raise ConfigError(
+            f"{out} has begun with tokenizers other than those of {tokenizers_from}; leave out "
+            "tokenizers_from, or train in another folder"
+        )
 
 
 def _require_same_run(

@@ -84,6 +84,7 @@ def train(
     *,
     resume: bool = False,
     init_from: str | Path | None = None,
+    tokenizers_from: str | Path | None = None,
     command: str | None = None,
 ) -> Translator:
     """Train a model, write its folder and return a translator with the best weights.
@@ -101,6 +102,8 @@ def train(
             not stopped. The settings of the run are kept unless `config` overrides them. If the
             folder has no checkpoint, training starts from scratch.
         init_from: a model folder that supplies the initial weights, tokenizers and model settings.
+        tokenizers_from: a model folder that supplies the tokenizers only, so that both models can form
+            an ensemble.
         command: the command that started the training, recorded in the model card.
 
     Raises:
@@ -133,7 +136,7 @@ def train(
             stack.enter_context(checkpoints.locked(out))
         out = job.gather(out)[0]
         assert out is not None
-        start = starting_point(config, out, resume, init_from)
+        start = starting_point(config, out, resume, init_from, tokenizers_from)
         start.config.check_groups()
         return _train(start, out, pairs, dev, command, resume, job)
 
@@ -275,6 +278,11 @@ def _output_folder(out: str | None, resume: bool) -> Path:
         return path
     if not resume:
         remedy = "choose another folder (out), or continue its training (resume)"
+    elif (path / "members").is_dir():
+        remedy = (
+            "it is an ensemble: to continue the training of its members, repeat the command that "
+            "started it (regard train --members) with --resume"
+        )
     elif checkpoints.has_training(path):
         return path
     else:

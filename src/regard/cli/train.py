@@ -1,16 +1,22 @@
 """Train a model on source-target pairs and save it as a model folder.
 
 The folder always contains the best weights found so far; training can be interrupted with Ctrl-C.
+With --members, several models are trained and combined into an ensemble.
 """
 
 import shlex
+from pathlib import Path
 
+from jsonargparse import Namespace
+
+from regard.cli.members import train_members
 from regard.cli.options import add_device, add_output_folder, enable_huge_pages, loading
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
 
 _COMMON = (
     *("--data.train", "--data.dev", "--out", "--config", "--model.kind", "--model.attention"),
     *("--training.max_minutes", "--training.metric", "--resume", "--init-from", "--device"),
+    *("--members", "--member", "--jobs", "--tokenizers-from"),
 )
 
 _EXAMPLES = """
@@ -22,6 +28,8 @@ examples:
       --config translation
   regard train --data.train pairs.tsv --out transformer --model.kind transformer
   regard train --data.train pairs.tsv --out run --resume
+  regard train --data.train pairs.tsv --out all --members 3 --jobs 3 \\
+      --member model.decoder=bahdanau --member model.kind=transformer
 """
 
 
@@ -31,6 +39,9 @@ def run(arguments: list[str]) -> None:
     args = parser.parse_args(expanded)
     given = parser.parse_args(expanded, defaults=False)
     enable_huge_pages()
+    if args.members is not None or args.member:
+        _train_ensemble(parser, expanded, args)
+        return
     with loading("PyTorch"):
         from regard.config import from_dict
         from regard.training import train
@@ -40,6 +51,7 @@ def run(arguments: list[str]) -> None:
         config,
         resume=args.resume,
         init_from=args.init_from,
+        tokenizers_from=args.tokenizers_from,
         command=shlex.join(["regard", "train", *arguments]),
     )
     if "warning" in translator.trained.metadata:
@@ -49,6 +61,15 @@ def run(arguments: list[str]) -> None:
         )
     else:
         print(f"the model is saved in {args.out}; to use it, run: regard translate {args.out}")
+
+
+def _train_ensemble(parser: Parser, arguments: list[str], args: Namespace) -> None:
+    count = train_members(parser, arguments, args)
+    with loading("PyTorch"):
+        from regard import ensemble
+
+    ensemble.complete(Path(args.out), count)
+    print(f"the ensemble is saved in {args.out}; to use it, run: regard translate {args.out}")
 
 
 def make_parser() -> Parser:
@@ -73,4 +94,22 @@ def make_parser() -> Parser:
         metavar="DIR",
         help="model folder or ready model to load the initial weights from",
     )
+    parser.add_argument(
+        "--tokenizers-from",
+        metavar="DIR",
+        help="model folder to take the tokenizers from, so that both models can form an ensemble",
+    )
+    parser.add_argument(
+        "--members",
+        type=int | None,
+        help="train this many models with different seeds and combine them into an ensemble",
+    )
+    parser.add_argument(
+        "--member",
+        action="append",
+        metavar="SETTINGS",
+        help="settings of one member, such as 'model.decoder=bahdanau model.cell=gru'; repeatable, in "
+        "the order of the members",
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="number of members to train at once")
     return parser

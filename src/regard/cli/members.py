@@ -1,0 +1,168 @@
+"""`regard train --members`: train the members of an ensemble, each in its own process."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import Namespace
+
+from regard.cli import job
+from regard.cli.parser import Parser, settings
+from regard.config import TrainingConfig, from_dict
+from regard.errors import ConfigError, JobError
+from regard.files import require_empty_folder, write_text
+
+_SECONDS_BETWEEN_CHECKS = 0.1
+_GROUPS = ("model.", "training.")
+"""Settings in which members may differ; the tokenizers and the pairs are common to all."""
+
+
+def train_members(parser: Parser, arguments: Sequence[str], args: Namespace) -> int:
+    """Train the members in `OUT/members/0`, … and return their number.
+
+    Args:
+        parser: the parser of `regard train`.
+        arguments: the arguments of the command, as for `parser`.
+        args: these arguments, parsed.
+
+    Raises:
+        ConfigError: an argument cannot be used.
+        JobError: a member ended with an error; the others are stopped, and can be resumed.
+    """
+    if job.processes() > 1:
+        raise ConfigError("--members starts its own processes; start it without a launcher")
+    plans = _plans(parser, arguments, args)
+    out = _output_folder(Path(args.out), args.resume)
+    commands: list[list[str]] = []
+    for index, plan in enumerate(plans):
+        folder = out / "members" / str(index)
+        file = folder.with_suffix(".yaml")
+        write_text(file, yaml.safe_dump(plan, allow_unicode=True))
+        options = ["--config", str(file), "--out", str(folder), "--device", args.device]
+        commands.append([*options, *(["--resume"] if args.resume else []), *_origin(args, index)])
+    _run(commands, args.jobs, out / "members" / "0" / "config.json")
+    return len(plans)
+
+
+def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[dict[str, Any]]:
+    """Return the settings of each member, by group: those of the command, its own, and its seed."""
+    own: list[str] = args.member or []
+    count = len(own) if args.members is None else args.members
+    if count < 1 or len(own) > count or args.jobs < 1:
+        raise ConfigError(
+            f"--members and --jobs must be at least 1, with at most one --member for each member, got "
+            f"--members {count}, --jobs {args.jobs} and {len(own)} times --member"
+        )
+    plans: list[dict[str, Any]] = []
+    for text in [*own, *[""] * (count - len(own))]:
+        options = text.split()
+        for option in options:
+            if not option.startswith(_GROUPS) or "=" not in option:
+                raise ConfigError(
+                    "--member takes settings of model and training, such as 'model.decoder=bahdanau "
+                    f"training.learning_rate=0.002', got {option!r}"
+                )
+        given = parser.parse_args([*arguments, *(f"--{each}" for each in options)], defaults=False)
+        groups = {name: dict(values) for name, values in settings(given).items()}
+        seed = groups["training"].get("seed", TrainingConfig().seed)
+        groups["data"].setdefault("dev_seed", seed)
+        if not any(option.startswith("training.seed=") for option in options):
+            groups["training"]["seed"] = seed + len(plans)
+        from_dict(groups)  # checks the settings before any training starts
+        plans.append(groups)
+    if len({plan["model"].get("copy", False) for plan in plans}) > 1:
+        raise ConfigError(
+            "members of an ensemble need the same model.copy, which only some have here"
+        )
+    return plans
+
+
+def _output_folder(out: Path, resume: bool) -> Path:
+    if not resume:
+        remedy = "choose another folder (--out), or continue its training (--resume)"
+        return require_empty_folder(out, remedy)
+    if out.exists() and not (out / "members").is_dir():
+        return require_empty_folder(out, "it contains no members to resume: choose another folder")
+    return out
+
+
+def _origin(args: Namespace, index: int) -> list[str]:
+    """Return where a member takes its tokenizers from: the model that is given, or the first member."""
+    for name in ("init_from", "tokenizers_from"):
+        if args[name] is not None:
+            return [f"--{name.replace('_', '-')}", args[name]]
+    return ["--tokenizers-from", str(Path(args.out) / "members" / "0")] if index else []
+
+
+def _run(commands: list[list[str]], jobs: int, first_description: Path) -> None:
+    """Run `regard train` with each list of arguments, at most `jobs` at once.
+
+    The first member determines the tokenizers, so the others wait for its description.
+    """
+    waiting = list(enumerate(commands))
+    with _stopped_at_the_end() as running:
+        while waiting or running:
+            is_first = len(waiting) == len(commands)
+            if waiting and len(running) < jobs and (is_first or first_description.exists()):
+                index, arguments = waiting.pop(0)
+                running[index] = _Member(index, arguments, jobs)
+            for index, member in [*running.items()]:
+                status = member.process.poll()
+                if status is not None:
+                    running.pop(index).join()
+                if status:
+                    raise JobError(
+                        f"member {index} ended with status {status}, and the others were stopped; its "
+                        "messages say why: correct the cause, and repeat the command with --resume"
+                    )
+            time.sleep(_SECONDS_BETWEEN_CHECKS)
+
+
+@contextlib.contextmanager
+def _stopped_at_the_end() -> Generator[dict[int, "_Member"]]:
+    """Yield a mapping for running members; those that still run at the end save their state and stop."""
+    running: dict[int, _Member] = {}
+    try:
+        yield running
+    finally:
+        for member in running.values():
+            member.process.terminate()
+        for member in running.values():
+            member.process.wait()
+            member.join()
+
+
+class _Member:
+    """A process that trains one member, and the thread that prints its lines after its number."""
+
+    def __init__(self, index: int, arguments: list[str], jobs: int) -> None:
+        threads = str(max(1, (os.cpu_count() or 1) // jobs))
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "regard", "train", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={"OMP_NUM_THREADS": threads, **os.environ},
+            encoding="utf-8",
+            start_new_session=True,  # Ctrl-C in the terminal reaches this process only, which stops it
+        )
+        self._thread = threading.Thread(target=_print, args=(index, self.process))
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until all lines are printed."""
+        self._thread.join()
+
+
+def _print(index: int, process: "subprocess.Popen[str]") -> None:
+    assert process.stdout is not None
+    with process.stdout as lines:
+        for line in lines:
+            print(f"[{index}] {line}", end="", file=sys.stderr, flush=True)
