@@ -32,6 +32,7 @@ COMMANDS: dict[str, str] = {
     "data": "write a built-in dataset as TSV files",
     "train": "train a model on sentence pairs and save it as a model folder",
     "ensemble": "combine several models into one",
+    "distill": "train one model on the outputs of another, such as an ensemble",
     "translate": "translate lines, optionally with attention and alignments",
     "evaluate": "evaluate a model on sentence pairs",
     "align": "align sentence pairs using the model's attention",

@@ -1,0 +1,99 @@
+"""Train one model on the outputs of another, such as an ensemble, and on the original targets.
+
+Sequence-level distillation (Kim and Rush 2016): the teacher translates the sources of --data.train and
+the lines of --unlabelled. OUT/outputs.tsv contains its outputs, and OUT/model the trained model.
+"""
+
+import shlex
+from pathlib import Path
+
+from regard.cli.options import (
+    add_beam_size,
+    add_model,
+    add_output_folder,
+    enable_huge_pages,
+    load_translator,
+)
+from regard.cli.parser import Parser, add_settings, recipe_first, settings
+from regard.config import DataConfig, from_dict
+from regard.errors import ConfigError, quantity
+from regard.files import read_lines, require_empty_folder
+from regard.progress import Progress
+
+_COMMON = (
+    *("--data.train", "--data.dev", "--out", "--config", "--unlabelled", "--beam-size"),
+    *("--model.kind", "--model.attention", "--training.max_minutes", "--resume", "--device"),
+)
+
+_EXAMPLES = """
+examples:
+  regard distill all --data.train train.tsv --data.dev dev.tsv --out student
+  regard distill all --data.train train.tsv --data.dev dev.tsv --unlabelled lines.txt --out student
+"""
+
+
+def run(arguments: list[str]) -> None:
+    """Translate with the teacher, then train the student."""
+    parser, expanded = make_parser(), recipe_first(arguments)
+    args = parser.parse_args(expanded)
+    values = settings(parser.parse_args(expanded, defaults=False))
+    data, out = DataConfig(**values["data"]), Path(args.out)
+    if data.train is None or data.dev is None:
+        raise ConfigError(
+            "distillation needs pairs to train and to validate on: give --data.train F --data.dev F"
+        )
+    # outputs may be longer than data.max_length; the pairs of the user are checked below
+    values["data"]["bad_lines"] = "skip"
+    config = from_dict({**values, "out": str(out / "model"), "device": args.device})
+    if not args.resume:
+        require_empty_folder(out, "choose another folder (--out), or continue (--resume)")
+    enable_huge_pages()
+    teacher = load_translator(args.folder, args.device)
+    from regard.distillation import distinct_sources, write_outputs
+    from regard.pairs import read_pairs
+    from regard.training import train
+
+    parsed, dev = read_pairs(data.train, data), read_pairs(data.dev, data)
+    for each in (parsed, dev):
+        each.require_valid("correct or skip them" if data.bad_lines == "stop" else None)
+    lines = [] if args.unlabelled is None else read_lines(args.unlabelled)
+    unlabelled = [teacher.source.parse_source(line) for line in lines]
+    sources = distinct_sources([*(pair.key for pair in parsed.pairs), *unlabelled])
+    path = out / "outputs.tsv"
+    with Progress("translating", len(sources), "sources") as progress:
+        outputs = write_outputs(teacher, sources, path, args.beam_size, progress.advance)
+        progress.print(f"{path} contains the outputs for {quantity(len(sources), 'source')}")
+    train(
+        config,
+        [*parsed.pairs, *outputs],
+        dev.pairs,
+        resume=args.resume,
+        command=shlex.join(["regard", "distill", *arguments]),
+    )
+    print(f"the model is saved in {config.out}; to use it, run: regard translate {config.out}")
+
+
+def make_parser() -> Parser:
+    """Return the parser of this command."""
+    parser = Parser(
+        prog="regard distill",
+        usage="regard distill DIR --data.train FILE --data.dev FILE --out DIR [options]",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        common=_COMMON,
+    )
+    add_settings(parser)
+    add_model(parser)
+    add_output_folder(parser)
+    parser.add_argument(
+        "--unlabelled",
+        metavar="FILE",
+        help="further sources, one per line, which have no target of their own",
+    )
+    add_beam_size(parser)
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep the outputs in the output folder, and continue from the last checkpoint",
+    )
+    return parser

@@ -1,0 +1,95 @@
+"""Distillation: the outputs of a model, such as an ensemble, as pairs to train another model on.
+
+Sequence-level knowledge distillation (Kim and Rush 2016, arXiv:1606.07947, section 3.2): the targets
+are the teacher's best outputs of beam search. They are added to the original targets.
+"""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from regard.errors import FolderError
+from regard.files import decode_lines
+from regard.pairs import Pair
+from regard.translator import Translator
+
+_CHUNK = 500
+"""Number of sources that are translated between two writes."""
+
+SourceWithFeatures = tuple[str, str | None]
+"""A text and its features."""
+
+
+def distinct_sources(sources: Iterable[SourceWithFeatures]) -> list[SourceWithFeatures]:
+    """Return the sources that are not blank, each once, with spaces instead of other whitespace."""
+    spaced = ((" ".join(text.split()), features) for text, features in sources)
+    return [source for source in dict.fromkeys(spaced) if source[0]]
+
+
+def write_outputs(
+    teacher: Translator,
+    sources: Sequence[SourceWithFeatures],
+    path: Path,
+    beam_size: int = 5,
+    on_progress: Callable[[int], None] | None = None,
+) -> list[Pair]:
+    """Write the teacher's best output for every source, and return the pairs without empty outputs.
+
+    The lines of the file are source TAB output, followed by TAB features where a source has them. Lines
+    that the file already contains are kept: a call that was interrupted continues where it stopped.
+
+    Args:
+        teacher: the model that translates the sources.
+        sources: the result of `distinct_sources`.
+        path: the file to write.
+        beam_size: beam size of the search.
+        on_progress: called with the number of outputs in each new part of the file.
+
+    Raises:
+        FolderError: the file contains outputs for other sources.
+    """
+    done = _outputs_so_far(path, sources)
+    if on_progress is not None:
+        on_progress(len(done))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8", newline="\n") as file:
+        for start in range(len(done), len(sources), _CHUNK):
+            chunk = sources[start : start + _CHUNK]
+            outputs = teacher.translate(chunk, beam_size)
+            texts = (" ".join(output.text.split()) for output in outputs)
+            new = [
+                Pair(text, out, features)
+                for (text, features), out in zip(chunk, texts, strict=True)
+            ]
+            file.writelines(_line(pair) for pair in new)
+            file.flush()
+            done += new
+            if on_progress is not None:
+                on_progress(len(new))
+    return [pair for pair in done if pair.target]
+
+
+def _outputs_so_far(path: Path, sources: Sequence[SourceWithFeatures]) -> list[Pair]:
+    """Return the pairs in a file, from which an incomplete last line is removed."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    complete = content[: content.rfind(b"\n") + 1]
+    os.truncate(path, len(complete))
+    rows = [line.split("\t") for line in decode_lines(complete, str(path))]
+    pairs = [
+        Pair(text, row[1] if len(row) > 1 else "", features)
+        for row, (text, features) in zip(rows, sources, strict=False)
+    ]
+    if len(rows) > len(sources) or any(
+        _line(pair) != "\t".join(row) + "\n" for pair, row in zip(pairs, rows, strict=True)
+    ):
+        raise FolderError(
+            f"{path} contains outputs for other sources; give the same pairs to resume, or choose "
+            "another folder (--out)"
+        )
+    return pairs
+
+
+def _line(pair: Pair) -> str:
+    return "\t".join(field for field in pair if field is not None) + "\n"

@@ -1,0 +1,65 @@
+"""Distillation: the outputs of a teacher, resumed, and a student that is trained on them."""
+
+from pathlib import Path
+
+import pytest
+
+import regard
+from regard.cli.main import main
+from regard.distillation import distinct_sources, write_outputs
+from regard.errors import FolderError
+
+SOURCES = [("a b", None), ("c d a", None), ("b", None)]
+
+
+def test_sources_are_distinct_and_fit_on_a_line() -> None:
+    given = [("a  b", None), ("a\tb", None), (" ", None), ("a b", "X"), ("a b", None)]
+    assert distinct_sources(given) == [("a b", None), ("a b", "X")]
+
+
+def test_the_best_outputs_are_written(folders: list[Path], tmp_path: Path) -> None:
+    teacher, path = regard.Translator.load(folders[0]), tmp_path / "outputs.tsv"
+    done: list[int] = []
+    pairs = write_outputs(teacher, SOURCES, path, 2, done.append)
+    texts = [output.text for output in teacher.translate(SOURCES, beam_size=2)]
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert lines == [f"{source}\t{text}" for (source, _), text in zip(SOURCES, texts, strict=True)]
+    assert [pair.target for pair in pairs] == [text for text in texts if text]
+    assert sum(done) == 3
+
+
+def test_lines_that_exist_are_kept(folders: list[Path], tmp_path: Path) -> None:
+    teacher, path = regard.Translator.load(folders[0]), tmp_path / "outputs.tsv"
+    expected = write_outputs(teacher, SOURCES, tmp_path / "whole.tsv")
+    path.write_text("a b\tkept\nc d")  # the last line is incomplete
+    pairs = write_outputs(teacher, SOURCES, path)
+    assert [pair.target for pair in pairs] == ["kept", *(pair.target for pair in expected[1:])]
+    with pytest.raises(FolderError, match="contains outputs for other sources"):
+        write_outputs(teacher, SOURCES[1:], path)
+    with pytest.raises(FolderError, match="contains outputs for other sources"):
+        write_outputs(teacher, SOURCES[:1], path)
+
+
+def test_a_student_is_trained_on_targets_and_outputs(
+    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs, lines, out = (tmp_path / name for name in ("pairs.tsv", "lines.txt", "student"))
+    pairs.write_text("a b\tb a\nc d a\ta d c\n")
+    lines.write_text("b b a\n\na b\n")
+    command = ["distill", str(folders[0]), "--out", str(out), "--data.train", str(pairs)]
+    assert main(command) == 1
+    assert "give --data.train F --data.dev F" in capsys.readouterr().err
+    command += ["--data.dev", str(pairs), "--unlabelled", str(lines), "--device=cpu"]
+    command += ["--training.max_updates=2", "--training.validate_every=2", "--model.decoder_dim=8"]
+    assert main(command) == 0
+    err = capsys.readouterr().err
+    outputs = [line.split("\t") for line in (out / "outputs.tsv").read_text().splitlines()]
+    assert [row[0] for row in outputs] == ["a b", "c d a", "b b a"]
+    assert f"train: {2 + sum(bool(row[1]) for row in outputs)} pairs given in memory" in err
+    student = regard.Translator.load(out / "model")
+    assert student.trained.config.model.decoder_dim == 8
+    assert main(command) == 1
+    assert "or continue (--resume)" in capsys.readouterr().err
+    (out / "outputs.tsv").write_text("".join("\t".join(row) + "\n" for row in outputs[:1]))
+    assert main([*command, "--resume"]) == 0
+    assert "resumed at update 2" in capsys.readouterr().err
