@@ -289,6 +289,25 @@ def test_an_ensemble_cannot_be_trained(folder: Path, tmp_path: Path) -> None:
         model_folder.load(folder)
 
 
+def test_the_server_accepts_an_ensemble(folder: Path) -> None:
+    pytest.importorskip("fastapi")
+    from fastapi.testclient import TestClient
+
+    from regard.serving.app import Settings, create_app
+
+    app = create_app(Settings(folder=str(folder)))
+    with TestClient(app, base_url="http://127.0.0.1") as client:
+        model = client.get("/api/model").json()
+        assert (model["kind"], model["layers"], model["heads"]) == ("ensemble", 1, 2)
+        body = {"text": "a b", "heads": True}
+        output = client.post("/api/translate", json=body).json()["translations"][0]
+        expected = regard.Translator.load(folder).translate("a b")
+        assert output["text"] == expected.text
+        explained = client.post("/api/explain", json={"text": "a b", "target": "b a", "step": 0})
+        assert explained.status_code == 422
+        assert "explain a member" in explained.text
+
+
 def test_commands_accept_an_ensemble(
     folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

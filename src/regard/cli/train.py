@@ -1,7 +1,6 @@
 """Train a model on source-target pairs and save it as a model folder.
 
 The folder always contains the best weights found so far; training can be interrupted with Ctrl-C.
-With --members, several models are trained and combined into an ensemble.
 """
 
 import shlex
@@ -16,7 +15,7 @@ from regard.cli.parser import Parser, add_settings, recipe_first, settings
 _COMMON = (
     *("--data.train", "--data.dev", "--out", "--config", "--model.kind", "--model.attention"),
     *("--training.max_minutes", "--training.metric", "--resume", "--init-from", "--device"),
-    *("--members", "--member", "--jobs", "--tokenizers-from"),
+    "--members",
 )
 
 _EXAMPLES = """
@@ -28,8 +27,7 @@ examples:
       --config translation
   regard train --data.train pairs.tsv --out transformer --model.kind transformer
   regard train --data.train pairs.tsv --out run --resume
-  regard train --data.train pairs.tsv --out all --members 3 --jobs 3 \\
-      --member model.decoder=bahdanau --member model.kind=transformer
+  regard train --data.train pairs.tsv --out all --members 3 --jobs 3
 """
 
 
@@ -102,7 +100,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--members",
         type=int | None,
-        help="train this many models with different seeds and combine them into an ensemble",
+        help="number of models to train as an ensemble",
     )
     parser.add_argument(
         "--member",
