@@ -996,6 +996,38 @@ def test_outputs_to_compare_with_must_fit_the_pairs(
     assert f"cannot read {outputs}" in error_line(regard(*arguments), 1)
 
 
+def test_evaluate_measures_the_faithfulness_of_attributions(
+    regard: Command, folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.cli.evaluate._FAITHFULNESS_SOURCES", 4)
+    arguments = ["--faithfulness", "--json", tmp_path / "j"]
+    result = regard("evaluate", folders.model, folders.pairs, *arguments)
+    found = json.loads((tmp_path / "j").read_text())["faithfulness"]
+    assert 2 <= found["n"] <= 4
+    methods = ["attention", "erasure", "gradient", "integrated_gradients", "random"]
+    assert list(found["methods"]) == methods
+    for part in found["methods"].values():
+        for name in ("comprehensiveness", "sufficiency"):
+            assert list(part[name]) == ["1", "2", "20 %"]
+            assert all(-100 <= value <= 100 for value in part[name].values())
+    assert "without top 20 %" in result.out
+    monkeypatch.setattr("regard.faithfulness.find_spec", lambda _: None)
+    result = regard("evaluate", folders.no_attention, folders.pairs, *arguments)
+    assert "pip install 'regard[attribution]'" in result.err
+    found = json.loads((tmp_path / "j").read_text())["faithfulness"]
+    assert list(found["methods"]) == ["erasure", "gradient", "random"]
+
+
+@pytest.mark.parametrize("method", ["erasure", "gradient", "integrated_gradients"])
+def test_plot_draws_attributions(
+    regard: Command, folders: Folders, tmp_path: Path, method: str
+) -> None:
+    for folder, options in ((folders.model, []), (folders.no_attention, ["--target", "A B"])):
+        path = tmp_path / f"{method}.svg"
+        assert regard("plot", folder, "ab", "-o", path, "--method", method, *options).status == 0
+        assert method.replace("_", " ").split()[0] in path.read_text()
+
+
 def test_evaluate_lists_confusions_and_sources_with_unknown_tokens(
     regard: Command, folders: Folders, tmp_path: Path
 ) -> None:

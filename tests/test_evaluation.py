@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import regard
-from regard import evaluation, model_folder
+from regard import attribution, evaluation, model_folder
 from regard.batching import Example
 from regard.config import Config, ModelConfig, TextConfig
 from regard.evaluation import layer_agreements
@@ -53,7 +53,7 @@ def _most_important_positions(translator: regard.Translator, example: Example) -
 def test_layer_agreements_equal_separate_erasures(
     settings: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "_BATCH_TOKENS", 20)  # in several batches
+    monkeypatch.setattr(attribution, "_BATCH_TOKENS", 20)  # in several batches
     translator = _translator(**settings)
     examples = [
         Example([4, 5, 6, 7, EOS], [5, 6, 4]), Example([6, 4, EOS], [4, 7]),

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
 
 from regard.alignment import (
     Alignment,
@@ -17,11 +16,13 @@ from regard.alignment import (
     alignment_metrics,
     check_links,
 )  # fmt: skip
+from regard.attribution import erasure
 from regard.batching import Example, collate
 from regard.calibration import Calibration, calibrate
 from regard.confusions import Confusion, confusion_table, token_splitter
 from regard.confusions import confusions as find_confusions
 from regard.errors import quantity
+from regard.faithfulness import Faithfulness, available_methods, faithfulness
 from regard.metrics import (
     METRICS,
     BleuTokenizer,
@@ -34,14 +35,11 @@ from regard.metrics import (
 )
 from regard.overlap import TrainingOverlap
 from regard.pairs import PairLike, group_by_source, to_pairs
+from regard.request import prepare
 from regard.significance import Comparison
-from regard.text import UNK
 from regard.text_table import text_table
 from regard.translation import Translation
 from regard.translator import Translator
-
-_BATCH_TOKENS = 2048
-"""Maximum size of a batch of copies of one pair, each with one source token erased."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -61,6 +59,8 @@ class Report:
     """The most frequent confusions of target tokens."""
     comparison: Comparison | None = None
     """The comparison with another system, if there is one."""
+    faithfulness: Faithfulness | None = None
+    """The faithfulness of attribution methods, if it was measured."""
     training_overlap: TrainingOverlap | None = None
     """The sources that are also in the training data, if these were searched and contain any."""
 
@@ -69,7 +69,7 @@ class Report:
         document = {**self.metrics.to_dict(), "calibration": self.calibration.to_dict()}
         document["by_unknown"] = [asdict(part) for part in self.by_unknown]
         document["confusions"] = [confusion.to_dict() for confusion in self.confusions]
-        for name in ("comparison", "training_overlap"):
+        for name in ("comparison", "faithfulness", "training_overlap"):
             part = getattr(self, name)
             document |= {} if part is None else {name: part.to_dict()}
         return document
@@ -98,8 +98,7 @@ class Report:
         parts += ["\n".join(signatures), self._subsets(), str(self.calibration)]
         if self.confusions:
             parts.append(confusion_table(self.confusions))
-        if self.comparison is not None:
-            parts.append(str(self.comparison))
+        parts += [str(part) for part in (self.comparison, self.faithfulness) if part is not None]
         truncated = sum(not output.complete for output in self.translations)
         if truncated:
             parts.append(f"{quantity(truncated, 'output')} truncated at the length limit")
@@ -167,6 +166,27 @@ def evaluate(
     )
 
 
+def measure_faithfulness(
+    translator: Translator,
+    translations: Sequence[Translation],
+    on_progress: Callable[[int], None] | None = None,
+) -> Faithfulness:
+    """Return the faithfulness of all attribution methods that can be computed for a model.
+
+    Args:
+        translator: the model.
+        translations: its outputs, such as `Report.translations`.
+        on_progress: called with the number of outputs just completed.
+    """
+    sources = [translator.source.parse_source(output.source) for output in translations]
+    targets = [output.tokens for output in translations]
+    request = prepare(translator.trained, sources, targets, forced=True)
+    examples = [source.example for source in request.sources]
+    model = translator.trained.model
+    pairs = list(zip(examples, translations, strict=True))
+    return faithfulness(model, pairs, available_methods(model), on_progress)
+
+
 def align(
     translator: Translator,
     pairs: Sequence[PairLike],
@@ -215,44 +235,22 @@ def layer_agreements(translator: Translator, examples: Sequence[Example]) -> lis
     """Return how often each layer attends most to the most important source token, from 0 to 1.
 
     This is the fraction of target tokens for which the source token with the highest weight, averaged
-    over heads, is also the one whose erasure lowers the target token's log-probability most: the
-    prediction difference of Li et al. 2019, "On the Word Alignment from Neural Machine Translation"
-    (ACL), section 4, which aligns words without gold links.
+    over heads, is also the one whose erasure lowers the target token's log-probability most
+    (`regard.attribution.erasure`), EOS excluded: word alignment without gold links.
     """
-    agreements: list[np.ndarray] = []
+    model, agreements = translator.trained.model, list[np.ndarray]()
     for example in examples:
-        weights, differences = _prediction_differences(translator, example)
+        weights = _attention(translator, example)[..., :-1]
+        differences = erasure(model, example)[:, :-1]
         agreements.append(weights.argmax(-1) == differences.argmax(-1)[:, None])
     return np.concatenate(agreements).mean(0).tolist()
 
 
 @torch.inference_mode()
-def _prediction_differences(
-    translator: Translator, example: Example
-) -> tuple[Float[np.ndarray, "L layers T"], Float[np.ndarray, "L T"]]:
-    """Return the weights, and the decrease in log-probability when each source token is erased.
-
-    EOS is excluded on both sides.
-    """
-    model = translator.trained.model
-    erased = [example]
-    for index in range(len(example.source) - 1):
-        source, copies = list(example.source), list(example.copies)
-        source[index] = UNK
-        copies[index : index + 1] = [UNK] if copies else []
-        erased.append(Example(source, example.target, copies))
-    target_log_probs: list[Tensor] = []
-    weights: Tensor | None = None
-    rows = max(1, _BATCH_TOKENS // sum(example.size))
-    for first in range(0, len(erased), rows):
-        batch = collate(erased[first : first + rows]).to(translator.device)
-        memory = model.encode(batch.source, batch.lengths, batch.copies)
-        unrolled = model.decoder.unroll(memory, batch.inputs, need_weights=True)
-        logits = model.decoder.predict(unrolled.states, unrolled.weights, memory.copies)
-        log_probs = torch.log_softmax(logits.float(), dim=-1)
-        target_log_probs.append(log_probs.gather(2, batch.targets[..., None])[:, :-1, 0])
-        weights = unrolled.weights if weights is None else weights
+def _attention(translator: Translator, example: Example) -> Float[np.ndarray, "L layers T"]:
+    """Return the weights of every layer, averaged over its heads, for the tokens of the target."""
+    model, batch = translator.trained.model, collate([example]).to(translator.device)
+    memory = model.encode(batch.source, batch.lengths, batch.copies)
+    weights = model.decoder.unroll(memory, batch.inputs, need_weights=True).weights
     assert weights is not None
-    log_probs = torch.cat(target_log_probs)
-    differences = (log_probs[0] - log_probs[1:]).T
-    return weights[0, :-1, :, :, :-1].mean(2).float().cpu().numpy(), differences.cpu().numpy()
+    return weights[0, :-1].mean(2).float().cpu().numpy()

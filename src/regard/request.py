@@ -11,7 +11,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from regard.attention import Memory
-from regard.batching import bucket, pad
+from regard.batching import Example, bucket, pad
 from regard.copy_mechanism import Copies, copies_of, extended_ids
 from regard.decoders import Decoder
 from regard.errors import ConfigError, DataError, quantity, shortened
@@ -59,6 +59,12 @@ class Source:
     def length(self) -> int:
         """Number of source tokens, EOS included."""
         return len(self.encoding.ids) + 1
+
+    @property
+    def example(self) -> Example:
+        """The source and its prefix as an example."""
+        copies = () if self.copies is None else self.copies.ids
+        return Example([*self.encoding.ids, EOS], self.prefix.ids, copies)
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,13 @@ class Translation:
     """The most probable next tokens at each of the len(tokens) + 1 steps, best first, if requested; []
     for a blank source, which takes no steps."""
 
+    method: str = "attention"
+    """What `attention` contains: the attention weights, or the attributions of another method of
+    `Translator.attribute`."""
+    attributions: np.ndarray | None = field(default=None, repr=False)
+    """(len(tokens), len(source_tokens)): the signed attributions of another method; the rows of
+    `attention` are their absolute values, divided by their sum."""
+
     alternatives: "list[Translation]" = field(default_factory=list)
     """The other outputs of the same source, best first, if `n_best` was above 1."""
 
@@ -142,7 +149,7 @@ class Translation:
         """Return source, output, score and the shape of the attention on one line."""
         parts = [f"{self.source!r} -> {self.text!r}", f"score={self.score:.3f}"]
         if self.attention is not None:
-            parts.append("attention={}x{}".format(*self.attention.shape))
+            parts.append("{}={}x{}".format(self.method, *self.attention.shape))
         if not self.complete:
             parts.append("truncated")
         if self.unknown:
@@ -245,7 +252,10 @@ class Translation:
                     f"{quantity(count, 'head')}, both counted from 0"
                 )
             weights = heads[:, layer].mean(1) if head is None else heads[:, layer, head]
-        return heatmap(weights, self.source_labels, self.target_labels, title=title, heads=heads)
+        labels = self.source_labels, self.target_labels
+        return heatmap(
+            weights, *labels, title=title, heads=heads, method=self.method.replace("_", " ")
+        )
 
     def words(self) -> "Translation":
         """Return the translation with subwords merged into words, so that `words().chart()` shows words.
@@ -258,9 +268,11 @@ class Translation:
         target = _word_groups(self.target_words, len(self.tokens))
         if len(source) == len(self.source_tokens) and len(target) == len(self.tokens):
             return self
-        attention, heads = self.attention, self.attention_heads
-        if attention is not None:
-            attention = _merge_weights(attention[:, None, None], source, target)[:, 0, 0]
+        attention, signed = (
+            None if rows is None else _merge_weights(rows[:, None, None], source, target)[:, 0, 0]
+            for rows in (self.attention, self.attributions)
+        )
+        heads = self.attention_heads
         merged, unknown = _merge_tokens(self.source_tokens, source), set(self.unknown)
         return dataclasses.replace(
             self,
@@ -272,6 +284,7 @@ class Translation:
             ],
             tokens=_merge_tokens(self.tokens, target),
             attention=attention,
+            attributions=signed,
             attention_heads=None if heads is None else _merge_weights(heads, source, target),
             source_words=[self.source_words[group[0]] for group in source if self.source_words],
             target_words=[self.target_words[group[0]] for group in target if self.target_words],

@@ -4,31 +4,25 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, TypedDict, Unpack, cast, overload
 
-import numpy as np
 import torch
 
-from regard import ensemble
+from regard import attribution, ensemble
 from regard.attention import Memory
-from regard.copy_mechanism import Copies
+from regard.attribution import Method
 from regard.decoders import Decoder, StepDecoder
 from regard.errors import ConfigError, DataError, quantity
 from regard.hypotheses import Hypothesis
 from regard.inference import InferenceModel
 from regard.kernels.weighted_sum import without_autocast
 from regard.model_folder import TrainedModel
-from regard.request import Pins, PreparedRequest, Source, TextOrTokens, prepare, to_list
+from regard.outputs import to_translations
+from regard.request import Pins, PreparedRequest, TextOrTokens, prepare, to_list
 from regard.search import beam_search, forced_decode
 from regard.setting_checks import check_beam_size, check_length_penalty
-from regard.text import EOS, EOS_TOKEN, SourceLike, Tokenizer
-from regard.translation import (
-    Branch,
-    TokenLogProb,
-    Translation,
-    empty_translation,
-    with_alternatives,
-)
+from regard.text import SourceLike, Tokenizer
+from regard.translation import Translation, empty_translation
 
 _FULL_BATCH_BEAMS = 20
 """Beam size above which batches shrink in proportion, so that their memory stays bounded."""
@@ -279,6 +273,57 @@ class Translator:
         single = isinstance(texts, str) and isinstance(targets, str)
         return translations[0] if single else translations
 
+    @overload
+    def attribute(  # pyright: ignore[reportOverlappingOverload]
+        self, texts: str, targets: TextOrTokens | None = None, method: Method = "erasure"
+    ) -> Translation: ...
+
+    @overload
+    def attribute(
+        self,
+        texts: Iterable[SourceLike],
+        targets: Iterable[TextOrTokens] | None = None,
+        method: Method = "erasure",
+    ) -> list[Translation]: ...
+
+    def attribute(
+        self,
+        texts: str | Iterable[SourceLike],
+        targets: TextOrTokens | Iterable[TextOrTokens] | None = None,
+        method: Method = "erasure",
+    ) -> Translation | list[Translation]:
+        """Return, in the place of the attention weights, the contribution of each source token.
+
+        Each row of `attention` in the results belongs to one output token and contains the absolute
+        values of the contributions to its log-probability, divided by their sum, so that charts and
+        `alignment()` work as for attention weights; `attributions` contains the signed values, in nats.
+        The functions of `regard.attribution` define the methods. All but `attention` work without
+        attention, too.
+
+        Args:
+            texts: a string, or any iterable of sources, as for `translate`.
+            targets: the outputs to explain, as for `align`; None for the outputs of `translate`.
+            method: `erasure`, `gradient` (times input), `integrated_gradients` or `attention`.
+
+        Raises:
+            DataError: the number of targets differs from the number of texts.
+            ConfigError: there is no such method.
+            ExtraError: `integrated_gradients` needs captum, which is not installed.
+        """
+        single = isinstance(texts, str)
+        sources: list[SourceLike] = [texts] if single else to_list(texts)
+        if targets is None:
+            given: list[TextOrTokens] = [output.tokens for output in self.translate(sources)]
+        else:
+            given = [cast("TextOrTokens", targets)] if single else list(targets)
+        outputs = self.align(sources, given)
+        request = prepare(self.trained, sources, given, forced=True)
+        attributed = [
+            attribution.attribute(self.trained.model, source.example, output, method)
+            for source, output in zip(request.sources, outputs, strict=True)
+        ]
+        return attributed[0] if single else attributed
+
     def _decode(
         self,
         request: PreparedRequest,
@@ -299,80 +344,10 @@ class Translator:
                 memory = batch.encode(model, self.device)
                 decoded = decode(batch, memory, model.decoder, steps)
             for index, source, hypotheses in zip(indices, batch.sources, decoded, strict=True):
-                tree = self._tree(hypotheses[0], source.copies)
-                outputs[index] = with_alternatives(
-                    [self._translation(source, row, tree, layer, forced) for row in hypotheses]
-                )
+                outputs[index] = to_translations(self.trained, source, hypotheses, layer, forced)
             if on_progress is not None:
                 on_progress(len(indices))
         return outputs
-
-    def _tokens(self, ids: Sequence[int], copies: Copies | None) -> list[str]:
-        """Return the tokens of ids; ids beyond the vocabulary are those of copied source tokens."""
-        if copies is None:
-            return self.target.ids_to_tokens(ids)
-        size = len(self.target)
-        return [
-            self.target.ids_to_tokens([id])[0] if id < size else copies.extra_tokens[id - size]
-            for id in ids
-        ]
-
-    def _most_probable(
-        self, hypothesis: Hypothesis, copies: Copies | None
-    ) -> list[list[TokenLogProb]] | None:
-        if hypothesis.top is None:
-            return None
-        return [
-            [
-                TokenLogProb(None if id == EOS else self._tokens([id], copies)[0], log_prob)
-                for id, log_prob in step
-            ]
-            for step in hypothesis.top
-        ]
-
-    def _tree(self, hypothesis: Hypothesis, copies: Copies | None) -> list[Branch] | None:
-        if hypothesis.tree is None:
-            return None
-        tokens = self._tokens([node.id for node in hypothesis.tree], copies)
-        return [
-            Branch(node.parent, None if node.id == EOS else token, node.log_prob)
-            for node, token in zip(hypothesis.tree, tokens, strict=True)
-        ]
-
-    def _translation(
-        self,
-        source: Source,
-        hypothesis: Hypothesis,
-        tree: list[Branch] | None,
-        layer: int,
-        forced: bool,
-    ) -> Translation:
-        tokens = source.prefix.tokens if forced else self._tokens(hypothesis.ids, source.copies)
-        encoding, weights = source.encoding, hypothesis.weights
-        heads = None if weights is None else weights[..., : source.length]
-        return Translation(
-            source=source.line,
-            source_tokens=[*encoding.tokens, EOS_TOKEN],
-            tokens=tokens,
-            text=self.target.detokenize(tokens),
-            score=hypothesis.score,
-            attention=None if heads is None else _average_heads(heads[:, layer]),
-            attention_heads=heads,
-            attention_layer=layer,
-            complete=hypothesis.complete,
-            log_prob=hypothesis.log_prob,
-            unknown=encoding.unknown,
-            left_out=list(encoding.left_out),
-            source_words=[*self.source.word_ids(encoding.tokens, encoding.num_features), None],
-            target_words=self.target.word_ids(tokens),
-            tree=tree,
-            top_logprobs=self._most_probable(hypothesis, source.copies),
-        )
-
-
-def _average_heads(weights: np.ndarray) -> np.ndarray:
-    """Return the average of the weights (L, heads, T) over the heads."""
-    return weights[:, 0].copy() if weights.shape[1] == 1 else weights.mean(1)
 
 
 def find_device(name: str) -> torch.device:

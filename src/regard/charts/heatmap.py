@@ -17,10 +17,6 @@ from regard.charts.text import text_width
 from regard.charts.vega import VegaChart, chart_title, theme
 from regard.errors import DataError, ShapeError
 
-_EXPLANATION = [
-    "Each row is one step of the output: the darker a cell,",
-    "the larger the attention weight of that source token.",
-]
 MOST_CELLS = 500_000
 """Weights of the largest image: the renderer ends the process at about twice as many."""
 
@@ -37,6 +33,7 @@ class Heatmap(VegaChart):
     target_tokens: Sequence[str]
     title: str = ""
     heads: np.ndarray | None = None
+    method: str = "attention"
 
     def to_json(self) -> str:
         """Return `source_tokens`, `target_tokens` and `attention` (rounded to 6 digits) as JSON."""
@@ -67,7 +64,7 @@ class Heatmap(VegaChart):
 
         layout = _Layout(self)
         cells = _marks(alt.Chart(width=layout.width, height=layout.height), layout, "rect")
-        return layout.complete(cells, _records(self.weights, _NO_HEADS), _EXPLANATION)
+        return layout.complete(cells, _records(self.weights, _NO_HEADS), self._explanation)
 
     def to_interactive(self) -> Any:
         """Return the heatmap above bars for the selected step, with inputs for step, layer and head."""
@@ -98,10 +95,21 @@ class Heatmap(VegaChart):
         subcharts = _grid(chart, layout, step), _bars(chart.transform_filter(step), layout, domain)
         records = _records(self.weights, heads)
         return (
-            layout.complete(alt.vconcat(*subcharts, spacing=34), records, [*_EXPLANATION, _HINT])
+            layout.complete(
+                alt.vconcat(*subcharts, spacing=34), records, [*self._explanation, _HINT]
+            )
             .add_params(*inputs)
             .resolve_scale(color="independent")
         )
+
+    @property
+    def _explanation(self) -> list[str]:
+        attends = self.method == "attention"
+        quantity = "attention weight" if attends else f"attribution ({self.method})"
+        return [
+            "Each row is one step of the output: the darker a cell,",
+            f"the larger the {quantity} of that source token.",
+        ]
 
     def __repr__(self) -> str:
         rows, columns = self.weights.shape
@@ -115,6 +123,7 @@ def heatmap(
     *,
     title: str = "",
     heads: Any = None,
+    method: str = "attention",
 ) -> Heatmap:
     """Draw attention weights as a heatmap: source on the x-axis, output on the y-axis.
 
@@ -128,6 +137,7 @@ def heatmap(
         target_tokens: L tokens.
         title: chart title, for instance the sentence.
         heads: (L, layers, heads, T), weights of all heads, which can be selected in the HTML page.
+        method: what the weights are: `attention`, or the name of an attribution method.
 
     Raises:
         ShapeError: the weights are not (L, T), or `heads` is not (L, layers, heads, T).
@@ -144,7 +154,7 @@ def heatmap(
         if not np.isfinite(heads).all():
             raise DataError("weights of all heads must be finite numbers, but some are not")
     # copies: the caller may reuse the arrays
-    return Heatmap(weights.copy(), list(source_tokens), list(target_tokens), title, heads)
+    return Heatmap(weights.copy(), list(source_tokens), list(target_tokens), title, heads, method)
 
 
 class _Layout:
@@ -152,6 +162,8 @@ class _Layout:
 
     def __init__(self, heatmap: Heatmap) -> None:
         self.title = heatmap.title
+        # the description of a cell, between the tokens
+        self.relation = " attends to " if heatmap.method == "attention" else " from "
         self.source = token_labels(heatmap.source_tokens)
         self.target = token_labels(heatmap.target_tokens)
         count = len(self.source)
@@ -227,7 +239,7 @@ def _marks(chart: Any, layout: _Layout, mark: Literal["rect", "bar"], **channels
             column="datum.number - 1",
             source="source_tokens[datum.number - 1]",
             output="target_tokens[datum.row]",
-            description="datum.output + ' attends to ' + datum.source + ': ' + format(datum.weight, '.3f')",
+            description=f"datum.output + '{layout.relation}' + datum.source + ': ' + format(datum.weight, '.3f')",
         )
         .properties(mark=alt.MarkDef(mark, stroke="white", strokeWidth=layout.gap))
         .encode(**layout.channels() | channels)

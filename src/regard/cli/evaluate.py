@@ -23,9 +23,14 @@ from regard.progress import Progress
 
 if TYPE_CHECKING:
     from regard.evaluation import Report
+    from regard.faithfulness import Faithfulness
     from regard.metrics import MetricValues
     from regard.pairs import Pair
     from regard.translator import Translator
+
+
+_FAITHFULNESS_SOURCES = 100
+"""Maximum number of sources for which faithfulness is measured."""
 
 
 def run(arguments: list[str]) -> None:
@@ -46,6 +51,8 @@ def run(arguments: list[str]) -> None:
     if other is not None:
         metrics = _metrics(other, report, pairs, args)
         report = replace(report, comparison=compare(report.metrics, metrics, str(args.compare)))
+    if args.faithfulness:
+        report = replace(report, faithfulness=_faithfulness(translator, report))
     sources = list(dict.fromkeys(pair.key for pair in pairs))
     overlap = training_overlap(sources, config, translator.source.normalize)
     report = replace(report, training_overlap=overlap)
@@ -70,6 +77,23 @@ def _evaluate(translator: "Translator", pairs: "Sequence[Pair]", args: Namespace
             confusions=args.confusions,
             on_progress=progress.advance,
         )
+
+
+def _faithfulness(translator: "Translator", report: "Report") -> "Faithfulness":
+    """Return the faithfulness of attributions of some outputs, at equal distances."""
+    from regard.evaluation import measure_faithfulness
+    from regard.faithfulness import available_methods
+
+    if "integrated_gradients" not in available_methods(translator.trained.model):
+        print(
+            "regard evaluate: integrated gradients are left out, because captum is not installed: "
+            "pip install 'regard[attribution]'",
+            file=sys.stderr,
+        )
+    outputs = [output for output in report.translations if output.tokens]
+    chosen = outputs[:: -(-len(outputs) // _FAITHFULNESS_SOURCES) or 1]
+    with Progress("attributing", len(chosen), "sources") as progress:
+        return measure_faithfulness(translator, chosen, progress.advance)
 
 
 def _other_system(args: Namespace, pairs: "Sequence[Pair]") -> "Translator | list[str]":
@@ -124,6 +148,12 @@ def make_parser() -> Parser:
         default=10,
         metavar="N",
         help="list the N most frequent confusions of target tokens; 0 lists none",
+    )
+    parser.add_argument(
+        "--faithfulness",
+        action="store_true",
+        help="for at most 100 sources, measure how much the probability of the output decreases without "
+        "the source tokens that attention, erasure, gradients and integrated gradients rank highest",
     )
     parser.add_argument("--json", metavar="FILE", help="write the metrics to this JSON file")
     return parser

@@ -1,7 +1,7 @@
 """regard plot DIR TEXT -o map.html: plot an attention heatmap for a text."""
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from regard.cli.options import (
     add_beam_size,
@@ -25,10 +25,10 @@ def run(arguments: list[str]) -> None:
         raise DataError("there is nothing to draw: the text is empty")
     translator = load_translator(args.folder, args.device)
     source = translator.source.parse_source(args.text)
-    if args.target is None:
-        output = translator.translate([source], args.beam_size)[0]
-    else:
-        output = translator.align([source], [args.target])[0]
+    target = args.target
+    if target is None:
+        target = translator.translate([source], args.beam_size)[0].tokens
+    output = translator.attribute([source], [target], args.method)[0]
     if not output.tokens:
         raise DataError(_nothing_to_draw(translator, args.target is not None))
     title = f"{args.text} → {output.text}"
@@ -59,6 +59,13 @@ def make_parser() -> Parser:
         "--target", metavar="TEXT", help="output to force, instead of the model's own"
     )
     add_beam_size(parser)
+    parser.add_argument(
+        "--method",
+        type=Literal["attention", "erasure", "gradient", "integrated_gradients"],
+        default="attention",
+        help="what to plot: attention weights, or the contribution of each source token to the "
+        "log-probability of each output token",
+    )
     parser.add_argument(
         "--layer",
         type=int,
