@@ -68,13 +68,13 @@ class RecurrentEncoder(nn.Module):
     def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Memory:
         """Encode ids (B, T), given the number of real ids in each row, `lengths` (B,)."""
         padding = padding_from_lengths(lengths, source.shape[1])
-        reversal = reversal_indices(lengths, source.shape[1])[..., None]
+        reversal = reversal_indices(lengths, source.shape[1])
         states = self._dropout(self.embedding(source))
         for forward, backward in zip_longest(self.forward_layers, self.backward_layers):
             directions = [forward(states)[0]]
             if backward is not None:
-                outputs = backward(states.take_along_dim(reversal, dim=1))[0]
-                directions.append(outputs.take_along_dim(reversal, dim=1))
+                outputs = backward(_gather_rows(states, reversal))[0]
+                directions.append(_gather_rows(outputs, reversal))
             states = self._dropout(torch.cat(directions, dim=-1))
         final = self._final(states, lengths)
         states = self.projection(states).masked_fill(padding[..., None], 0)
@@ -229,6 +229,10 @@ class EnsembleEncoder(nn.Module):
 
 def _projection(dim: int, output_dim: int) -> nn.Module:
     return nn.Identity() if dim == output_dim else nn.Linear(dim, output_dim)
+
+
+def _gather_rows(rows: Float[Tensor, "B T D"], indices: Int[Tensor, "B T"]) -> Tensor:
+    return rows.gather(1, indices[..., None].expand(-1, -1, rows.shape[-1]))
 
 
 def reversal_indices(lengths: Int[Tensor, " B"], width: int) -> Int[Tensor, "B T"]:

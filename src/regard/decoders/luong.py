@@ -33,7 +33,7 @@ class LuongDecoder(AttendingDecoder):
         if not self.input_feeding:
             return state
         hidden = state.hidden[0][0]
-        feed = hidden.new_zeros(len(hidden), self.readout.out_features)
+        feed = hidden.new_zeros(hidden.shape[0], self.readout.out_features)
         return dataclasses.replace(state, feed=feed)
 
     def unroll(

@@ -32,7 +32,7 @@ class OutputDecoder(nn.Module):
 
     def log_probs(self, states: Tensor, weights: Tensor | None, copies: Tensor | None) -> Tensor:
         """Return the log-probabilities at one step, for N = B x beams rows."""
-        copies = None if copies is None else repeat_beams(copies, len(states))
+        copies = None if copies is None else repeat_beams(copies, states.shape[0])
         return torch.log_softmax(to_compute_dtype(self.predict(states, weights, copies)), dim=-1)
 
 
@@ -63,7 +63,10 @@ class CopyingOutput(nn.Linear):
         p_vocab = torch.softmax(to_compute_dtype(super().forward(input)), dim=-1)
         p_gen = torch.sigmoid(to_compute_dtype(self.gate(input)))
         alpha = to_compute_dtype(weights[..., -1, :, :].mean(-2))
-        extra = max(0, int(copies.max()) + 1 - self.out_features)
+        # the shapes of a compiled graph cannot depend on ids; at most T of them are beyond V
+        compiling = torch.compiler.is_compiling()
+        largest = copies.shape[-1] - 1 if compiling else int(copies.max()) - self.out_features
+        extra = max(0, largest + 1)
         mixture = nn.functional.pad(p_gen * p_vocab, (0, extra))
         ids = copies if copies.dim() == alpha.dim() else copies[:, None]
         mixture = mixture.scatter_add(-1, ids.expand_as(alpha), (1 - p_gen) * alpha)
@@ -74,7 +77,8 @@ class CopyingOutput(nn.Linear):
 
 def repeat_beams(rows: Shaped[Tensor, "B *n"], count: int) -> Shaped[Tensor, "N *n"]:
     """Repeat the row of each source for each of its beams; N = `count` = B x beams."""
-    return rows.repeat_interleave(count // max(1, len(rows)), dim=0)
+    # not len(), which would make the size a constant of an exported program
+    return rows.repeat_interleave(count // max(1, rows.shape[0]), dim=0)
 
 
 def known_tokens(tokens: Int[Tensor, "*n"], vocabulary: int) -> Int[Tensor, "*n"]:

@@ -63,8 +63,8 @@ class RecurrentState:
     """State tensors of each layer, such as (h,) or (h, c); (N, D) each."""
     feed: Tensor | None = None
     """(N, R): the previous attentional state, with input feeding."""
-    steps: int = 0
-    """Number of steps so far."""
+    steps: int | Tensor = 0
+    """Number of steps so far; a tensor () in an exported graph."""
     coverage: Tensor | None = None
     """(N, T): the sum of the attention weights so far, with coverage."""
 
@@ -170,7 +170,7 @@ class RecurrentDecoder(OutputDecoder):
 
         Without attention the context is the encoder's final state.
         """
-        return repeat_beams(state.memory.final, len(query)), None, state
+        return repeat_beams(state.memory.final, query.shape[0]), None, state
 
     def _embed(self, tokens: Tensor) -> Tensor:
         return self._dropout(self.embedding(known_tokens(tokens, self.vocabulary)))
@@ -318,7 +318,7 @@ class AttendingDecoder(RecurrentDecoder):
     ) -> tuple[Tensor, Tensor | None, RecurrentState]:
         """Return the context (N, Dv), the weights (N, T) and the new state, for N = B x beams rows."""
         queries = query.view(state.memory.states.shape[0], -1, query.shape[-1])
-        steps = torch.full((queries.shape[1],), state.steps, device=query.device)
+        steps = torch.zeros(queries.shape[1], dtype=torch.long, device=query.device) + state.steps
         coverage = None if state.coverage is None else state.coverage.view(*queries.shape[:2], -1)
         context, weights = self._attend(queries, state.memory, steps, coverage, need_weights)
         if intervention is not None and weights is not None:
