@@ -1,0 +1,147 @@
+"""Export of a model: a folder that translates in ONNX Runtime, without this package.
+
+encoder.onnx decoder.onnx     the graphs
+model.json                    sizes, search settings and the tables of both tokenizers
+dictionary.json               listed targets by source; empty without a dictionary
+translate.py tokens.py        the runner in Python
+README.md NOTICE              how to use the folder; the licence of its data, if the model has one
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from regard.decoders import TransformerDecoder
+from regard.decoders.output import CopyingOutput, OutputDecoder
+from regard.decoders.recurrent import RecurrentDecoder
+from regard.errors import ConfigError, quantity
+from regard.export.compression import compress_weights
+from regard.export.conversion import convert, require_packages
+from regard.export.parity import RUNNERS, Parity, check_parity
+from regard.files import require_empty_folder, write_json, write_text
+from regard.quantization import WeightType
+from regard.translator import Translator
+from regard.version import __version__
+
+FORMAT = 1
+"""Format of an exported folder."""
+
+
+class Exported(NamedTuple):
+    """The result of an export."""
+
+    folder: Path
+    size: int
+    """Size of the folder in bytes."""
+    parity: Parity
+    """How far the runner's outputs are from those of PyTorch."""
+
+
+def export(
+    translator: Translator,
+    out: str | Path,
+    weights: WeightType = "float32",
+    dictionary: Mapping[str, Sequence[str]] | None = None,
+    notice: Path | None = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> Exported:
+    """Write a folder with which a model translates in ONNX Runtime, without this package.
+
+    The folder appears only after its runner has given the same outputs as PyTorch.
+
+    Args:
+        translator: the model; for weights other than float32, `quantization.round_weights` has rounded them.
+        out: the folder to write; must not exist, or be empty.
+        weights: how the weights are stored: float32, float16 or int8 (one scale per row).
+        dictionary: targets by source, which the runners return instead of the model's output.
+        notice: file with the licence of the data that the model and the dictionary contain.
+        on_stage: called with a description of each stage before it starts.
+
+    Raises:
+        ConfigError: `out` is not empty, the model is an ensemble, or the outputs differ.
+        ExtraError: a package of the extra `onnx` is not installed.
+    """
+    require_packages()
+    _check_decoder(translator)
+    out = require_empty_folder(Path(out))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as temporary:
+        folder = Path(temporary) / out.name
+        folder.mkdir()
+        on_stage("converting the model to ONNX")
+        for name, graph in convert(translator.trained.model)._asdict().items():
+            compress_weights(graph, weights)
+            (folder / f"{name}.onnx").write_bytes(graph.SerializeToString())
+        write_json(folder / "model.json", describe(translator, out.name))
+        write_json(folder / "dictionary.json", dict(dictionary or {}))
+        for path in sorted(RUNNERS.glob("*.py")):
+            shutil.copyfile(path, folder / path.name)
+        on_stage("comparing the outputs of the folder with those of PyTorch")
+        parity = check_parity(translator, folder)
+        if notice is not None and notice.is_file():
+            shutil.copyfile(notice, folder / "NOTICE")
+        write_text(folder / "README.md", _card(out.name, translator, weights, parity))
+        if out.exists():
+            out.rmdir()
+        folder.rename(out)
+    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
+    return Exported(out, size, parity)
+
+
+def describe(translator: Translator, name: str) -> dict[str, Any]:
+    """Return the content of model.json: everything that a runner needs besides the graphs."""
+    trained, decoder = translator.trained, translator.trained.model.decoder
+    output = decoder.output if isinstance(decoder, OutputDecoder) else None
+    return {
+        "format": FORMAT,
+        "regard": __version__,
+        "name": name,
+        "layers": decoder.attention_layers,
+        "heads": decoder.attention_heads,
+        "attention_layer": translator.attention_layer,
+        "copying": isinstance(output, CopyingOutput),
+        "length_penalty": 1.0,
+        "longest_target": trained.metadata.get("max_target_length", 100),
+        "examples": trained.metadata.get("examples", []),
+        "attribution": trained.metadata.get("attribution"),
+        "source": json.loads(trained.source.to_json()),
+        "target": json.loads(trained.target.to_json()),
+    }
+
+
+def _check_decoder(translator: Translator) -> None:
+    decoder = translator.trained.model.decoder
+    if not isinstance(decoder, RecurrentDecoder | TransformerDecoder):
+        raise ConfigError(
+            "an ensemble cannot be exported; distil it into one model with regard distill"
+        )
+
+
+def _card(name: str, translator: Translator, weights: WeightType, parity: Parity) -> str:
+    metadata = translator.trained.metadata
+    lines = [
+        f"# {name}",
+        "",
+        f"{metadata.get('description', 'A sequence-to-sequence model.')} Exported with regard "
+        f"{__version__}; weights in {weights}.",
+        "",
+        "Translate lines in Python, with `pip install numpy onnxruntime tokenizers`:",
+        "",
+        "    python translate.py < lines > outputs",
+        "",
+        "`--confidence` appends the probability of the output and its margin over the second-best",
+        "output, separated by TABs. `model.json` describes the tokens; `encoder.onnx` runs once per",
+        "source, and `decoder.onnx` once per output token. `dictionary.json` lists outputs by source.",
+        "",
+        f"Checked at export on {quantity(parity.sources, 'source')}, greedily and with 5 beams: the "
+        "same outputs as",
+        f"in PyTorch; attention weights differ by at most {parity.weights:.1g}, log-probabilities by "
+        f"{parity.log_probs:.1g}.",
+        "",
+    ]
+    if "attribution" in metadata:
+        lines += ["Data: " + metadata["attribution"], ""]
+    return "\n".join(lines)

@@ -1,0 +1,105 @@
+"""Comparison of an exported folder with PyTorch: the same outputs, attention weights and log-probabilities."""
+
+import contextlib
+import importlib
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from regard.errors import ConfigError, shortened
+from regard.text import SPECIAL_TOKENS
+from regard.translation import Translation
+from regard.translator import Translator
+
+RUNNERS = Path(__file__).with_name("runners")
+"""The runners, which are copied into exported folders."""
+
+_BEAM_SIZES = (1, 5)
+_N_BEST = 2
+_LENGTHS = (1, 2, 3, 4, 6, 9, 14, 20, 30)
+"""Lengths of random sources, in tokens."""
+_TOLERANCE = 1e-4
+"""Largest accepted difference of an attention weight, and of a log-probability per output token."""
+
+
+class Parity(NamedTuple):
+    """How far the outputs of an exported folder are from those of PyTorch."""
+
+    sources: int
+    """Number of sources compared."""
+    weights: float
+    """Largest difference of an attention weight."""
+    log_probs: float
+    """Largest difference of the log-probability of an output."""
+
+
+def check_parity(translator: Translator, folder: Path) -> Parity:
+    """Compare the outputs of the Python runner with those of PyTorch.
+
+    The sources are the model's examples and random ones of several lengths. Where the runner gives another text,
+    its log-probability in PyTorch must be the same: the order of equally probable outputs is arbitrary.
+
+    Raises:
+        ConfigError: an output, an attention weight or a log-probability differs.
+    """
+    texts = sample_sources(translator)
+    largest = np.zeros(2)
+    with _python_runner() as runner:
+        model = runner.Model(folder)
+        for beam_size in _BEAM_SIZES:
+            n_best = min(beam_size, _N_BEST)
+            expected = translator.translate(texts, beam_size, n_best)
+            for text, wanted in zip(texts, expected, strict=True):
+                outputs = model.translate(text, beam_size, n_best)
+                first = wanted if isinstance(wanted, Translation) else wanted[0]
+                largest = np.maximum(largest, _difference(translator, text, outputs[0], first))
+    return Parity(len(texts), *largest.tolist())
+
+
+def sample_sources(translator: Translator) -> list[str]:
+    """Return the model's examples and random sources of different lengths."""
+    generator = np.random.default_rng(1)
+    known = range(len(SPECIAL_TOKENS), len(SPECIAL_TOKENS) + len(translator.source.vocabulary))
+    longest = translator.trained.metadata.get("max_source_length", max(_LENGTHS))
+    lengths = [length for length in _LENGTHS if length <= longest]
+    ids = [generator.choice(known, length).tolist() for length in lengths for _ in range(2)]
+    texts = [*translator.trained.metadata.get("examples", []), *map(translator.source.decode, ids)]
+    return [text for text in texts if text.strip()]
+
+
+def _difference(
+    translator: Translator, text: str, output: dict[str, Any], expected: Translation
+) -> tuple[float, float]:
+    """Return the largest differences of the attention weights and of the log-probability."""
+    if output["text"] != expected.text:  # right only if both are equally probable
+        expected = translator.align([text], [output["text"]])[0]
+    weights = 0.0
+    attention = np.array(output["attention"])
+    if expected.attention is not None and expected.attention.size == attention.size:
+        weights = float(np.abs(attention - expected.attention).max(initial=0))
+    log_probs = abs(output["log_prob"] - expected.log_prob)
+    if weights > _TOLERANCE or log_probs > _TOLERANCE * (1 + len(expected.tokens)):
+        raise ConfigError(
+            f"the exported model differs from PyTorch for the source {shortened(text)!r}: attention "
+            f"weights by {weights:.1g}, the log-probability by {log_probs:.1g}; please report this with "
+            "the model's config.json"
+        )
+    return weights, log_probs
+
+
+@contextlib.contextmanager
+def _python_runner() -> Generator[Any]:
+    """Import the runner as a user of an exported folder does, with its own folder on the path."""
+    names = ["tokens", "translate"]
+    saved = {name: sys.modules.pop(name) for name in names if name in sys.modules}
+    sys.path.insert(0, str(RUNNERS))
+    try:
+        yield importlib.import_module("translate")
+    finally:
+        sys.path.remove(str(RUNNERS))
+        for name in names:
+            sys.modules.pop(name, None)
+        sys.modules.update(saved)

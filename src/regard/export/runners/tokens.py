@@ -1,0 +1,92 @@
+"""Tokenize and detokenize with the tables of an exported model."""
+
+import re
+import unicodedata
+
+PAD, UNK, BOS, EOS = range(4)
+LETTERS = r"[^\s\x1c-\x1f\p{P}\p{S}]+"
+WORD = rf"{LETTERS}(?:['’\-‐‑·]{LETTERS})*"
+PATTERNS = {"grapheme": r"\X", "word": rf"‿|{WORD}|\X"}
+SUBWORDS = rf"▁| ?(?:{WORD}|(?![\s\x1c-\x1f▁])\X)|[\s\x1c-\x1f]"
+
+
+class Tokenizer:
+    """One side of a model."""
+
+    def __init__(self, table):
+        self.table, self.unit, entries = table, table["unit"], table["vocabulary"]
+        self.split = {"char": list, "whitespace": str.split}.get(self.unit)
+        self.split = self.split or self.make_splitter(entries)
+        subwords = map(mark_space, entries) if self.unit in ("bpe", "unigram") else entries
+        self.tokens = ["<pad>", "<unk>", "<s>", "</s>", *subwords]
+        self.ids = {token: id for id, token in enumerate(self.tokens) if id > EOS}
+        self.tags = {tag: id for id, tag in enumerate(table["features"] or [], len(self.tokens))}
+
+    def make_splitter(self, entries):
+        from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+        pattern = Regex(PATTERNS.get(self.unit, SUBWORDS))
+        pieces = pre_tokenizers.Split(pattern, "isolated")
+        find = lambda text: [piece for piece, _ in pieces.pre_tokenize_str(text)]
+        if self.unit in PATTERNS:
+            words = lambda text: [part for chunk in text.split() for part in attach(find(chunk))]
+            return words if self.unit == "word" else find
+        names = ["<pad>", "<unk>", "<s>", "</s>", *entries]
+        if self.unit == "bpe":
+            ids, merges = {name: id for id, name in enumerate(names)}, self.table["merges"]
+            model = models.BPE(ids, [tuple(pair) for pair in merges], unk_token="<unk>")
+        else:
+            scores = [0.0] * 4 + self.table["log_probs"]
+            model = models.Unigram([*zip(names, scores, strict=True)], unk_id=UNK)
+        subwords = Tokenizer(model)
+        subwords.pre_tokenizer = pieces
+        offsets = lambda text: subwords.encode(text).offsets if text.strip(" ") else []
+        cut = lambda text: [mark_space(text[start:end]) for start, end in offsets(text)]
+        return lambda text: cut(" " + text) if text else []
+
+    def normalize(self, text):
+        form = self.table["normal_form"]
+        text = text if form == "none" else unicodedata.normalize(form, text)
+        return text.lower() if self.table["lowercase"] else text
+
+    def encode(self, line):
+        """Return the tokens of a line and their ids; features follow a TAB."""
+        text, _, tags = line.partition("\t") if self.tags else (line, "", "")
+        tokens, tags = self.split(self.normalize(text)), re.split(r"[;|,\s]+", tags)
+        known = [(token, self.ids.get(token, UNK)) for token in tokens]
+        known += [(tag, self.tags.get(tag, UNK)) for tag in tags if tag]
+        return [token for token, _ in known], [id for _, id in known]
+
+    def decode(self, tokens):
+        if self.unit == "word":
+            return detach(tokens)
+        if self.unit in ("bpe", "unigram"):
+            parts = ["▁" if token == "▁▁" else token.replace("▁", " ", 1) for token in tokens]
+            return "".join(parts).removeprefix(" ")
+        return (" " if self.unit == "whitespace" else "").join(tokens)
+
+
+def mark_space(part):
+    return "▁▁" if part == "▁" else "▁" + part[1:] if part.startswith(" ") else part
+
+
+def attach(parts):
+    """Mark with ‿ the side on which a punctuation mark touches its neighbour."""
+    marks = [part != "‿" and unicodedata.category(part[0])[0] in "PS" for part in parts]
+    for index in range(len(parts) - 1):
+        if marks[index] and not marks[index + 1]:
+            parts[index] += "‿"
+        else:
+            parts[index + 1] = "‿" + parts[index + 1]
+    return parts
+
+
+def detach(tokens):
+    text, joined = "", True
+    for token in tokens:
+        left = len(token) > 1 and token.startswith("‿")
+        part = token[1:] if left else token
+        right = len(part) > 1 and part.endswith("‿")
+        text += ("" if joined or left else " ") + (part[:-1] if right else part)
+        joined = right
+    return text

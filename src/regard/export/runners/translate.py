@@ -1,0 +1,82 @@
+"""Translate lines: python translate.py < lines. Needs numpy, onnxruntime, tokenizers."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from tokens import BOS, EOS, PAD, UNK, Tokenizer
+
+
+class Model:
+    def __init__(self, folder):
+        files = (Path(folder, f"{name}.json") for name in ("model", "dictionary"))
+        self.info, self.dictionary = (json.loads(file.read_text("utf-8")) for file in files)
+        self.source, self.target = Tokenizer(self.info["source"]), Tokenizer(self.info["target"])
+        graphs = (Path(folder, f"{name}.onnx") for name in ("encoder", "decoder"))
+        self.encoder, self.decoder = map(onnxruntime.InferenceSession, graphs)
+
+    def translate(self, line, beam_size=5, n_best=1):
+        """Return the best outputs: text, log_prob, score and attention (a row per token)."""
+        listed = self.dictionary.get(self.source.normalize(line).strip()) or (
+            [] if line.strip() else [""]
+        )
+        found = [{"text": text, "log_prob": 0.0, "score": 0.0, "attention": []} for text in listed]
+        return found[:n_best] or self.search(*self.source.encode(line), beam_size, n_best)
+
+    def search(self, tokens, ids, beam_size, n_best):
+        info, vocabulary = self.info, len(self.target.tokens)
+        names = self.target.tokens + [t for t in dict.fromkeys(tokens) if t not in self.target.ids]
+        known = {name: id for id, name in enumerate(names)} | self.target.ids
+        copies = [*map(known.get, tokens), EOS]  # for a model that copies source tokens
+        limit = info["longest_target"] + 2 * len(copies)
+        divisors = [((5 + n) / 6) ** info["length_penalty"] for n in range(limit + 2)]
+        ablated = np.zeros((info["layers"], info["heads"]), bool)
+        unattended = np.zeros((beam_size, 1, 1, 0))
+        rows = run(self.encoder, {"source": [[*ids, EOS]], "lengths": [len(copies)]})
+        rows |= {"copies": np.array([copies]), "pinned": np.full((1, len(copies)), np.nan, "f")}
+        beams, finished = [([], 0.0, [])], []  # ids, log-probability and attention
+        for step in range(limit + 1):
+            last = [ids[-1] if ids else BOS for ids, _, _ in beams]
+            fixed = {"token": [id if id < vocabulary else UNK for id in last], "step": step}
+            output = run(self.decoder, rows | fixed | {"ablated": ablated})
+            weights = output.get("weights", unattended)[:, info["attention_layer"]].mean(1)
+            totals = output["log_probs"] + np.array([[total] for _, total, _ in beams])
+            totals[:, [PAD, BOS] if step < limit else np.arange(totals.shape[1]) != EOS] = -np.inf
+            candidates = (-totals).argsort(axis=None)[: 2 * beam_size if beam_size > 1 else 1]
+            parents, following = [], []
+            for parent, id in zip(*np.unravel_index(candidates, totals.shape), strict=True):
+                (path, _, attention), total = beams[parent], float(totals[parent, id])
+                if id == EOS:
+                    text = self.target.decode([names[id] for id in path])
+                    found = {"text": text, "log_prob": total, "score": total / divisors[step + 1]}
+                    finished.append(found | {"attention": attention})
+                elif total > -np.inf and len(following) < beam_size:
+                    parents.append(parent)
+                    following.append(([*path, int(id)], total, [*attention, weights[parent]]))
+            finished = sorted(finished, key=lambda output: -output["score"])[:n_best]
+            bound = following[0][1] / divisors[-1] if following else -np.inf
+            if not following or (len(finished) == n_best and finished[-1]["score"] >= bound):
+                return finished
+            rows |= {name.replace("next", "state"): value for name, value in output.items()}
+            rows, beams = {name: value[parents] for name, value in rows.items()}, following
+
+
+def run(session, feeds):
+    inputs = {node.name: np.asarray(feeds[node.name]) for node in session.get_inputs()}
+    names = [node.name for node in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--beam-size", type=int, default=5)
+    parser.add_argument("--confidence", action="store_true", help="append probability and margin")
+    args, model = parser.parse_args(), Model(Path(__file__).parent)
+    for line in sys.stdin:
+        outputs = model.translate(line.rstrip("\n"), args.beam_size, 2 if args.confidence else 1)
+        first, second = [*(float(np.exp(output["log_prob"])) for output in outputs), 0.0][:2]
+        columns = [f"{first:.4f}", f"{first - second:.4f}"] if args.confidence else []
+        print(outputs[0]["text"], *columns, sep="\t", flush=True)
