@@ -119,3 +119,20 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         make_folder(root / "recurrent", attention="additive"),
         make_folder(root / "transformer", kind="transformer", encoder_layers=1, decoder_layers=2),
     ]
+
+
+@pytest.fixture(scope="session")
+def exported_folders(
+    folders: list[Path], tmp_path_factory: pytest.TempPathFactory
+) -> list[tuple[regard.Translator, Path]]:
+    """The translators of `folders` and the folders that they were exported to."""
+    from regard.export.folder import export
+
+    root = tmp_path_factory.mktemp("exported")
+    translators = [regard.Translator.load(folder, "cpu") for folder in folders]
+    jaxtyping.config.update("jaxtyping_disable", True)  # its checks fix the sizes of a graph
+    exported = [
+        export(model, root / path.name) for model, path in zip(translators, folders, strict=True)
+    ]
+    jaxtyping.config.update("jaxtyping_disable", False)
+    return [(model, each.folder) for model, each in zip(translators, exported, strict=True)]

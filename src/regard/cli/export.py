@@ -1,12 +1,12 @@
-"""regard export DIR -o OUT: write a folder that translates in ONNX Runtime, without regard and PyTorch."""
+"""regard export DIR -o OUT: write a folder that translates in ONNX Runtime, or a static web page."""
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-from regard.cli.options import load_translator
+from regard.cli.options import add_model_folder, load_translator
 from regard.cli.parser import Parser
-from regard.errors import DataError
+from regard.errors import DataError, UsageError
 from regard.progress import Progress
 from regard.quantization import WeightType
 
@@ -16,41 +16,51 @@ if TYPE_CHECKING:
 
 def run(arguments: list[str]) -> None:
     """Export a model, and print the size and the quality of the result."""
-    args = make_parser().parse_args(arguments)
+    parser = make_parser()
+    args = parser.parse_args(arguments)
+    if args.onnxruntime_web and not args.web:
+        raise UsageError("--onnxruntime-web is for the static page: add --web, or omit it")
     from regard import pretrained
     from regard.export.conversion import require_packages
     from regard.export.folder import export
+    from regard.export.runtime import runtime_files
+    from regard.export.site import export_site
     from regard.files import require_empty_folder
     from regard.quantization import round_weights
 
     require_packages()
     require_empty_folder(Path(args.out))
+    runtime = runtime_files(args.onnxruntime_web) if args.web else None
     translator = load_translator(args.folder, "cpu")
     pairs = args.dev or _recorded_pairs(translator)
-    if args.dev is None and pairs is None:
-        print(
-            "regard export: the quality is not measured, because the dev pairs of the training run are "
-            "not here; give them with --dev",
-            file=sys.stderr,
-        )
+    if pairs is None:
+        _warn("the dev pairs of the training run are not here; measure the quality with --dev")
     round_weights(translator.trained.model, args.weights)
     if pairs is not None:
         _print_quality(translator, pairs, args.weights)
-    exported = export(
-        translator,
-        args.out,
-        args.weights,
-        _read_dictionary(args.dictionary, translator),
-        notice=pretrained.find(args.folder) / "NOTICE",
-        on_stage=lambda stage: print(f"{stage} …", file=sys.stderr),
-    )
+    options: dict[str, Any] = {
+        "weights": args.weights,
+        "dictionary": _read_dictionary(args.dictionary, translator),
+        "notice": pretrained.find(args.folder) / "NOTICE",
+        "on_stage": _warn,
+    }
+    if runtime is None:
+        exported = export(translator, args.out, **options)
+        advice = f"echo 'some text' | python {Path(args.out, 'translate.py')}"
+    else:
+        exported = export_site(translator, args.out, runtime, Path(args.folder).name, **options)
+        advice = f"python -m http.server --directory {args.out}"
     parity = exported.parity
     print(f"{exported.folder}: {exported.size / 1e6:.1f} MB, weights in {args.weights}")
     print(
         f"same outputs as PyTorch for {parity.sources} sources; attention weights differ by at most "
         f"{parity.weights:.1g}, log-probabilities by {parity.log_probs:.1g}"
     )
-    print(f"try: echo 'some text' | python {exported.folder / 'translate.py'}")
+    print(f"try: {advice}")
+
+
+def _warn(message: str) -> None:
+    print(f"regard export: {message}", file=sys.stderr)
 
 
 def _read_dictionary(path: str | None, translator: "Translator") -> dict[str, list[str]]:
@@ -84,13 +94,23 @@ def _print_quality(translator: "Translator", pairs: str, weights: str) -> None:
 def make_parser() -> Parser:
     """Return the parser of this command."""
     parser = Parser(prog="regard export", description=__doc__)
-    parser.add_argument("folder", metavar="DIR", help="model folder, or the name of a ready model")
+    add_model_folder(parser)
     parser.add_argument("-o", "--out", required=True, metavar="OUT", help="folder to write")
     parser.add_argument(
         "--weights",
         type=WeightType,
         default="float32",
         help=f"how the weights are stored: {', '.join(get_args(WeightType))}",
+    )
+    parser.add_argument(
+        "--web",
+        action="store_true",
+        help="write a static web page with the model inside, for any web server",
+    )
+    parser.add_argument(
+        "--onnxruntime-web",
+        metavar="DIR",
+        help="with --web: the unpacked npm package onnxruntime-web (default: npm downloads it)",
     )
     parser.add_argument(
         "--dictionary",

@@ -25,6 +25,12 @@ _INPUTS = ("file", "pairs", "gold", "compare", "dictionary")
 
 def add_model(parser: Parser, default: str | None = None) -> None:
     """Add the model folder, which is required unless a ready model is the default, and the device."""
+    add_model_folder(parser, default)
+    add_device(parser)
+
+
+def add_model_folder(parser: Parser, default: str | None = None) -> None:
+    """Add the model folder, which is required unless a ready model is the default."""
     models = ", ".join(pretrained_models())
     help_text = f"model folder, or the name of a ready model ({models})"
     if default is None:
@@ -34,7 +40,6 @@ def add_model(parser: Parser, default: str | None = None) -> None:
         folder = str(folder_of(default))
         help_text += f"; default: {default}"
         parser.add_argument("folder", nargs="?", default=folder, metavar="DIR", help=help_text)
-    add_device(parser)
 
 
 def add_device(parser: Parser) -> None:

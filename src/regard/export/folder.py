@@ -4,6 +4,7 @@ encoder.onnx decoder.onnx     the graphs
 model.json                    sizes, search settings and the tables of both tokenizers
 dictionary.json               listed targets by source; empty without a dictionary
 translate.py tokens.py        the runner in Python
+*.mjs                         the runner in JavaScript
 README.md NOTICE              how to use the folder; the licence of its data, if the model has one
 """
 
@@ -71,24 +72,33 @@ def export(
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as temporary:
         folder = Path(temporary) / out.name
         folder.mkdir()
-        on_stage("converting the model to ONNX")
+        on_stage("converting the model to ONNX …")
         for name, graph in convert(translator.trained.model)._asdict().items():
             compress_weights(graph, weights)
             (folder / f"{name}.onnx").write_bytes(graph.SerializeToString())
         write_json(folder / "model.json", describe(translator, out.name))
         write_json(folder / "dictionary.json", dict(dictionary or {}))
-        for path in sorted(RUNNERS.glob("*.py")):
+        for path in (path for path in RUNNERS.iterdir() if path.is_file()):
             shutil.copyfile(path, folder / path.name)
-        on_stage("comparing the outputs of the folder with those of PyTorch")
+        on_stage("comparing the outputs of the folder with those of PyTorch …")
         parity = check_parity(translator, folder)
         if notice is not None and notice.is_file():
             shutil.copyfile(notice, folder / "NOTICE")
         write_text(folder / "README.md", _card(out.name, translator, weights, parity))
-        if out.exists():
-            out.rmdir()
-        folder.rename(out)
-    size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
-    return Exported(out, size, parity)
+        move(folder, out)
+    return Exported(out, size(out), parity)
+
+
+def move(folder: Path, out: Path) -> None:
+    """Give a folder the path of another one, which is empty or does not exist."""
+    if out.exists():
+        out.rmdir()
+    folder.rename(out)
+
+
+def size(folder: Path) -> int:
+    """Return the size of the files in a folder, in bytes."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def describe(translator: Translator, name: str) -> dict[str, Any]:
@@ -131,6 +141,10 @@ def _card(name: str, translator: Translator, weights: WeightType, parity: Parity
         "Translate lines in Python, with `pip install numpy onnxruntime tokenizers`:",
         "",
         "    python translate.py < lines > outputs",
+        "",
+        "or with Node.js and `npm install onnxruntime-node`:",
+        "",
+        "    node translate.mjs < lines > outputs",
         "",
         "`--confidence` appends the probability of the output and its margin over the second-best",
         "output, separated by TABs. `model.json` describes the tokens; `encoder.onnx` runs once per",

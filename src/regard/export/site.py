@@ -8,10 +8,15 @@ All addresses are relative, and no other host is contacted.
 """
 
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from regard.charts.base import script_json
+from regard.export.folder import Exported, export, move, size
+from regard.files import require_empty_folder
+from regard.model_info import describe_model
+from regard.translator import Translator
 
 PAGE = Path(__file__).parents[1] / "serving" / "page"
 MODEL_FILES = ("model.json", "encoder.onnx", "decoder.onnx")
@@ -21,6 +26,32 @@ _HEAD = """\
 'wasm-unsafe-eval'; img-src 'self' data:; base-uri 'none'">
 <script src="page/from_file.js" defer></script>
 """
+
+
+def export_site(
+    translator: Translator, out: str | Path, runtime: dict[str, bytes], name: str, **options: Any
+) -> Exported:
+    """Export a model and write a static page with it; the folder appears only when it is complete.
+
+    Args:
+        translator: the model, as for `export`.
+        out: the folder to write; must not exist, or be empty.
+        runtime: the files of ONNX Runtime, from `runtime_files`.
+        name: name of the model on the page.
+        **options: as for `export`.
+
+    Raises:
+        ConfigError: as `export` does.
+        ExtraError: as `export` does.
+    """
+    out = require_empty_folder(Path(out))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as temporary:
+        exported = export(translator, Path(temporary) / "model", **options)
+        site = Path(temporary) / "site"
+        write_site(exported.folder, describe_model(name, translator), runtime, site)
+        move(site, out)
+    return exported._replace(folder=out, size=size(out))
 
 
 def write_site(
@@ -40,6 +71,8 @@ def write_site(
         (out / folder).mkdir()
     for name in MODEL_FILES:
         shutil.copyfile(model / name, out / "model" / name)
+    if (model / "NOTICE").is_file():
+        shutil.copyfile(model / "NOTICE", out / "NOTICE")
     for name, content in runtime.items():
         (out / "runtime" / name).write_bytes(content)
     loaded = [*(out / "model").iterdir(), out / "runtime" / "ort.wasm.gz"]

@@ -1,0 +1,126 @@
+"""The runner in JavaScript, against Python."""
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import regard
+from regard.export.folder import export
+
+NODE = shutil.which("node")
+PACKAGES = Path(__file__).parents[1] / "build" / "node" / "node_modules"
+READY = NODE is not None and (PACKAGES / "onnxruntime-node").is_dir()
+
+pytestmark = pytest.mark.skipif(
+    not READY and not os.environ.get("CI"),
+    reason="Node.js or onnxruntime-node is not installed (.ci/run installs both)",
+)
+
+
+def _run(script: str, value: Any, folder: Path) -> Any:
+    """Run JavaScript in a folder, with `value` as its input; returns the JSON value that it prints."""
+    command = [str(NODE), "--input-type=module", "--eval", script]
+    given = json.dumps(value)
+    result = subprocess.run(
+        command, input=given, capture_output=True, text=True, cwd=folder, check=False
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def _command(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(NODE), folder / "translate.mjs", *options],
+        input=text, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def exported(
+    exported_folders: list[tuple[regard.Translator, Path]],
+) -> list[tuple[regard.Translator, Path]]:
+    """Exported folders that find the packages of Node.js."""
+    for _, folder in exported_folders:
+        if not (folder / "node_modules").exists():
+            (folder / "node_modules").symlink_to(PACKAGES)
+    return exported_folders
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["recurrent", "transformer"])
+@pytest.mark.parametrize("beam_size", [1, 5])
+def test_outputs_are_those_of_python(
+    exported: list[tuple[regard.Translator, Path]], number: int, beam_size: int
+) -> None:
+    texts = ["a b c", "d c a b", "a x b", " ", "b", "a b c d a b"]
+    script = """
+        import { readFileSync } from "node:fs";
+        const { load } = await import(`${process.cwd()}/translate.mjs`);
+        const [texts, beamSize] = JSON.parse(readFileSync(0, "utf8"));
+        const { translate } = await load(".");
+        const results = [];
+        for (const text of texts) results.push(await translate(text, { beamSize }));
+        console.log(JSON.stringify(results));
+    """
+    translator, folder = exported[number]
+    found = _run(script, [texts, beam_size], folder)
+    lists = translator.translate(texts, beam_size, n_best=2 if beam_size > 1 else 1)
+    for result, outputs in zip(found, lists, strict=True):
+        best = outputs[0] if isinstance(outputs, list) else outputs
+        assert (result["text"], result["tokens"]) == (best.text, best.tokens)
+        assert result["score"] == pytest.approx(best.score, abs=1e-4)
+        assert result["probability"] == pytest.approx(best.probability, abs=1e-4)
+        assert result["margin"] == pytest.approx(best.margin, abs=1e-4)
+        if best.tokens:
+            assert np.allclose(result["attention"], best.attention, atol=1e-4)
+
+
+def test_the_command_prints_what_regard_translate_prints(
+    exported: list[tuple[regard.Translator, Path]],
+) -> None:
+    (translator, folder), lines = exported[0], "a b c\n\nd c\n"
+    expected = translator.translate(["a b c", "", "d c"], n_best=2)
+    result = _command(folder, lines, "--confidence")
+    assert result.returncode == 0, result.stderr
+    rows = [line.split("\t") for line in result.stdout.removesuffix("\n").split("\n")]
+    assert [row[0] for row in rows] == [outputs[0].text for outputs in expected]
+    numbers = [[float(number) for number in row[1:]] for row in rows]
+    wanted = [[outputs[0].probability, outputs[0].margin] for outputs in expected]
+    assert np.allclose(numbers, wanted, atol=1e-4)
+    plain = _command(folder, lines, str(folder), "--beam-size", "1")
+    greedy = translator.translate(["a b c", "", "d c"], 1)
+    assert plain.stdout == "".join(f"{output.text}\n" for output in greedy)
+
+
+def test_bad_input_is_one_sentence(
+    exported: list[tuple[regard.Translator, Path]], tmp_path: Path
+) -> None:
+    for options, message in [
+        (["--beam-size", "0"], "expected a whole number above 0 as the beam size"),
+        ([str(tmp_path)], "model.json"),
+        (["--beam"], "--beam"),
+    ]:
+        result = _command(exported[0][1], "a\n", *options)
+        assert result.returncode == 1
+        assert message in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("settings", [{"copy": True}, {"attention": "none"}], ids=str)
+def test_other_models(
+    settings: dict[str, Any], make_translator: Callable[..., regard.Translator], tmp_path: Path
+) -> None:
+    translator = make_translator(**settings)
+    export(translator, tmp_path / "model")
+    (tmp_path / "node_modules").symlink_to(PACKAGES)
+    result = _command(tmp_path / "model", "a x y x\nb\n")
+    expected = translator.translate(["a x y x", "b"])
+    assert result.stdout == "".join(f"{output.text}\n" for output in expected)
