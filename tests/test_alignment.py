@@ -14,8 +14,9 @@ from regard.alignment import (
     from_weights,
     parse_links,
     read_gold,
+    word_weights,
 )
-from regard.errors import DataError, ShapeError
+from regard.errors import ConfigError, DataError, ShapeError
 
 links = st.frozensets(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12)
 golds = st.builds(GoldAlignment, links, links)
@@ -96,6 +97,20 @@ def test_one_hot_weights_give_their_permutation(order):
     weights = np.eye(6, dtype=np.float32)[order]
     expected = Alignment(zip(order, range(6), strict=True))
     assert from_weights(weights, range(6), range(6)) == expected
+
+
+def test_a_threshold_removes_links_with_less_weight():
+    weights = np.array([[0.75, 0.25], [0.5, 0.5]])
+    assert from_weights(weights, [0, 1], [0, 1], 0.5) == [(0, 0), (0, 1)]
+    assert from_weights(weights, [0, 1], [0, 1], 0.6) == [(0, 0)]
+    with pytest.raises(ConfigError, match=r"must be from 0 to 1, got 1\.5"):
+        from_weights(weights, [0, 1], [0, 1], 1.5)
+
+
+def test_word_weights_add_source_tokens_and_average_target_tokens():
+    weights = np.array([[0.5, 0.25, 0.25], [0.25, 0.25, 0.5], [0.0, 0.0, 1.0]])
+    merged = word_weights(weights, [0, 0, None], [0, 0, 1])
+    np.testing.assert_allclose(merged, [[0.625, 0.375], [0.0, 1.0]])
 
 
 def test_weights_of_another_shape_are_refused():

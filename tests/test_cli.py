@@ -23,6 +23,7 @@ from regard.cli import compare, train
 from regard.cli import options as shared_options
 from regard.cli.main import COMMANDS, main
 from regard.files import read_lines
+from regard.symmetrization import symmetrize
 from regard.text import EOS
 from regard.translator import Translator
 
@@ -1170,6 +1171,36 @@ def test_align_writes_weights_and_log_probabilities(
         assert entry["source_tokens"] == output.source_tokens
         assert entry["log_prob"] == pytest.approx(output.score, rel=1e-5)
         np.testing.assert_allclose(entry["attention"], output.attention, atol=1e-5)
+
+
+def test_align_combines_both_directions(regard: Command, folders: Folders, tmp_path: Path) -> None:
+    rows = read_pairs(folders.pairs)
+    reverse = tmp_path / "reverse.tsv"
+    reverse.write_text("".join(f"{target}\t{source}\n" for source, target in rows))
+    other = tmp_path / "other"
+    units = ["--source.unit", "whitespace", "--target.unit", "char"]
+    regard("train", "--data.train", reverse, "--out", other, *TWO_UPDATES, *units)
+    forward = Translator.load(folders.model, "cpu").align(*map(list, zip(*rows, strict=True)))
+    swapped = [(target, source) for source, target in rows]
+    backward = Translator.load(other, "cpu").align(*map(list, zip(*swapped, strict=True)))
+    arguments = ["align", folders.model, folders.pairs, "--reverse", other]
+    for options in ([], ["--symmetrize", "union", "--threshold", "0.2"]):
+        method, threshold = (options[1], 0.2) if options else ("soft", 0.0)
+        expected = [
+            str(symmetrize(there, back, method, threshold))
+            for there, back in zip(forward, backward, strict=True)
+        ]
+        assert regard(*arguments, *options).lines == expected
+    assert "split the source" in error_line(
+        regard("align", folders.model, folders.pairs, "--reverse", folders.model), 1
+    )
+
+
+def test_options_of_two_directions_need_both(regard: Command, folders: Folders) -> None:
+    arguments = ["align", folders.model, folders.pairs]
+    assert "give --reverse DIR" in error_line(regard(*arguments, "--symmetrize", "union"), 1)
+    assert "did you mean union?" in error_line(regard(*arguments, "--symmetrize", "unio"), 2)
+    assert "must be from 0 to 1" in error_line(regard(*arguments, "--threshold", "2"), 1)
 
 
 # regard plot

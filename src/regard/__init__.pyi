@@ -34,6 +34,7 @@ from .scores import InnerProduct as InnerProduct
 from .scores import ScaledDot as ScaledDot
 from .scores import make_score as make_score
 from .search import beam_search as beam_search
+from .symmetrization import symmetrize as symmetrize
 from .text import Tokenizer as Tokenizer
 from .training import fit as fit
 from .training import train as train

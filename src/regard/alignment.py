@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from regard.errors import DataError, ShapeError, quantity
+from regard.errors import ConfigError, DataError, ShapeError, quantity
 from regard.files import read_lines
 
 Link = tuple[int, int]
@@ -57,17 +57,51 @@ def from_weights(
     weights: Float[np.ndarray, "L T"],
     source_words: Sequence[int | None],
     target_words: Sequence[int | None],
+    threshold: float = 0.0,
 ) -> Alignment:
-    """Link each target word to the source word that its tokens attend to most.
+    """Return the `best_links` of the `word_weights`, whose arguments these are."""
+    return best_links(word_weights(weights, source_words, target_words), threshold)
+
+
+def best_links(
+    weights: Float[np.ndarray, "targets sources_and_rest"], threshold: float = 0.0
+) -> Alignment:
+    """Link each target word to the source word with the highest weight (ties: the leftmost).
+
+    A target word has no link if the last column, which belongs to no word, has more weight than any
+    word, if no word has at least the weight `threshold`, or if all weights are 0.
+
+    Raises:
+        ConfigError: `threshold` is not from 0 to 1.
+    """
+    check_threshold(threshold)
+    links: list[Link] = []
+    for target, row in enumerate(weights):
+        source = int(row.argmax())
+        if source < len(row) - 1 and row[source] > 0 and row[source] >= threshold:
+            links.append((source, target))
+    return Alignment(links)
+
+
+def check_threshold(threshold: float) -> None:
+    """Raise a ConfigError for a threshold that is not from 0 to 1."""
+    if not 0 <= threshold <= 1:
+        raise ConfigError(f"the threshold of a weight must be from 0 to 1, got {threshold}")
+
+
+def word_weights(
+    weights: Float[np.ndarray, "L T"],
+    source_words: Sequence[int | None],
+    target_words: Sequence[int | None],
+) -> Float[np.ndarray, "targets sources_and_rest"]:
+    """Return the weight of every source word for every target word.
 
     Let `alpha[t, i]` be the weight of source token `i` when target token `t` is predicted. The weight
     of source word `u` for target word `w` is
 
         the mean over the tokens t of w of the sum over the tokens i of u of alpha[t, i]
 
-    and `w` is linked to the `u` with the highest weight (ties: the leftmost). A target word has no
-    link if the tokens outside words, such as EOS, have more weight in total than any word,
-    or if all weights are 0.
+    The last column contains the weight of the tokens outside words.
 
     Args:
         weights: attention weights, with one row per target token (L) and one column per source token
@@ -84,13 +118,9 @@ def from_weights(
             f"weights must have one row per target token and one column per source token, "
             f"({len(target_words)}, {len(source_words)}), found {weights.shape}"
         )
-    shares = _membership(target_words).T @ weights @ _membership(source_words)
-    links: list[Link] = []
-    for target, share in enumerate(shares[:-1]):
-        source = int(share.argmax())
-        if source < len(share) - 1 and share[source] > 0:
-            links.append((source, target))
-    return Alignment(links)
+    members = _membership(target_words)[:, :-1]
+    sums = members.T @ weights @ _membership(source_words)
+    return sums / np.maximum(members.sum(0), 1)[:, None]
 
 
 def parse_links(line: str, where: str) -> GoldAlignment:

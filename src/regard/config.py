@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 else:
     AttentionName = Literal[("none", *ALL_NAMES)]
 Device = Literal["auto", "cpu", "cuda", "mps"]
+Symmetrization = Literal["soft", "intersection", "union", "grow-diag-final-and"]
 MetricName = Literal["auto", "loss", "exact_match", "per", "cer", "bleu", "chrf"]
 
 _T = TypeVar("_T")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from regard.alignment import Alignment, from_weights
+from regard.alignment import Alignment, from_weights, word_weights
 from regard.errors import ConfigError, DataError, ExtraError, quantity
 from regard.text import EOS_TOKEN, SPECIAL_TOKENS, UNK, display_token
 
@@ -204,16 +204,30 @@ class Translation:
             raise ExtraError("to_pandas needs pandas: pip install pandas") from None
         return pandas.DataFrame(self._weights(), index=self.tokens, columns=self.source_tokens)
 
-    def alignment(self) -> Alignment:
+    def alignment(self, threshold: float = 0.0) -> Alignment:
         """Return the pairs (source word, target word), 0-based; `str()` returns Pharaoh format, `0-0 1-2`.
 
         Words are separated by spaces, and subwords are merged; in text without spaces, every token is
-        a word.
+        a word. Each target word is linked to the source word with the highest weight, unless EOS has
+        a higher one.
+
+        Args:
+            threshold: minimum weight of a link, from 0 to 1.
+
+        Raises:
+            ConfigError: the model has no attention, or the threshold is not from 0 to 1.
+        """
+        return from_weights(self._weights(), self.source_words, self.target_words, threshold)
+
+    def word_weights(self) -> np.ndarray:
+        """Return the attention with subwords merged: a row per target word, a column per source word.
+
+        The last column contains the weight of the source tokens outside words, such as EOS.
 
         Raises:
             ConfigError: the model has no attention.
         """
-        return from_weights(self._weights(), self.source_words, self.target_words)
+        return word_weights(self._weights(), self.source_words, self.target_words)
 
     def chart(
         self, title: str = "", layer: int | None = None, head: int | None = None

@@ -98,6 +98,7 @@ def check_output_files(args: Namespace, *names: str) -> None:
     texts = [part for name in _INPUTS for part in (args.get(name) or "").split(",") if part]
     inputs = {os.path.realpath(text) for text in texts}
     folders = [args.folder] if "folder" in args else args.get("folders") or []
+    folders = [*folders, *([args.reverse] if args.get("reverse") else [])]
     inputs |= {os.path.realpath(path) for folder in folders for path in Path(folder).glob("*")}
     options: dict[str, str] = {}
     for name in names:
