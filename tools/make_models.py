@@ -86,7 +86,7 @@ RECIPES = {
         data="tatoeba-es-en",
         suffix=".tsv.gz",
         options="--config translation --source.vocabulary_size 5000 --target.vocabulary_size 4000 "
-        "--model.tie_embeddings true --training.max_updates 7000 --training.max_minutes 120 "
+        "--model.tie_embeddings true --training.max_updates 5000 --training.max_minutes 120 "
         "--training.cooldown 0.3 --training.patience 14 --training.seed 1",
         metrics=("bleu", "chrf"),
         examples=(
