@@ -1,6 +1,8 @@
-"""Create docs/page.png: the web page of a model after dragging the bar of a weight.
+"""Create docs/page.png and docs/site.png: web pages after dragging the bar of a weight.
 
     python docs/screenshot.py demo/model
+    regard export english-phones --web -o site
+    python docs/screenshot.py site
 
 Needs the extras `serve` and `test`, and Chromium.
 """
@@ -17,12 +19,20 @@ from playwright.sync_api import sync_playwright
 
 from regard.demo import MAP_SENTENCE
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+from static_server import serve_folder  # noqa: E402
+
 SIZE = {"width": 960, "height": 1040}
 
 
-def main(folder: str, out: Path) -> None:
-    with serve(folder, MAP_SENTENCE) as address:
-        draw(address, out)
+def main(folder: Path, docs: Path) -> None:
+    if (folder / "index.html").is_file():
+        with serve_folder(folder) as address:
+            draw(address, docs / "site.png", step=3)
+    else:
+        with serve(str(folder), MAP_SENTENCE) as address:
+            draw(address, docs / "page.png", step=5)
 
 
 @contextlib.contextmanager
@@ -41,15 +51,15 @@ def serve(folder: str, sentence: str) -> Iterator[str]:
             server.terminate()
 
 
-def draw(address: str, out: Path) -> None:
+def draw(address: str, out: Path, step: int) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
         page = browser.new_page(viewport=SIZE, device_scale_factor=1.5)
         page.goto(address)
-        page.locator(".sentence.target button").nth(5).click()
-        track = page.locator(".track").nth(5)
+        page.locator(".sentence.target button").nth(step).click()
+        track = page.locator(".track").nth(step)
         box = track.bounding_box()
         assert box is not None
         page.mouse.move(box["x"] + 20, box["y"] + box["height"] - 5)
@@ -62,4 +72,4 @@ def draw(address: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(__file__).parent / "page.png")
+    main(Path(sys.argv[1]), Path(__file__).parent)
