@@ -31,7 +31,7 @@ RANKS = {
     "checkpoints": 12, "resume": 13,
     "trainer": 13,
     "training": 14,
-    "demo": 15, "compare": 15, "distillation": 15, "explanation": 15, "export": 15,
+    "demo": 15, "aligner": 15, "compare": 15, "distillation": 15, "explanation": 15, "export": 15,
     "serving": 16,
     "cli": 17,
     "__main__": 18,

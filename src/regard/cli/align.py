@@ -1,15 +1,30 @@
-"""regard align DIR PAIRS: align sentence pairs using the model's attention when it is forced to output the target."""
+"""Align sentence pairs using the attention of a model, or of two models of opposite directions.
+
+`regard align DIR PAIRS` uses the attention of DIR when it is forced to output the target. `regard align
+--train PAIRS --out OUT` trains two models on the pairs, in opposite directions, as OUT/forward and
+OUT/reverse, and writes OUT/links.pharaoh, one line per pair.
+"""
 
 import json
+import shlex
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regard.cli.options import add_model, add_pairs, check_output_files, load_translator
-from regard.cli.parser import Parser
-from regard.config import Symmetrization
+from jsonargparse import Namespace
+
+from regard.cli.options import (
+    add_device,
+    check_output_files,
+    enable_huge_pages,
+    load_translator,
+    loading,
+)
+from regard.cli.parser import Parser, add_settings, recipe_first, settings
+from regard.config import DataConfig, Symmetrization
 from regard.errors import ConfigError, DataError, quantity
-from regard.files import write_json, write_text
+from regard.files import require_empty_folder, write_json, write_text
 from regard.progress import Progress
 
 if TYPE_CHECKING:
@@ -18,50 +33,149 @@ if TYPE_CHECKING:
     from regard.translation import Translation
     from regard.translator import Translator
 
+_POSITIONAL = {"folder": "DIR", "pairs": "PAIRS"}
+_WITH_MODELS = (*_POSITIONAL, "gold", "reverse", "json", "attention")
+_WITH_TRAINING = ("out", "max_minutes", "resume")
+
+_COMMON = (
+    *("--gold", "--reverse", "--symmetrize", "--threshold", "--json", "--attention", "--device"),
+    *("--train", "--out", "--max-minutes", "--config", "--resume"),
+)
+
+_EXAMPLES = """
+examples:
+  regard align run pairs.tsv > links.pharaoh
+  regard align es-en pairs.tsv --reverse en-es --gold pairs.align
+  regard align --train pairs.tsv --out aligned --max-minutes 20
+  regard align --train train.es,train.en --out aligned --config translation
+"""
+
 
 def make_parser() -> Parser:
     """Return the parser of this command."""
-    parser = Parser(prog="regard align", description=__doc__)
-    add_model(parser)
-    add_pairs(parser)
-    parser.add_argument(
+    parser = Parser(
+        prog="regard align",
+        usage="regard align DIR PAIRS [options], or regard align --train PAIRS --out OUT [options]",
+        description=__doc__,
+        epilog=_EXAMPLES,
+        common=_COMMON,
+    )
+    add_settings(parser)
+    option = parser.add_argument
+    option("folder", nargs="?", metavar="DIR", help="model folder, or the name of a ready model")
+    option(
+        "pairs", nargs="?", metavar="PAIRS", help="TSV file, or two parallel files as F.src,F.tgt"
+    )
+    add_device(parser)
+    option(
         "--gold",
         metavar="FILE",
         help="gold links, one line per pair: i-j (sure) or i?j (possible), 0-based",
     )
-    parser.add_argument(
+    option(
         "--reverse",
         metavar="DIR",
         help="model that translates from target to source; its alignments are combined with those of DIR",
     )
-    parser.add_argument(
+    option(
         "--symmetrize",
         type=Symmetrization | None,
         help="how to combine the alignments of both directions; default: soft",
     )
-    parser.add_argument(
-        "--threshold",
-        type=float,
-        default=0.0,
-        help="minimum weight of a link, from 0 to 1",
-    )
-    parser.add_argument(
+    option("--threshold", type=float, default=0.0, help="minimum weight of a link, from 0 to 1")
+    option(
         "--json",
         metavar="FILE",
         help="write alignment error rate, precision and recall to this JSON file",
     )
-    parser.add_argument(
+    option(
         "--attention",
         metavar="FILE",
         help="write the tokens, attention weights and log-probability of each pair to this file, one "
         "JSON object per line",
     )
+    option("--train", metavar="PAIRS", help="pairs to train both directions on, and to align")
+    option("--out", metavar="OUT", help="output folder of --train")
+    option(
+        "--max-minutes",
+        type=float | None,
+        metavar="M",
+        help="time budget of --train, for both directions together",
+    )
+    option(
+        "--resume",
+        action="store_true",
+        help="continue --train from the last checkpoints in the output folder",
+    )
     return parser
 
 
 def run(arguments: list[str]) -> None:
+    """Align with models that exist, or train them first."""
+    parser, expanded = make_parser(), recipe_first(arguments)
+    args = parser.parse_args(expanded)
+    groups = settings(parser.parse_args(expanded, defaults=False))
+    if args.train is None:
+        _require_positional(parser, args)
+        given = [f"--{name.replace('_', '-')}" for name in _WITH_TRAINING if args[name]]
+        given += [f"--{group}.{name}" for group, values in groups.items() for name in values]
+        if given:
+            raise ConfigError(f"{given[0]} belongs to --train PAIRS, which is not given")
+        _align_with_models(args)
+    else:
+        given = [name for name in _WITH_MODELS if args[name] is not None]
+        if given:
+            raise ConfigError(
+                f"--train trains its own models, which leaves no use for "
+                f"{_POSITIONAL.get(given[0], f'--{given[0]}')}: leave it out; afterwards, regard align "
+                "OUT/forward PAIRS --reverse OUT/reverse aligns other pairs"
+            )
+        _train(args, groups, shlex.join(["regard", "align", *arguments]))
+
+
+def _require_positional(parser: Parser, args: Namespace) -> None:
+    missing = [name for name in _POSITIONAL if args[name] is None]
+    if missing:
+        parser.error(f"the following arguments are required: {', '.join(missing)}")
+
+
+def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
+    """Train both directions and write the links of all pairs."""
+    if args.out is None:
+        raise ConfigError("--train needs an output folder: give --out OUT")
+    if "train" in groups["data"]:
+        raise ConfigError("the pairs of --train are the training pairs; leave out data.train")
+    out, data = Path(args.out), DataConfig(**groups["data"])
+    if not args.resume:
+        require_empty_folder(out, "choose another folder (--out), or continue (--resume)")
+    enable_huge_pages()
+    with loading("PyTorch"):
+        from regard.aligner import train_both, write_links
+        from regard.alignment import check_threshold
+        from regard.pairs import read_pairs
+
+    check_threshold(args.threshold)
+    parsed = read_pairs(args.train, data)
+    parsed.require_valid(None)
+    dev = None if data.dev is None else read_pairs(data.dev, data).pairs
+    forward, reverse = train_both(
+        out, parsed.pairs, dev, max_minutes=args.max_minutes, resume=args.resume,
+        device=args.device, command=command, **groups,
+    )  # fmt: skip
+    path, method = out / "links.pharaoh", args.symmetrize or "soft"
+    with Progress("aligning", len(parsed.pairs), "pairs") as progress:
+        failures = write_links(
+            path, forward, reverse, parsed, method, args.threshold, progress.advance
+        )
+    total = len(parsed.pairs) + len(parsed.bad)
+    print(
+        f"the links of {quantity(total, 'pair')} are saved in {path}"
+        + (f"; {failures:,} could not be aligned and have an empty line" if failures else "")
+    )
+
+
+def _align_with_models(args: Namespace) -> None:
     """Print a Pharaoh line per pair; with gold links, report the metrics on standard error."""
-    args = make_parser().parse_args(arguments)
     check_output_files(args, "json", "attention")
     if args.json and not args.gold:
         raise ConfigError("--json needs gold links to compute metrics; give --gold too")
@@ -86,7 +200,6 @@ def run(arguments: list[str]) -> None:
             f"{args.gold} has {quantity(len(gold), 'line')} for the "
             f"{quantity(len(pairs), 'pair')} in {args.pairs}; it needs one line per pair"
         )
-    sources, targets = [pair.key for pair in pairs], [pair.target for pair in pairs]
     sources, targets = [pair.key for pair in pairs], [pair.target for pair in pairs]
     outputs = _align(translator, sources, targets, "aligning")
     if gold is not None:

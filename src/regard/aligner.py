@@ -1,0 +1,139 @@
+"""Alignment of parallel text by two models, which are trained on it in opposite directions."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from regard.alignment import Alignment
+from regard.config import Symmetrization, from_dict
+from regard.errors import ConfigError, DataError
+from regard.files import atomic_write
+from regard.pairs import Pair, ParsedPairs
+from regard.symmetrization import symmetrize
+from regard.training import train
+from regard.translator import Translator
+
+_CHUNK = 1000
+"""Number of pairs that are aligned between two writes."""
+
+
+def train_both(
+    out: str | Path,
+    pairs: Sequence[Pair],
+    dev: Sequence[Pair] | None = None,
+    *,
+    max_minutes: float | None = None,
+    resume: bool = False,
+    device: str = "auto",
+    command: str | None = None,
+    **settings: Mapping[str, Any],
+) -> tuple[Translator, Translator]:
+    """Train a model from source to target in `OUT/forward`, and its reverse in `OUT/reverse`.
+
+    Args:
+        out: the folder.
+        pairs: training pairs; those that are too long are skipped.
+        dev: validation pairs; if None, some of the training pairs are held out.
+        max_minutes: time budget for both models, of which each has half; if None, that of the settings
+            for each.
+        resume: continue, as `train` does.
+        device: `auto`, `cpu`, `cuda` or `mps`.
+        command: the command that started the training, recorded in the model cards.
+        settings: groups of settings, as for `fit`, for the model from source to target; in the reverse,
+            the settings of source and target are exchanged.
+
+    Raises:
+        RegardError: settings, pairs or folders cannot be used.
+    """
+    data: dict[str, Any] = {**settings.get("data", {}), "bad_lines": "skip"}
+    if data.get("features_column") is not None:
+        raise ConfigError(
+            "features of the source cannot be aligned; leave out data.features_column"
+        )
+    if settings.get("model", {}).get("attention") == "none":
+        raise ConfigError("alignments need attention: choose another model.attention")
+    groups: dict[str, Mapping[str, Any]] = {**settings, "data": data}
+    if max_minutes is not None:
+        groups["training"] = {**settings.get("training", {}), "max_minutes": max_minutes / 2}
+
+    def run(name: str, swap: bool) -> Translator:
+        config = from_dict({**groups, "out": str(Path(out) / name), "device": device})
+        sides = [None if each is None else _swapped(each, swap) for each in (pairs, dev)]
+        return train(config, sides[0], sides[1], resume=resume, command=command)
+
+    forward = run("forward", swap=False)
+    # both models split a text into the same words
+    units = forward.trained.config.source.unit, forward.trained.config.target.unit
+    source, target = {**settings.get("source", {})}, settings.get("target", {})
+    source.pop("match_vocabulary", None)
+    groups |= {"source": {**target, "unit": units[1]}, "target": {**source, "unit": units[0]}}
+    return forward, run("reverse", swap=True)
+
+
+def _swapped(pairs: Sequence[Pair], swap: bool) -> list[Pair]:
+    return [Pair(target, source) if swap else Pair(source, target) for source, target, _ in pairs]
+
+
+def write_links(
+    path: str | Path,
+    forward: Translator,
+    reverse: Translator,
+    parsed: ParsedPairs,
+    method: Symmetrization = "soft",
+    threshold: float = 0.0,
+    on_progress: Callable[[int], None] | None = None,
+) -> int:
+    """Write the links of every line of a file of pairs in Pharaoh format, and return the number of failures.
+
+    A line that is no pair, a pair that is longer than the `data.max_length` of the models, and a pair that
+    the models split into different words have an empty line.
+
+    Args:
+        path: the file to write.
+        forward: a model from source to target.
+        reverse: a model from target to source.
+        parsed: the pairs of a file.
+        method: how to combine the directions.
+        threshold: minimum weight of a link, as for `symmetrize`.
+        on_progress: called with the number of pairs just completed.
+    """
+    lines, failures = 0, len(parsed.bad)
+    with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for start in range(0, len(parsed.pairs), _CHUNK):
+            chunk = slice(start, start + _CHUNK)
+            alignments = _alignments(forward, reverse, parsed.pairs[chunk], method, threshold)
+            for number, alignment in zip(parsed.numbers[chunk], alignments, strict=True):
+                failures += alignment is None
+                file.write("\n" * (number - 1 - lines) + f"{alignment or ''}\n")
+                lines = number
+            if on_progress is not None:
+                on_progress(len(alignments))
+        file.write("\n" * (len(parsed.pairs) + len(parsed.bad) - lines))
+    return failures
+
+
+def _alignments(
+    forward: Translator,
+    reverse: Translator,
+    pairs: Sequence[Pair],
+    method: Symmetrization,
+    threshold: float,
+) -> list[Alignment | None]:
+    """Return the alignment of each pair; None for a pair that cannot be aligned."""
+    limit = forward.trained.config.data.max_length
+    sources = forward.source.encode_batch([pair.source for pair in pairs])
+    targets = forward.target.encode_batch([pair.target for pair in pairs])
+    short = [
+        index
+        for index, encodings in enumerate(zip(sources, targets, strict=True))
+        if max(len(encoding.ids) for encoding in encodings) <= limit
+    ]
+    texts = [pairs[index].source for index in short], [pairs[index].target for index in short]
+    there, back = forward.align(*texts), reverse.align(*reversed(texts))
+    alignments: list[Alignment | None] = [None] * len(pairs)
+    for index, output, other in zip(short, there, back, strict=True):
+        try:
+            alignments[index] = symmetrize(output, other, method, threshold)
+        except DataError:  # other words
+            continue
+    return alignments

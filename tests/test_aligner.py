@@ -1,0 +1,111 @@
+from pathlib import Path
+
+import pytest
+
+from regard import ConfigError, Translator, symmetrize
+from regard.aligner import train_both, write_links
+from regard.cli.main import main
+from regard.files import read_lines
+from regard.pairs import Pair, read_pairs
+
+WORDS = ["a b", "b c d", "d", "c a", "a a d", "b", "d c b a", "c c"]
+SETTINGS = {
+    "model": {"embedding_dim": 8, "encoder_dim": 8, "decoder_dim": 8, "attention_dim": 8},
+    "training": {"max_updates": 2, "max_minutes": 5.0},
+    "source": {"unit": "whitespace"},
+}
+FLAGS = [
+    f"--{group}.{name}={value}" for group, values in SETTINGS.items() for name, value in values.items()
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def pairs_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of pairs with lines that are no pair, and a pair that is too long."""
+    lines = [f"{text}\t{text.upper()}" for text in WORDS]
+    long = " ".join("abcd" * 3)
+    lines[3:3] = ["", "a\t", f"{long}\t{long.upper()}"]
+    path = tmp_path_factory.mktemp("pairs") / "pairs.tsv"
+    path.write_text("".join(f"{line}\n" for line in [*lines, "\t"]))
+    return path
+
+
+@pytest.fixture(scope="session")
+def out(tmp_path_factory: pytest.TempPathFactory, pairs_file: Path) -> Path:
+    """The folder of `regard align --train`."""
+    out = tmp_path_factory.mktemp("aligner") / "out"
+    options = ["--data.max_length=10", "--max-minutes=0.5", *FLAGS]
+    assert main(["align", "--train", str(pairs_file), "--out", str(out), *options]) == 0
+    return out
+
+
+def test_there_is_a_line_of_links_for_every_line_of_the_file(out: Path, pairs_file: Path) -> None:
+    lines, links = read_lines(pairs_file), read_lines(out / "links.pharaoh")
+    assert len(links) == len(lines) == 12
+    assert [not line for line in links] == [i in (3, 4, 5, 11) for i in range(12)]
+    forward, reverse = (Translator.load(out / name, "cpu") for name in ("forward", "reverse"))
+    for line, expected in zip(lines, links, strict=True):
+        if expected:
+            source, target = line.split("\t")
+            there, back = forward.align(source, target), reverse.align(target, source)
+            assert str(symmetrize(there, back)) == expected
+
+
+def test_the_directions_share_the_budget_and_exchange_source_and_target(out: Path) -> None:
+    configs = [Translator.load(out / name, "cpu").trained.config for name in ("forward", "reverse")]
+    assert [config.training.max_minutes for config in configs] == [0.25, 0.25]
+    assert configs[0].source.unit == configs[1].target.unit == "whitespace"
+    assert configs[0].target.unit == configs[1].source.unit
+
+
+def test_training_is_resumed(
+    out: Path, pairs_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["align", "--train", str(pairs_file), "--out", str(out)]
+    assert main(arguments) == 1
+    assert "exists and is not empty" in capsys.readouterr().err
+    (out / "links.pharaoh").unlink()
+    assert main([*arguments, "--resume", "--symmetrize", "union"]) == 0
+    result = capsys.readouterr()
+    assert result.err.count("resumed at update 2") == 2
+    assert "the links of 12 pairs are saved" in result.out
+    assert "4 could not be aligned" in result.out
+    assert len(read_lines(out / "links.pharaoh")) == 12
+
+
+def test_both_directions_are_trained_in_python(tmp_path: Path, pairs_file: Path) -> None:
+    pairs = [Pair(text, text.upper()) for text in WORDS]
+    models = train_both(tmp_path, pairs, pairs[:3], **SETTINGS)
+    assert models[0].source.unit == models[1].target.unit == "whitespace"
+    done: list[int] = []
+    path = tmp_path / "links"
+    failures = write_links(path, *models, read_pairs(str(pairs_file)), on_progress=done.append)
+    assert (failures, done) == (3, [9])
+    with pytest.raises(ConfigError, match=r"choose another model\.attention"):
+        train_both(tmp_path / "none", pairs, model={"attention": "none"})
+    with pytest.raises(ConfigError, match="features of the source cannot be aligned"):
+        train_both(tmp_path / "none", pairs, data={"features_column": 3})
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("align", "missing: DIR, PAIRS"),
+        ("align m", "missing: PAIRS"),
+        ("align m p --max-minutes 3", "--max-minutes belongs to --train PAIRS"),
+        ("align m p --model.kind transformer", "--model.kind belongs to --train PAIRS"),
+        ("align --train p", "give --out OUT"),
+        ("align m --train p --out o", "leaves no use for DIR: leave it out"),
+        ("align --train p --out o --gold g", "leaves no use for --gold: leave it out"),
+        ("align --train p --out o --data.train q", "leave out data.train"),
+        ("align --train p --out o --threshold 7", "must be from 0 to 1"),
+        ("align --train p --out o", "cannot read p"),
+    ],
+)
+def test_each_use_has_its_own_options(
+    command: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command.split()) in (1, 2)
+    result = capsys.readouterr()
+    assert message in result.err
+    assert (result.out, result.err.count("\n")) == ("", 1)
