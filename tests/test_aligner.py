@@ -6,7 +6,7 @@ from regard import ConfigError, Translator, symmetrize
 from regard.aligner import train_both, write_links
 from regard.cli.main import main
 from regard.files import read_lines
-from regard.pairs import Pair, read_pairs
+from regard.pairs import read_pairs
 
 WORDS = ["a b", "b c d", "d", "c a", "a a d", "b", "d c b a", "c c"]
 SETTINGS = {
@@ -74,7 +74,7 @@ def test_training_is_resumed(
 
 
 def test_both_directions_are_trained_in_python(tmp_path: Path, pairs_file: Path) -> None:
-    pairs = [Pair(text, text.upper()) for text in WORDS]
+    pairs = [(text, text.upper()) for text in WORDS]
     models = train_both(tmp_path, pairs, pairs[:3], **SETTINGS)
     assert models[0].source.unit == models[1].target.unit == "whitespace"
     done: list[int] = []

@@ -1,6 +1,6 @@
 """Alignment of parallel text by two models, which are trained on it in opposite directions."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ from regard.alignment import Alignment
 from regard.config import Symmetrization, from_dict
 from regard.errors import ConfigError, DataError
 from regard.files import atomic_write
-from regard.pairs import Pair, ParsedPairs
+from regard.pairs import Pair, PairLike, ParsedPairs, to_pairs
 from regard.symmetrization import symmetrize
 from regard.training import train
 from regard.translator import Translator
@@ -19,8 +19,8 @@ _CHUNK = 1000
 
 def train_both(
     out: str | Path,
-    pairs: Sequence[Pair],
-    dev: Sequence[Pair] | None = None,
+    pairs: Iterable[PairLike],
+    dev: Iterable[PairLike] | None = None,
     *,
     max_minutes: float | None = None,
     resume: bool = False,
@@ -32,7 +32,7 @@ def train_both(
 
     Args:
         out: the folder.
-        pairs: training pairs; those that are too long are skipped.
+        pairs: training pairs, (source, target); those that are too long are skipped.
         dev: validation pairs; if None, some of the training pairs are held out.
         max_minutes: time budget for both models, of which each has half; if None, that of the settings
             for each.
@@ -58,9 +58,10 @@ def train_both(
 
     def run(name: str, swap: bool) -> Translator:
         config = from_dict({**groups, "out": str(Path(out) / name), "device": device})
-        sides = [None if each is None else _swapped(each, swap) for each in (pairs, dev)]
-        return train(config, sides[0], sides[1], resume=resume, command=command)
+        ordered = [None if each is None else _ordered(each, swap) for each in checked]
+        return train(config, *ordered, resume=resume, command=command)
 
+    checked = [None if each is None else to_pairs(each) for each in (pairs, dev)]
     forward = run("forward", swap=False)
     # both models split a text into the same words
     units = forward.trained.config.source.unit, forward.trained.config.target.unit
@@ -70,7 +71,7 @@ def train_both(
     return forward, run("reverse", swap=True)
 
 
-def _swapped(pairs: Sequence[Pair], swap: bool) -> list[Pair]:
+def _ordered(pairs: Sequence[Pair], swap: bool) -> list[Pair]:
     return [Pair(target, source) if swap else Pair(source, target) for source, target, _ in pairs]
 
 
