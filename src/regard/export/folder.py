@@ -142,7 +142,7 @@ def _card(name: str, translator: Translator, weights: WeightType, parity: Parity
         "",
         "    python translate.py < lines > outputs",
         "",
-        "or with Node.js and `npm install onnxruntime-node`:",
+        "or with Node.js and `npm install --ignore-scripts onnxruntime-node`:",
         "",
         "    node translate.mjs < lines > outputs",
         "",

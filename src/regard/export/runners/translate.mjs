@@ -1,5 +1,5 @@
 // Translate lines with an exported model: node translate.mjs [FOLDER] [--beam-size K] [--confidence] < lines
-// Needs onnxruntime-node: npm install onnxruntime-node
+// Needs onnxruntime-node: npm install --ignore-scripts onnxruntime-node (its script downloads CUDA)
 import { existsSync, readFileSync, realpathSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
