@@ -21,7 +21,7 @@ from regard.demo import MAP_SENTENCE
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
-from static_server import serve_folder  # noqa: E402
+from static_server import serve_folder
 
 SIZE = {"width": 960, "height": 1040}
 
