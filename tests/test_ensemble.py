@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from regard.attention import EnsembleMemory, Intervention
 from regard.cli.main import main
 from regard.config import Config, TextConfig, TrainingConfig
 from regard.decoders import EnsembleDecoder, fold
-from regard.errors import ConfigError, FolderError
+from regard.errors import ConfigError, FolderError, JobError
 
 TEXTS = ["a b c", "d", "a a b d c", "c b"]
 KINDS: dict[str, dict[str, Any]] = {
@@ -367,6 +368,36 @@ def test_members_are_trained_with_common_tokenizers_and_resumed(
     assert {each.config.data.dev_seed for each in members} == {1}
 
 
+@pytest.mark.parametrize("options", [[], ["--data.dev_seed=null"]])
+def test_a_seed_of_one_member_does_not_change_the_dev_pairs(
+    options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def check(commands: list[list[str]], *_: object) -> None:
+        files = [Path(each[each.index("--config") + 1]) for each in commands]
+        plans.extend(yaml.safe_load(file.read_text()) for file in files)
+        raise JobError("checked")
+
+    plans: list[dict[str, Any]] = []
+    monkeypatch.setattr("regard.cli.members._run", check)
+    given = ["--training.seed=5", "--member=training.seed=9", "--member=model.cell=gru"]
+    assert train(tmp_path / "all", *given, *options) == 1
+    assert [plan["training"]["seed"] for plan in plans] == [9, 6]
+    assert [plan["data"]["dev_seed"] for plan in plans] == [5, 5]
+
+
+def test_a_first_member_without_a_model_is_reported(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nprintf 'caf\\351\\n'\n")
+    script.chmod(0o755)
+    monkeypatch.setattr("sys.executable", str(script))
+    assert train(tmp_path / "all", "--members=2") == 1
+    err = capfd.readouterr().err
+    assert "[0] caf\\xe9\n" in err
+    assert "member 0 saved no model" in err
+
+
 def test_a_member_that_fails_stops_the_others(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -387,6 +418,12 @@ def test_a_member_that_fails_stops_the_others(
         (["--member=source.unit=char"], 1, "takes settings of model and training"),
         (["--member=model.decodr=luong"], 2, "did you mean --model.decoder?"),
         (["--member=model.copy=true", "--member="], 1, "need the same model.copy"),
+        (["--jobs=2"], 1, "--jobs needs --members"),
+        (
+            ["--members=2", "--init-from=a", "--tokenizers-from=b"],
+            1,
+            "leave out --tokenizers-from, or --init-from",
+        ),
     ],
 )
 def test_invalid_members_are_reported_before_training(

@@ -69,7 +69,7 @@ def starting_point(
         )
     if init_from is not None and tokenizers_from is not None:
         raise ConfigError(
-            "init_from brings its own tokenizers; leave out tokenizers_from, or init_from"
+            "init_from supplies the tokenizers; leave out tokenizers_from, or init_from"
         )
     if init_from is not None:
         stored = model_folder.load(init_from)

@@ -15,7 +15,7 @@ from jsonargparse import Namespace
 
 from regard.cli import job
 from regard.cli.parser import Parser, settings
-from regard.config import TrainingConfig, from_dict
+from regard.config import from_dict
 from regard.errors import ConfigError, JobError
 from regard.files import require_empty_folder, write_text
 
@@ -38,6 +38,10 @@ def train_members(parser: Parser, arguments: Sequence[str], args: Namespace) -> 
     """
     if job.processes() > 1:
         raise ConfigError("--members starts its own processes; start it without a launcher")
+    if args.init_from is not None and args.tokenizers_from is not None:
+        raise ConfigError(
+            "--init-from supplies the tokenizers; leave out --tokenizers-from, or --init-from"
+        )
     plans = _plans(parser, arguments, args)
     out = _output_folder(Path(args.out), args.resume)
     commands: list[list[str]] = []
@@ -47,7 +51,7 @@ def train_members(parser: Parser, arguments: Sequence[str], args: Namespace) -> 
         write_text(file, yaml.safe_dump(plan, allow_unicode=True))
         options = ["--config", str(file), "--out", str(folder), "--device", args.device]
         commands.append([*options, *(["--resume"] if args.resume else []), *_origin(args, index)])
-    _run(commands, args.jobs, out / "members" / "0" / "config.json")
+    _run(commands, min(args.jobs, len(plans)), out / "members" / "0" / "config.json")
     return len(plans)
 
 
@@ -71,10 +75,10 @@ def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[di
                 )
         given = parser.parse_args([*arguments, *(f"--{each}" for each in options)], defaults=False)
         groups = {name: dict(values) for name, values in settings(given).items()}
-        seed = groups["training"].get("seed", TrainingConfig().seed)
-        groups["data"].setdefault("dev_seed", seed)
+        if groups["data"].get("dev_seed") is None:  # all members hold out the same pairs
+            groups["data"]["dev_seed"] = args.training.seed
         if not any(option.startswith("training.seed=") for option in options):
-            groups["training"]["seed"] = seed + len(plans)
+            groups["training"]["seed"] = args.training.seed + len(plans)
         from_dict(groups)  # checks the settings before any training starts
         plans.append(groups)
     if len({plan["model"].get("copy", False) for plan in plans}) > 1:
@@ -115,12 +119,14 @@ def _run(commands: list[list[str]], jobs: int, first_description: Path) -> None:
                 running[index] = _Member(index, arguments, jobs)
             for index, member in [*running.items()]:
                 status = member.process.poll()
-                if status is not None:
-                    running.pop(index).join()
-                if status:
+                if status is None:
+                    continue
+                running.pop(index).join()
+                if status or not first_description.exists():
                     raise JobError(
-                        f"member {index} ended with status {status}, and the others were stopped; its "
-                        "messages say why: correct the cause, and repeat the command with --resume"
+                        f"member {index} {f'ended with status {status}' if status else 'saved no model'}, "
+                        "and the others were stopped; its messages say why: correct the cause, and repeat "
+                        "the command with --resume"
                     )
             time.sleep(_SECONDS_BETWEEN_CHECKS)
 
@@ -143,7 +149,7 @@ class _Member:
     """A process that trains one member, and the thread that prints its lines after its number."""
 
     def __init__(self, index: int, arguments: list[str], jobs: int) -> None:
-        threads = str(max(1, (os.cpu_count() or 1) // jobs))
+        threads = str(max(1, _processors() // jobs))
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-m", "regard", "train", *arguments],
             stdin=subprocess.DEVNULL,
@@ -151,6 +157,7 @@ class _Member:
             stderr=subprocess.STDOUT,
             env={"OMP_NUM_THREADS": threads, **os.environ},
             encoding="utf-8",
+            errors="backslashreplace",
             start_new_session=True,  # Ctrl-C in the terminal reaches this process only, which stops it
         )
         self._thread = threading.Thread(target=_print, args=(index, self.process))
@@ -159,6 +166,13 @@ class _Member:
     def join(self) -> None:
         """Wait until all lines are printed."""
         self._thread.join()
+
+
+def _processors() -> int:
+    """Return the number of processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _print(index: int, process: "subprocess.Popen[str]") -> None:

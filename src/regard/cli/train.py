@@ -11,6 +11,7 @@ from jsonargparse import Namespace
 from regard.cli.members import train_members
 from regard.cli.options import add_device, add_output_folder, enable_huge_pages, loading
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
+from regard.errors import ConfigError
 
 _COMMON = (
     *("--data.train", "--data.dev", "--out", "--config", "--model.kind", "--model.attention"),
@@ -40,6 +41,10 @@ def run(arguments: list[str]) -> None:
     if args.members is not None or args.member:
         _train_ensemble(parser, expanded, args)
         return
+    if args.jobs != 1:
+        raise ConfigError(
+            "--jobs needs --members, the number of models to train; give both or none"
+        )
     with loading("PyTorch"):
         from regard.config import from_dict
         from regard.training import train
