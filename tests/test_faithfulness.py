@@ -34,13 +34,13 @@ def test_values_equal_removing_the_tokens_one_by_one(kind: str, make_translator:
         without, only = [], []
         for example, output in zip(examples, outputs, strict=True):
             length = len(example.source) - 1
-            for step, row in enumerate(output.attention):
+            for step, row in enumerate(output.attributions):
                 ranked = sorted(range(length), key=lambda i: -row[i])
                 k = count(length)
-                for removed, falls in ((ranked[:k], without), (ranked[k:], only)):
+                for removed, decreases in ((ranked[:k], without), (ranked[k:], only)):
                     pair = [example, erase(example, removed)]
                     before, after = np.exp(target_log_probs(model, pair)[:, step])
-                    falls.append(100 * (before - after))
+                    decreases.append(100 * (before - after))
         part = found.methods["erasure"]
         assert part.comprehensiveness[name] == pytest.approx(np.mean(without), abs=1e-4)
         assert part.sufficiency[name] == pytest.approx(np.mean(only), abs=1e-4)

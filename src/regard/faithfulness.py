@@ -2,7 +2,7 @@
 
 DeYoung et al. 2020, "ERASER: A Benchmark to Evaluate Rationalized NLP Models" (arXiv:1911.03429), section
 4: with p(x) the probability of an output token given the source x, and r the k source tokens with the
-largest attributions,
+largest signed attributions,
 
     comprehensiveness = p(x) - p(x without r)        sufficiency = p(x) - p(r alone)
 
@@ -102,20 +102,23 @@ def faithfulness(
         on_progress: called with the number of pairs just completed.
     """
     rng = np.random.default_rng(_SEED)
-    falls: dict[str, list[np.ndarray]] = {name: [] for name in (*methods, "random")}
+    decreases: dict[str, list[np.ndarray]] = {name: [] for name in (*methods, "random")}
     used = [pair for pair in pairs if len(pair[0].source) > 1 and pair[0].target]
     for example, translation in used:
         length = len(example.source) - 1
         for name in methods:
-            rows = attribute(model, example, translation, name).attention
+            attributed = attribute(model, example, translation, name)
+            rows = attributed.attention if name == "attention" else attributed.attributions
             assert rows is not None
             order = np.argsort(-rows[:, :length], axis=1, kind="stable")
-            falls[name].append(_falls(model, example, order))
+            decreases[name].append(_decreases(model, example, order))
         order = rng.permuted(np.tile(np.arange(length), (len(example.target), 1)), axis=1)
-        falls["random"].append(_falls(model, example, order))
+        decreases["random"].append(_decreases(model, example, order))
         if on_progress is not None:
             on_progress(1)
-    means = {name: 100 * np.concatenate(parts).mean(0) for name, parts in falls.items() if parts}
+    means = {
+        name: 100 * np.concatenate(parts).mean(0) for name, parts in decreases.items() if parts
+    }
     return Faithfulness(
         len(used),
         sum(len(example.target) for example, _ in used),
@@ -128,7 +131,9 @@ def faithfulness(
     )
 
 
-def _falls(model: Seq2Seq, example: Example, order: np.ndarray) -> Float[np.ndarray, "L 2 counts"]:
+def _decreases(
+    model: Seq2Seq, example: Example, order: np.ndarray
+) -> Float[np.ndarray, "L 2 counts"]:
     """Return the decreases without and with only the first tokens of each row of `order` (L, T - 1)."""
     length = order.shape[1]
     variants: dict[frozenset[int], int] = {frozenset(): 0}
