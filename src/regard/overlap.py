@@ -59,16 +59,18 @@ def training_overlap(
         None if there are no common sources, or if the training data are unknown, cannot be read, or
         are larger than 1 GiB.
     """
-    if data.train is None or not _is_small(data.train):
+    if data.train is None:
         return None
     wanted = {(normalize(text), features) for text, features in sources}
     found: set[_Key] = set()
     try:
+        if not _is_small(data.train):
+            return None
         for text, features in _training_sources(data.train, data):
             key = normalize(text), features
             if key in wanted:
                 found.add(key)
-    except RegardError:
+    except (RegardError, OSError):  # Path.exists raises some of them
         return None
     common = [text for text, features in sources if (normalize(text), features) in found]
     return TrainingOverlap(len(common), common[0], data.train) if common else None
