@@ -13,17 +13,15 @@ from tokens import BOS, EOS, PAD, UNK, Tokenizer
 class Model:
     def __init__(self, folder):
         files = (Path(folder, f"{name}.json") for name in ("model", "dictionary"))
-        self.info, self.dictionary = (json.loads(file.read_text("utf-8")) for file in files)
+        self.info, self.listed = (json.loads(file.read_text("utf-8")) for file in files)
         self.source, self.target = Tokenizer(self.info["source"]), Tokenizer(self.info["target"])
         graphs = (Path(folder, f"{name}.onnx") for name in ("encoder", "decoder"))
         self.encoder, self.decoder = map(onnxruntime.InferenceSession, graphs)
 
     def translate(self, line, beam_size=5, n_best=1):
         """Return the best outputs: text, log_prob, score and attention (a row per token)."""
-        listed = self.dictionary.get(self.source.normalize(line).strip()) or (
-            [] if line.strip() else [""]
-        )
-        found = [{"text": text, "log_prob": 0.0, "score": 0.0, "attention": []} for text in listed]
+        texts = self.listed.get(self.source.normalize(line).strip(), [""] * (not line.strip()))
+        found = [{"text": text, "log_prob": 0.0, "score": 0.0, "attention": []} for text in texts]
         return found[:n_best] or self.search(*self.source.encode(line), beam_size, n_best)
 
     def search(self, tokens, ids, beam_size, n_best):
@@ -66,8 +64,7 @@ class Model:
 
 def run(session, feeds):
     inputs = {node.name: np.asarray(feeds[node.name]) for node in session.get_inputs()}
-    names = [node.name for node in session.get_outputs()]
-    return dict(zip(names, session.run(names, inputs), strict=True))
+    return {node.name: out for node, out in zip(session.get_outputs(), session.run(None, inputs))}
 
 
 if __name__ == "__main__":
@@ -77,6 +74,7 @@ if __name__ == "__main__":
     args, model = parser.parse_args(), Model(Path(__file__).parent)
     for line in sys.stdin:
         outputs = model.translate(line.rstrip("\n"), args.beam_size, 2 if args.confidence else 1)
-        first, second = [*(float(np.exp(output["log_prob"])) for output in outputs), 0.0][:2]
-        columns = [f"{first:.4f}", f"{first - second:.4f}"] if args.confidence else []
-        print(outputs[0]["text"], *columns, sep="\t", flush=True)
+        first, *others = [(output["text"], float(np.exp(output["log_prob"]))) for output in outputs]
+        margin = first[1] - max((other for text, other in others if text != first[0]), default=0)
+        columns = [f"{first[1]:.6f}", f"{margin:.6f}"] if args.confidence else []
+        print(first[0], *columns, sep="\t", flush=True)
