@@ -123,7 +123,7 @@ def test_the_runner_needs_nothing_of_this_package(
     exported_folders: list[tuple[regard.Translator, Path]], number: int
 ) -> None:
     translator, folder = exported_folders[number]
-    lines = ["a b c", "", "d c b a", "a unknown b", " "]
+    lines = ["\ufeffa b c", "", "d c b a\r", "a unknown b", " "]
     blocked = "import sys; sys.modules.update(dict.fromkeys(['regard', 'torch']))"
     paths = f"sys.path.insert(0, {str(folder)!r}); sys.argv = ['translate.py', '--confidence']"
     script = f"{blocked}; {paths}; import runpy; runpy.run_path({str(folder / 'translate.py')!r}, run_name='__main__')"
@@ -131,7 +131,7 @@ def test_the_runner_needs_nothing_of_this_package(
     run = subprocess.run(
         command, input="\n".join(lines), capture_output=True, text=True, check=True
     )
-    expected = translator.translate(lines, 5, 2)
+    expected = translator.translate([line.strip("\ufeff\r") for line in lines], 5, 2)
     printed = [line.split("\t") for line in run.stdout.splitlines()]
     assert [line[0] for line in printed] == [outputs[0].text for outputs in expected]
     for line, outputs in zip(printed, expected, strict=True):
@@ -226,6 +226,44 @@ def test_a_difference_stops_the_export(
     with pytest.raises(ConfigError, match="differs from PyTorch for the source"):
         export(translator, tmp_path / "out")
     assert not any(tmp_path.iterdir())
+
+
+def test_another_output_is_a_difference(
+    exported_folders: list[tuple[regard.Translator, Path]],
+) -> None:
+    translator, _ = exported_folders[0]
+    expected, other = (translator.translate([text])[0] for text in ("a b c", "c d"))
+    forced = translator.align(["a b c"], [other.tokens])[0]
+    output = {"tokens": other.tokens, "log_prob": forced.log_prob, "score": forced.score}
+    with pytest.raises(ConfigError, match="differs from PyTorch"):
+        parity._difference(translator, ("a b c", None), output, expected)
+
+
+@pytest.mark.parametrize("empty", [".", "link", "folder"])
+def test_an_empty_folder_is_filled(
+    empty: str,
+    exported_folders: list[tuple[regard.Translator, Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    translator, folder = exported_folders[0]
+    graphs = conversion.OnnxGraphs(
+        onnx.load(folder / "encoder.onnx"), onnx.load(folder / "decoder.onnx")
+    )
+    monkeypatch.setattr("regard.export.folder.convert", lambda model: graphs)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "folder")
+    monkeypatch.chdir(tmp_path / "folder")
+    out = Path(empty) if empty == "." else tmp_path / empty
+    example = translator.translate("a b")
+    dictionary = {
+        "a b": ["listed"],
+        **{text: ["listed"] for text in parity.sample_sources(translator)},
+    }
+    assert example.text != "listed"
+    export(translator, out, dictionary=dictionary)
+    assert (tmp_path / "folder" / "model.json").is_file()
+    assert json.loads((tmp_path / "folder" / "dictionary.json").read_text()) == dictionary
 
 
 def test_an_ensemble_is_refused(folders: list[Path], tmp_path: Path) -> None:

@@ -98,6 +98,16 @@ def test_the_command_prints_what_regard_translate_prints(
     assert plain.stdout == "".join(f"{output.text}\n" for output in greedy)
 
 
+def test_a_dictionary_is_looked_up_first(
+    exported: list[tuple[regard.Translator, Path]], tmp_path: Path
+) -> None:
+    shutil.copytree(exported[0][1], tmp_path / "out", symlinks=True)
+    (tmp_path / "out" / "dictionary.json").write_text('{"a b": ["X  y", "x y"]}')
+    result = _command(tmp_path / "out", "\ufeffa b \r\nb a\r\n")
+    expected = exported[0][0].translate("b a").text
+    assert result.stdout == f"X  y\n{expected}\n"
+
+
 def test_bad_input_is_one_sentence(
     exported: list[tuple[regard.Translator, Path]], tmp_path: Path
 ) -> None:

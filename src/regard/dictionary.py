@@ -71,7 +71,14 @@ class Dictionary:
         return dictionary
 
     def add(self, source: str, target: str) -> bool:
-        """List a target for a source; return False if it is listed already."""
+        """List a target for a source; return False if it is listed already.
+
+        Raises:
+            DataError: the source or the target is not a string, or is blank.
+        """
+        for value in (source, target):
+            if not isinstance(value, str) or not value.strip():  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise DataError(f"a dictionary lists strings that are not blank, got {value!r}")
         targets = self.targets.setdefault(self._key(source), [])
         if target in targets:
             return False

@@ -1,5 +1,6 @@
 """regard export DIR -o OUT: write a folder that translates in ONNX Runtime, or a static web page."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -20,9 +21,11 @@ def run(arguments: list[str]) -> None:
     args = parser.parse_args(arguments)
     if args.onnxruntime_web and not args.web:
         raise UsageError("--onnxruntime-web is for the static page: add --web, or omit it")
+    if args.dictionary and args.web:
+        raise UsageError("the static page has no dictionary: omit --dictionary or --web")
     from regard import pretrained
     from regard.export.conversion import require_packages
-    from regard.export.folder import export
+    from regard.export.folder import check_decoder, export
     from regard.export.runtime import runtime_files
     from regard.export.site import export_site
     from regard.files import require_empty_folder
@@ -32,6 +35,8 @@ def run(arguments: list[str]) -> None:
     require_empty_folder(Path(args.out))
     runtime = runtime_files(args.onnxruntime_web) if args.web else None
     translator = load_translator(args.folder, "cpu")
+    check_decoder(translator)
+    dictionary = _read_dictionary(args.dictionary, translator)
     pairs = args.dev or _recorded_pairs(translator)
     if pairs is None:
         _warn("the dev pairs of the training run are not here; measure the quality with --dev")
@@ -40,7 +45,7 @@ def run(arguments: list[str]) -> None:
         _print_quality(translator, pairs, args.weights)
     options: dict[str, Any] = {
         "weights": args.weights,
-        "dictionary": _read_dictionary(args.dictionary, translator),
+        "dictionary": dictionary,
         "notice": pretrained.find(args.folder) / "NOTICE",
         "on_stage": _warn,
     }
@@ -48,7 +53,8 @@ def run(arguments: list[str]) -> None:
         exported = export(translator, args.out, **options)
         advice = f"echo 'some text' | python {Path(args.out, 'translate.py')}"
     else:
-        exported = export_site(translator, args.out, runtime, Path(args.folder).name, **options)
+        name = pretrained.find(args.folder).resolve().name
+        exported = export_site(translator, args.out, runtime, name, **options)
         advice = f"python -m http.server --directory {args.out}"
     parity = exported.parity
     print(f"{exported.folder}: {exported.size / 1e6:.1f} MB, weights in {args.weights}")
@@ -74,7 +80,7 @@ def _read_dictionary(path: str | None, translator: "Translator") -> dict[str, li
 def _recorded_pairs(translator: "Translator") -> str | None:
     """Return the dev pairs with which the model was trained, if they are still there."""
     dev = translator.trained.config.data.dev
-    return dev if dev is not None and all(map(Path.is_file, map(Path, dev.split(",")))) else None
+    return dev if dev is not None and all(map(os.path.isfile, dev.split(","))) else None
 
 
 def _print_quality(translator: "Translator", pairs: str, weights: str) -> None:

@@ -9,6 +9,7 @@ README.md NOTICE              how to use the folder; the licence of its data, if
 """
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -66,8 +67,8 @@ def export(
         ExtraError: a package of the extra `onnx` is not installed.
     """
     require_packages()
-    _check_decoder(translator)
-    out = require_empty_folder(Path(out))
+    check_decoder(translator)
+    out = require_empty_folder(Path(os.path.realpath(out)))
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as temporary:
         folder = Path(temporary) / out.name
@@ -77,11 +78,12 @@ def export(
             compress_weights(graph, weights)
             (folder / f"{name}.onnx").write_bytes(graph.SerializeToString())
         write_json(folder / "model.json", describe(translator, out.name))
-        write_json(folder / "dictionary.json", dict(dictionary or {}))
+        write_json(folder / "dictionary.json", {})
         for path in (path for path in RUNNERS.iterdir() if path.is_file()):
             shutil.copyfile(path, folder / path.name)
         on_stage("comparing the outputs of the folder with those of PyTorch …")
         parity = check_parity(translator, folder)
+        write_json(folder / "dictionary.json", dict(dictionary or {}))
         if notice is not None and notice.is_file():
             shutil.copyfile(notice, folder / "NOTICE")
         write_text(folder / "README.md", _card(out.name, translator, weights, parity))
@@ -91,9 +93,11 @@ def export(
 
 def move(folder: Path, out: Path) -> None:
     """Give a folder the path of another one, which is empty or does not exist."""
-    if out.exists():
-        out.rmdir()
-    folder.rename(out)
+    if not out.exists():
+        folder.rename(out)
+        return
+    for path in folder.iterdir():  # `out` may be a mount point, which cannot be replaced
+        shutil.move(path, out / path.name)
 
 
 def size(folder: Path) -> int:
@@ -122,7 +126,8 @@ def describe(translator: Translator, name: str) -> dict[str, Any]:
     }
 
 
-def _check_decoder(translator: Translator) -> None:
+def check_decoder(translator: Translator) -> None:
+    """Raise a ConfigError if the model cannot be exported."""
     decoder = translator.trained.model.decoder
     if not isinstance(decoder, RecurrentDecoder | TransformerDecoder):
         raise ConfigError(

@@ -104,10 +104,11 @@ def _download(folder: Path) -> Path:
             f"a static page needs onnxruntime-web {VERSION}, which npm downloads, but npm is not "
             f"installed; install Node.js, or {_OFFLINE}"
         )
-    command = [npm, "pack", f"onnxruntime-web@{VERSION}", "--loglevel=error"]
+    command = [npm, "pack", f"onnxruntime-web@{VERSION}", "--loglevel=error", "--fetch-retries=0"]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if result.returncode:
-        reason = next(iter(result.stderr.strip().splitlines()), f"status {result.returncode}")
+        lines = [line for line in result.stderr.splitlines() if "npm error code" not in line]
+        reason = next(filter(str.strip, lines), f"status {result.returncode}")
         raise ConfigError(
             f"npm could not download onnxruntime-web {VERSION} ({shortened(reason, 200)}); connect "
             f"to the internet, or {_OFFLINE}"

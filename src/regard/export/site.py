@@ -7,6 +7,7 @@
 All addresses are relative, and no other host is contacted.
 """
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -44,7 +45,7 @@ def export_site(
         ConfigError: as `export` does.
         ExtraError: as `export` does.
     """
-    out = require_empty_folder(Path(out))
+    out = require_empty_folder(Path(os.path.realpath(out)))
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as temporary:
         exported = export(translator, Path(temporary) / "model", **options)

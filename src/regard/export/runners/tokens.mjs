@@ -45,11 +45,13 @@ function detach(tokens) {
 
 function bytePairs({ merges }) {
   const ranks = numbered(merges.map((pair) => pair.join("\n")), 0);
-  return function merge(parts) {
-    const all = parts.slice(1).map((right, i) => ranks.get(`${parts[i]}\n${right}`) ?? Infinity);
-    const first = all.indexOf(Math.min(...all));
-    if (!(all[first] < Infinity)) return parts;
-    return merge([...parts.slice(0, first), parts[first] + parts[first + 1], ...parts.slice(first + 2)]);
+  const rank = (parts, i) => ranks.get(`${parts[i]}\n${parts[i + 1]}`) ?? Infinity;
+  return (characters) => {
+    for (const parts = [...characters]; ;) {
+      const first = parts.reduce((best, _, i) => (rank(parts, i) < rank(parts, best) ? i : best), 0);
+      if (rank(parts, first) === Infinity) return parts;
+      parts.splice(first, 2, parts[first] + parts[first + 1]);
+    }
   };
 }
 

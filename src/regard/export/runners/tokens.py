@@ -44,15 +44,22 @@ class Tokenizer:
         cut = lambda text: [mark_space(text[start:end]) for start, end in offsets(text)]
         return lambda text: cut(" " + text) if text else []
 
-    def normalize(self, text):
+    def compose(self, text):
         form = self.table["normal_form"]
-        text = text if form == "none" else unicodedata.normalize(form, text)
-        return text.lower() if self.table["lowercase"] else text
+        return text if form == "none" else unicodedata.normalize(form, text)
+
+    def normalize(self, text):
+        return self.compose(text).lower() if self.table["lowercase"] else self.compose(text)
+
+    def parse(self, line):
+        """Return the text of a line and its features, which follow a TAB."""
+        text, _, tags = line.partition("\t") if self.tags else (line, "", "")
+        return text, tags
 
     def encode(self, line):
-        """Return the tokens of a line and their ids; features follow a TAB."""
-        text, _, tags = line.partition("\t") if self.tags else (line, "", "")
-        tokens, tags = self.split(self.normalize(text)), re.split(r"[;|,\s]+", tags)
+        """Return the tokens of a line and their ids."""
+        text, tags = self.parse(line)
+        tokens, tags = self.split(self.normalize(text)), re.split(r"[;|,\s]+", self.compose(tags))
         known = [(token, self.ids.get(token, UNK)) for token in tokens]
         known += [(tag, self.tags.get(tag, UNK)) for tag in tags if tag]
         return [token for token, _ in known], [id for _, id in known]

@@ -19,14 +19,14 @@ export async function load(folder) {
   const translate = async (line, { beamSize = 5 } = {}) => {
     if (!(Number.isInteger(beamSize) && beamSize > 0)) throw new Error("expected a whole number above 0 as the beam size");
     const { text, normalized, tokens, ids } = source.encode(line);
-    const listed = Object.hasOwn(dictionary, normalized) ? dictionary[normalized] : isBlank(text) ? [""] : null;
+    const key = normalized.trim(), listed = Object.hasOwn(dictionary, key) ? dictionary[key] : isBlank(text) ? [""] : null;
     const copied = [...new Set(tokens.filter((token) => !target.ids.has(token)))];
     const copies = [...tokens.map((token) => target.ids.get(token) ?? size + copied.indexOf(token)), EOS];
     const token = (id) => target.entries[id] ?? copied[id - size];
-    const found = listed ? listed.map((output) => ({ tokens: target.encode(output).tokens, score: 0, logProb: 0, attention: null }))
+    const found = listed ? listed.map((output) => ({ text: output, tokens: target.encode(output).tokens, score: 0, logProb: 0, attention: null }))
       : await search({ ...model, size, encoder, decoder }, [...ids, EOS], copies, beamSize, beamSize > 1 ? 2 : 1);
-    const [best, second] = found.map(({ ids: [, ...all] = [], tokens = all.map(token), score, logProb, attention }) =>
-      ({ text: target.decode(tokens), tokens, score, attention, probability: Math.exp(logProb) }));
+    const [best, second] = found.map(({ ids: [, ...all] = [], tokens = all.map(token), text: output = target.decode(tokens), score, logProb, attention }) =>
+      ({ text: output, tokens, score, attention, probability: Math.exp(logProb) }));
     return { ...best, margin: best.probability - (second && second.text !== best.text ? second.probability : 0) };
   };
   return { translate };
@@ -35,8 +35,8 @@ export async function load(folder) {
 async function main() { // --confidence appends TAB probability TAB margin
   const options = { "beam-size": { type: "string", default: "5" }, confidence: { type: "boolean", default: false } };
   const { values, positionals: [folder = dirname(fileURLToPath(import.meta.url))] } = parseArgs({ allowPositionals: true, options });
-  const { translate } = await load(folder), input = readFileSync(0, "utf8").replace(/\n$/, "");
-  for (const line of input ? input.split("\n") : []) {
+  const { translate } = await load(folder), input = readFileSync(0, "utf8").replace(/^\ufeff/, "").replace(/\r?\n$/, "");
+  for (const line of input ? input.split(/\r?\n/) : []) {
     const { text, probability, margin } = await translate(line, { beamSize: Number(values["beam-size"]) });
     console.log([text.replaceAll("\n", " "), ...(values.confidence ? [probability.toFixed(6), margin.toFixed(6)] : [])].join("\t"));
   }

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +18,9 @@ class Model:
         self.encoder, self.decoder = map(onnxruntime.InferenceSession, graphs)
 
     def translate(self, line, beam_size=5, n_best=1):
-        """Return the best outputs: text, log_prob, score and attention (a row per token)."""
-        texts = self.listed.get(self.source.normalize(line).strip(), [""] * (not line.strip()))
-        found = [{"text": text, "log_prob": 0.0, "score": 0.0, "attention": []} for text in texts]
+        """Return the best outputs: text, log_prob and, unless listed, tokens, score, attention."""
+        key = self.source.normalize(self.source.parse(line)[0]).strip()
+        found = [{"text": text, "log_prob": 0.0} for text in self.listed.get(key, [""] * (not key))]
         return found[:n_best] or self.search(*self.source.encode(line), beam_size, n_best)
 
     def search(self, tokens, ids, beam_size, n_best):
@@ -48,9 +47,9 @@ class Model:
             for parent, id in zip(*np.unravel_index(candidates, totals.shape), strict=True):
                 (path, _, attention), total = beams[parent], float(totals[parent, id])
                 if id == EOS:
-                    text = self.target.decode([names[id] for id in path])
-                    found = {"text": text, "log_prob": total, "score": total / divisors[step + 1]}
-                    finished.append(found | {"attention": attention})
+                    found = {"tokens": [names[id] for id in path], "attention": attention}
+                    found |= {"log_prob": total, "score": total / divisors[step + 1]}
+                    finished.append(found | {"text": self.target.decode(found["tokens"])})
                 elif total > -np.inf and len(following) < beam_size:
                     parents.append(parent)
                     following.append(([*path, int(id)], total, [*attention, weights[parent]]))
@@ -69,11 +68,11 @@ def run(session, feeds):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--beam-size", type=int, default=5)
+    parser.add_argument("--beam-size", type=int, default=5, choices=range(1, 101), metavar="K")
     parser.add_argument("--confidence", action="store_true", help="append probability and margin")
     args, model = parser.parse_args(), Model(Path(__file__).parent)
-    for line in sys.stdin:
-        outputs = model.translate(line.rstrip("\n"), args.beam_size, 2 if args.confidence else 1)
+    for line in open(0, encoding="utf-8-sig"):
+        outputs = model.translate(line.rstrip("\r\n"), args.beam_size, 2 if args.confidence else 1)
         first, *others = [(output["text"], float(np.exp(output["log_prob"]))) for output in outputs]
         margin = first[1] - max((other for text, other in others if text != first[0]), default=0)
         columns = [f"{first[1]:.6f}", f"{margin:.6f}"] if args.confidence else []

@@ -29,15 +29,22 @@ export async function open({ models, folders, runtime, wasm, bytes, max_beam_siz
 // The worker: `call` calls one of its methods and returns the result, `close` ends it.
 function connect(onProgress) {
   const worker = new Worker(new URL("onnx/worker.js", import.meta.url), { type: "module" });
-  const calls = [];
+  const calls = new Map(); // those without a result yet, by number
+  let [count, failure] = [0, null];
   worker.onmessage = ({ data: { id, result, error, loaded } }) => {
-    if (loaded !== undefined) onProgress(loaded);
-    else if (error !== undefined) calls[id].reject(new Error(error));
-    else calls[id].resolve(result);
+    if (loaded !== undefined) return onProgress(loaded);
+    const { resolve, reject } = calls.get(id);
+    calls.delete(id);
+    return error === undefined ? resolve(result) : reject(new Error(error));
   };
-  worker.onerror = ({ message }) => calls.forEach(({ reject }) => reject(new Error(`The model could not be started: ${message ?? "its worker failed"}.`)));
+  worker.onerror = ({ message }) => {
+    failure = new Error(`The model could not be started: ${message ?? "its worker failed"}.`);
+    calls.forEach(({ reject }) => reject(failure));
+  };
   const call = (method, ...args) => new Promise((resolve, reject) => {
-    worker.postMessage({ id: calls.push({ resolve, reject }) - 1, method, args });
+    if (failure) return reject(failure);
+    calls.set(++count, { resolve, reject });
+    return worker.postMessage({ id: count, method, args });
   });
   return { call, close: () => worker.terminate() };
 }
