@@ -1,5 +1,6 @@
 """Distillation: the outputs of a teacher, resumed, and a student that is trained on them."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,17 @@ def test_the_best_outputs_are_written(folders: list[Path], tmp_path: Path) -> No
 def test_lines_that_exist_are_kept(folders: list[Path], tmp_path: Path) -> None:
     teacher, path = regard.Translator.load(folders[0]), tmp_path / "outputs.tsv"
     expected = write_outputs(teacher, SOURCES, tmp_path / "whole.tsv")
-    path.write_text("a b\tkept\nc d")  # the last line is incomplete
+    text = "a b\tkept\nc d"  # the last line is incomplete
+    path.write_text(text)
+    with pytest.raises(FolderError, match="outputs of another model or beam size"):
+        write_outputs(teacher, SOURCES, path)
+    shutil.copy(tmp_path / "whole.json", tmp_path / "outputs.json")
+    for other, beam_size in ((regard.Translator.load(folders[1]), 5), (teacher, 4)):
+        with pytest.raises(FolderError, match="outputs of another model or beam size"):
+            write_outputs(other, SOURCES, path, beam_size)
+    with pytest.raises(FolderError, match="contains outputs for other sources"):
+        write_outputs(teacher, SOURCES[1:], path)
+    assert path.read_text() == text
     pairs = write_outputs(teacher, SOURCES, path)
     assert [pair.target for pair in pairs] == ["kept", *(pair.target for pair in expected[1:])]
     with pytest.raises(FolderError, match="contains outputs for other sources"):
@@ -50,6 +61,9 @@ def test_a_student_is_trained_on_targets_and_outputs(
     assert main(command) == 1
     assert "give --data.train F --data.dev F" in capsys.readouterr().err
     command += ["--data.dev", str(pairs), "--unlabelled", str(lines), "--device=cpu"]
+    assert main([*command, "--training.coverage_loss=1"]) == 1
+    assert "needs model.coverage true" in capsys.readouterr().err
+    assert not out.exists()
     command += ["--training.max_updates=2", "--training.validate_every=2", "--model.decoder_dim=8"]
     assert main(command) == 0
     err = capsys.readouterr().err

@@ -4,12 +4,14 @@ Sequence-level knowledge distillation (Kim and Rush 2016, arXiv:1606.07947, sect
 are the teacher's best outputs of beam search. They are added to the original targets.
 """
 
+import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from regard.errors import FolderError
-from regard.files import decode_lines
+from regard.files import decode_lines, write_text
+from regard.model_folder import checksum, unshared_tensors
 from regard.pairs import Pair
 from regard.translator import Translator
 
@@ -36,7 +38,8 @@ def write_outputs(
     """Write the teacher's best output for every source, and return the pairs without empty outputs.
 
     The lines of the file are source TAB output, followed by TAB features where a source has them. Lines
-    that the file already contains are kept: a call that was interrupted continues where it stopped.
+    that the file already contains are kept: a call that was interrupted continues where it stopped. A
+    JSON file with the same stem identifies the teacher and the search that they come from.
 
     Args:
         teacher: the model that translates the sources.
@@ -46,12 +49,12 @@ def write_outputs(
         on_progress: called with the number of outputs in each new part of the file.
 
     Raises:
-        FolderError: the file contains outputs for other sources.
+        FolderError: the file contains outputs for other sources, of another teacher or of another search.
     """
+    _require_same_search(path, teacher, beam_size)
     done = _outputs_so_far(path, sources)
     if on_progress is not None:
         on_progress(len(done))
-    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8", newline="\n") as file:
         for start in range(len(done), len(sources), _CHUNK):
             chunk = sources[start : start + _CHUNK]
@@ -69,13 +72,26 @@ def write_outputs(
     return [pair for pair in done if pair.target]
 
 
+def _require_same_search(path: Path, teacher: Translator, beam_size: int) -> None:
+    """Describe the search beside a new file of outputs; for existing outputs, compare the description."""
+    weights = checksum(unshared_tensors(teacher.trained.model))
+    description = json.dumps({"teacher": weights, "beam_size": beam_size}) + "\n"
+    file = path.with_suffix(".json")
+    if not path.exists():
+        write_text(file, description)
+    elif not file.is_file() or file.read_text(encoding="utf-8", errors="replace") != description:
+        raise FolderError(
+            f"{path} contains outputs of another model or beam size; give the same model and "
+            "--beam-size to resume, or choose another folder (--out)"
+        )
+
+
 def _outputs_so_far(path: Path, sources: Sequence[SourceWithFeatures]) -> list[Pair]:
     """Return the pairs in a file, from which an incomplete last line is removed."""
     if not path.exists():
         return []
     content = path.read_bytes()
     complete = content[: content.rfind(b"\n") + 1]
-    os.truncate(path, len(complete))
     rows = [line.split("\t") for line in decode_lines(complete, str(path))]
     pairs = [
         Pair(text, row[1] if len(row) > 1 else "", features)
@@ -88,6 +104,7 @@ def _outputs_so_far(path: Path, sources: Sequence[SourceWithFeatures]) -> list[P
             f"{path} contains outputs for other sources; give the same pairs to resume, or choose "
             "another folder (--out)"
         )
+    os.truncate(path, len(complete))
     return pairs
 
 

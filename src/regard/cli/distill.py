@@ -6,6 +6,9 @@ the lines of --unlabelled. OUT/outputs.tsv contains its outputs, and OUT/model t
 
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jsonargparse import Namespace
 
 from regard.cli.options import (
     add_beam_size,
@@ -19,6 +22,9 @@ from regard.config import DataConfig, from_dict
 from regard.errors import ConfigError, quantity
 from regard.files import read_lines, require_empty_folder
 from regard.progress import Progress
+
+if TYPE_CHECKING:
+    from regard.pairs import Pair
 
 _COMMON = (
     *("--data.train", "--data.dev", "--out", "--config", "--unlabelled", "--beam-size"),
@@ -47,22 +53,16 @@ def run(arguments: list[str]) -> None:
     config = from_dict({**values, "out": str(out / "model"), "device": args.device})
     if not args.resume:
         require_empty_folder(out, "choose another folder (--out), or continue (--resume)")
+        config.check_groups()
     enable_huge_pages()
-    teacher = load_translator(args.folder, args.device)
-    from regard.distillation import distinct_sources, write_outputs
     from regard.pairs import read_pairs
-    from regard.training import train
 
     parsed, dev = read_pairs(data.train, data), read_pairs(data.dev, data)
     for each in (parsed, dev):
         each.require_valid("correct or skip them" if data.bad_lines == "stop" else None)
-    lines = [] if args.unlabelled is None else read_lines(args.unlabelled)
-    unlabelled = [teacher.source.parse_source(line) for line in lines]
-    sources = distinct_sources([*(pair.key for pair in parsed.pairs), *unlabelled])
-    path = out / "outputs.tsv"
-    with Progress("translating", len(sources), "sources") as progress:
-        outputs = write_outputs(teacher, sources, path, args.beam_size, progress.advance)
-        progress.print(f"{path} contains the outputs for {quantity(len(sources), 'source')}")
+    outputs = _outputs(args, [pair.key for pair in parsed.pairs], out / "outputs.tsv")
+    from regard.training import train
+
     train(
         config,
         [*parsed.pairs, *outputs],
@@ -71,6 +71,20 @@ def run(arguments: list[str]) -> None:
         command=shlex.join(["regard", "distill", *arguments]),
     )
     print(f"the model is saved in {config.out}; to use it, run: regard translate {config.out}")
+
+
+def _outputs(args: Namespace, sources: list[tuple[str, str | None]], path: Path) -> "list[Pair]":
+    """Translate with the teacher, which is not in memory any more when the student is trained."""
+    teacher = load_translator(args.folder, args.device)
+    from regard.distillation import distinct_sources, write_outputs
+
+    lines = [] if args.unlabelled is None else read_lines(args.unlabelled)
+    unlabelled = [teacher.source.parse_source(line) for line in lines]
+    sources = distinct_sources([*sources, *unlabelled])
+    with Progress("translating", len(sources), "sources") as progress:
+        outputs = write_outputs(teacher, sources, path, args.beam_size, progress.advance)
+        progress.print(f"{path} contains the outputs for {quantity(len(sources), 'source')}")
+    return outputs
 
 
 def make_parser() -> Parser:
