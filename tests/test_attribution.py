@@ -164,6 +164,7 @@ def test_attributions_of_the_models_own_outputs(folders: list[Path]) -> None:
     )[0]  # fmt: skip
     assert translator.attribute(["a b"], [["c", "d"]])[0].tokens == ["c", "d"]
     assert translator.attribute("a b", ["c", "d"]).tokens == ["c", "d"]
+    assert translator.attribute(["a b"], "c d")[0].tokens == ["c", "d"]
     assert translator.attribute("a b", "").attention.shape == (0, 3)
 
 

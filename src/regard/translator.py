@@ -298,7 +298,8 @@ class Translator:
         values of the contributions to its log-probability, divided by their sum, so that charts and
         `alignment()` work as for attention weights; `attributions` contains the signed values, in nats.
         The functions of `regard.attribution` define the methods. All but `attention` work without
-        attention, too.
+        attention, too. No other call may use the same translator at the same time, in another thread:
+        the gradients are computed with hooks on the model.
 
         Args:
             texts: a string, or any iterable of sources, as for `translate`.
@@ -315,7 +316,8 @@ class Translator:
         if targets is None:
             given: list[TextOrTokens] = [output.tokens for output in self.translate(sources)]
         else:
-            given = [cast("TextOrTokens", targets)] if single else list(targets)
+            one = single or isinstance(targets, str)
+            given = [cast("TextOrTokens", targets)] if one else list(targets)
         outputs = self.align(sources, given)
         request = prepare(self.trained, sources, given, forced=True)
         attributed = [
