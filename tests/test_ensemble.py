@@ -1,6 +1,7 @@
 """Ensembles: the average of several models, in memory, as a folder and in every command."""
 
 import dataclasses
+import errno
 import json
 import shutil
 from collections.abc import Callable
@@ -238,6 +239,25 @@ def test_an_ensemble_in_an_ensemble_contributes_its_members(
         regard.Translator.load(tmp_path / "more")
 
 
+def test_an_interrupted_copy_leaves_nothing(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = tmp_path / "all"
+    monkeypatch.setattr(ensemble, "write_json", fail)
+    with pytest.raises(ConfigError, match=r"cannot write .*all: No space left on device; choose"):
+        ensemble.save(folders, out)
+    assert [*tmp_path.rglob("*")] == [out]
+    monkeypatch.undo()
+    monkeypatch.chdir(out)
+    ensemble.save(folders, ".")
+    assert (out / "README.md").read_text().startswith("# all\n")
+    assert len(regard.Translator.load(out).trained.members) == 2
+    assert [*tmp_path.iterdir()] == [out]
+
+
 @pytest.mark.parametrize("count", [0, -1, True, "2", [1, 2], 1.5])
 def test_a_wrong_number_of_members_is_reported(folder: Path, count: Any) -> None:
     config = {**json.loads((folder / "config.json").read_text()), "members": count}
@@ -275,6 +295,14 @@ def test_tokenizers_that_differ_are_named(folders: list[Path], tmp_path: Path) -
     ):
         ensemble.save([folders[0], tmp_path / "other"], tmp_path / "all")
     assert not (tmp_path / "all").exists()
+
+
+def test_a_model_without_features_differs_briefly(make_translator: Make) -> None:
+    ours = make_translator().trained
+    names = tuple(f"feature {index}" for index in range(100))
+    theirs = dataclasses.replace(ours, source=dataclasses.replace(ours.source, features=names))
+    with pytest.raises(ConfigError, match=r"features \(0 and 100 entries, 'feature 0' in only one"):
+        ensemble.combine([("0", ours), ("1", theirs)])
 
 
 def test_an_ensemble_cannot_be_trained(folder: Path, tmp_path: Path) -> None:

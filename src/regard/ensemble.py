@@ -6,7 +6,9 @@ members/0 …        complete model folders, numbered from 0
 """
 
 import dataclasses
+import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,7 +80,7 @@ def combine(named: Sequence[tuple[str | Path, TrainedModel]]) -> TrainedModel:
 
 def _metadata(members: Sequence[TrainedModel]) -> dict[str, Any]:
     """Return the metadata of an ensemble: sums, maxima, or those of the first member."""
-    combined: dict[str, Callable[[Iterable[Any]], Any]] = {
+    rules: dict[str, Callable[[Iterable[Any]], Any]] = {
         "max_source_length": max,
         "max_target_length": max,
         "parameters": sum,
@@ -86,8 +88,8 @@ def _metadata(members: Sequence[TrainedModel]) -> dict[str, Any]:
         "attribution": lambda values: " ".join(dict.fromkeys(values)),
     }
     return {
-        name: combine(values)
-        for name, combine in combined.items()
+        name: rule(values)
+        for name, rule in rules.items()
         if (values := [each.metadata[name] for each in members if name in each.metadata])
     }
 
@@ -96,19 +98,35 @@ def save(folders: Sequence[str | Path], out: str | Path) -> TrainedModel:
     """Copy model folders into a new ensemble; the members of an ensemble become members of the new one.
 
     Raises:
-        ConfigError: the tokenizers or the copy mechanisms differ, or `out` is not empty.
+        ConfigError: the tokenizers or the copy mechanisms differ, or `out` is not empty or cannot be
+            written.
         FolderError: a folder is missing, damaged or in a newer format.
     """
-    out = require_empty_folder(Path(out))
+    out = Path(os.path.realpath(require_empty_folder(Path(out))))
     paths = (path for folder in folders for path in _members(pretrained.find(folder)))
     members = [(path, model_folder.load(path)) for path in paths]
     combine(members)
-    for index, (path, _) in enumerate(members):
-        member_folder(out, index).mkdir(parents=True)
-        for name in _FILES:
-            if (path / name).is_file():
-                shutil.copyfile(path / name, member_folder(out, index) / name)
-    return complete(out, len(members))
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=out.parent) as temporary:
+            new = Path(temporary) / out.name
+            for index, (path, _) in enumerate(members):
+                _copy_member(path, member_folder(new, index))
+            combined = complete(new, len(members))
+            for part in new.iterdir():
+                shutil.move(part, out)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {out}: {error.strerror}; choose another folder (out)"
+        ) from None
+    return combined
+
+
+def _copy_member(folder: Path, out: Path) -> None:
+    out.mkdir(parents=True)
+    for name in _FILES:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, out / name)
 
 
 def complete(out: Path, count: int) -> TrainedModel:
@@ -121,10 +139,11 @@ def complete(out: Path, count: int) -> TrainedModel:
     paths = [member_folder(out, index) for index in range(count)]
     combined = combine([(path, model_folder.load(path)) for path in paths])
     members = "".join(f"- [members/{index}](members/{index}/README.md)\n" for index in range(count))
+    name = Path(os.path.realpath(out)).name
     card = (
-        f"# {out.name}\n\nAn ensemble, created with regard {__version__}. It averages the "
+        f"# {name}\n\nAn ensemble, created with regard {__version__}. It averages the "
         f"log-probabilities of its members and has {combined.metadata.get('parameters', 0):,} "
-        f"parameters.\n\n{members}\nUse it with\n\n    echo 'some text' | regard translate {out.name}\n"
+        f"parameters.\n\n{members}\nUse it with\n\n    echo 'some text' | regard translate {name}\n"
     )
     write_text(out / "README.md", card)
     description = {"format": migrations.FORMAT, "regard": __version__, "members": count}
@@ -178,8 +197,9 @@ def _difference(ours: Tokenizer, theirs: Tokenizer) -> str:
     name = next(name for name in names if getattr(ours, name) != getattr(theirs, name))
     values: list[Any] = [getattr(ours, name), getattr(theirs, name)]
     label = name.replace("_", " ")
-    if not all(isinstance(value, tuple) for value in values):
+    if not any(isinstance(value, tuple) for value in values):
         return f"{label} ({values[0]} and {values[1]})"
+    values = [value or () for value in values]
     sizes = f"{len(values[0]):,} and {len(values[1]):,} entries"
     only = next(iter(sorted({*values[0]} ^ {*values[1]})), None)
     return f"{label} ({sizes}{'' if only is None else f', {only!r} in only one of them'})"
