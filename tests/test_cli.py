@@ -1229,6 +1229,13 @@ def test_a_text_may_begin_with_a_dash(
     assert (result.status, result.out) == (0, f"{text} -> D, saved to {tmp_path / 'map.json'}\n")
 
 
+def test_plot_decodes_once(
+    regard: Command, folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("regard.translator.forced_decode", None)
+    assert regard("plot", folders.model, "abc", "-o", tmp_path / "map.svg").status == 0
+
+
 def test_plot_can_force_the_output(regard: Command, folders: Folders, tmp_path: Path) -> None:
     path = tmp_path / "map.json"
     result = regard("plot", folders.model, "abc", "-o", path, "--target", "D D")
@@ -1245,6 +1252,9 @@ def test_charts_that_cannot_be_drawn_are_reported(
     assert "there is nothing to draw: the text is empty" in error_line(empty, 1)
     empty_target = regard("plot", folders.model, "abc", "--target", "", "-o", tmp_path / "map.svg")
     assert "nothing to draw" in error_line(empty_target, 1)
+    options = ["--method", "erasure", "--head", 0, "-o", tmp_path / "map.svg"]
+    layer = regard("plot", folders.model, "abc", *options)
+    assert "leave them out with --method erasure" in error_line(layer, 1)
     assert os.listdir(tmp_path) == []
 
 

@@ -3,6 +3,8 @@
 import sys
 from typing import TYPE_CHECKING, Literal
 
+from jsonargparse import Namespace
+
 from regard.cli.options import (
     add_beam_size,
     add_chart_file,
@@ -11,9 +13,10 @@ from regard.cli.options import (
     load_translator,
 )
 from regard.cli.parser import Parser
-from regard.errors import DataError
+from regard.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from regard.translation import Translation
     from regard.translator import Translator
 
 
@@ -23,12 +26,12 @@ def run(arguments: list[str]) -> None:
     check_output_files(args, "out")
     if not args.text.strip():
         raise DataError("there is nothing to draw: the text is empty")
+    if args.method != "attention" and (args.layer, args.head) != (None, None):
+        raise ConfigError(
+            f"--layer and --head select attention weights; leave them out with --method {args.method}"
+        )
     translator = load_translator(args.folder, args.device)
-    source = translator.source.parse_source(args.text)
-    target = args.target
-    if target is None:
-        target = translator.translate([source], args.beam_size)[0].tokens
-    output = translator.attribute([source], [target], args.method)[0]
+    output = _output(translator, args)
     if not output.tokens:
         raise DataError(_nothing_to_draw(translator, args.target is not None))
     title = f"{args.text} → {output.text}"
@@ -37,6 +40,17 @@ def run(arguments: list[str]) -> None:
     for warning in (translator.trained.metadata.get("warning"), output.warning):
         if warning:
             print(f"regard plot: {warning}", file=sys.stderr)
+
+
+def _output(translator: "Translator", args: Namespace) -> "Translation":
+    """Return the output to plot, with its attention weights or attributions."""
+    source, target = translator.source.parse_source(args.text), args.target
+    if target is None:
+        output = translator.translate([source], args.beam_size)[0]
+        if args.method == "attention":
+            return output
+        target = output.tokens
+    return translator.attribute([source], [target], args.method)[0]
 
 
 def _nothing_to_draw(translator: "Translator", forced: bool) -> str:
