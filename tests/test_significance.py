@@ -99,6 +99,14 @@ def test_different_sources_raise() -> None:
         compare(_metrics(["a", "b"], ["a", "b"]), _metrics(["a"], ["a"]))
 
 
+def test_different_settings_raise() -> None:
+    systems = [
+        metrics.report(["a b"], [["a b"]], [1], lowercase=lowercase) for lowercase in (False, True)
+    ]
+    with pytest.raises(DataError, match=r"the same metrics, got BLEU .*case:mixed.* and .*case:lc"):
+        compare(*systems)
+
+
 def test_the_table_names_the_other_system() -> None:
     comparison = compare(_metrics(["a", "b"], ["a", "c"]), _metrics(["b", "b"], ["a", "c"]), "old")
     lines = str(comparison).splitlines()

@@ -71,13 +71,21 @@ def compare(metrics: MetricValues, other: MetricValues, name: str = "other") -> 
         name: name of the other system.
 
     Raises:
-        DataError: the systems were evaluated on different numbers of sources.
+        DataError: the systems were evaluated on different numbers of sources, or metrics were computed
+            with different settings or numbers of references.
     """
     if metrics.n != other.n:
         raise DataError(
             f"two systems are compared on the same sources, got {metrics.n:,} and {other.n:,} "
             "sources; evaluate both on the same pairs"
         )
+    for key in METRICS:
+        ours, theirs = getattr(metrics, key).signature, getattr(other, key).signature
+        if ours != theirs:
+            raise DataError(
+                f"two systems are compared with the same metrics, got {METRICS[key].label} {ours} and "
+                f"{theirs}; evaluate both on the same pairs, with the same settings"
+            )
     return Comparison(
         name, {key: _difference(getattr(metrics, key), getattr(other, key)) for key in METRICS}
     )
