@@ -66,7 +66,7 @@ def run(arguments: list[str]) -> None:
 def _evaluate(translator: "Translator", pairs: "Sequence[Pair]", args: Namespace) -> "Report":
     from regard.evaluation import evaluate
 
-    with Progress("translating", len({pair.source for pair in pairs}), "sources") as progress:
+    with Progress("translating", len({pair.key for pair in pairs}), "sources") as progress:
         return evaluate(
             translator,
             pairs,
