@@ -124,7 +124,7 @@ def _assert_exact(found: np.ndarray, rounded: torch.Tensor, exact: torch.Tensor)
     finite = exact.isfinite()
     assert (np.isfinite(found) == finite.numpy()).all()
     bound = 10 * max(float((rounded - exact)[finite].abs().max()), 1e-6)
-    assert np.abs(found - exact.numpy())[finite.numpy()].max() <= bound
+    assert np.abs(found[finite.numpy()] - exact[finite].numpy()).max() <= bound
 
 
 def _run(session: onnxruntime.InferenceSession, feeds: dict[str, Any]) -> dict[str, np.ndarray]:
