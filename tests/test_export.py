@@ -224,15 +224,19 @@ def test_features_follow_a_tab() -> None:
         assert exported.encode("ba\tN;V|x") == (expected.tokens, expected.ids)
 
 
+def _graphs(folder: Path) -> conversion.OnnxGraphs:
+    return conversion.OnnxGraphs(
+        *(onnx.load(folder / f"{name}.onnx") for name in ("encoder", "decoder"))
+    )
+
+
 def test_a_difference_stops_the_export(
     exported_folders: list[tuple[regard.Translator, Path]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     translator, folder = exported_folders[0]
-    graphs = conversion.OnnxGraphs(
-        onnx.load(folder / "encoder.onnx"), onnx.load(folder / "decoder.onnx")
-    )
+    graphs = _graphs(folder)
     for tensor in graphs.decoder.graph.initializer:
         array = onnx.numpy_helper.to_array(tensor)
         if array.dtype == np.float32 and array.ndim > 1:
@@ -262,9 +266,7 @@ def test_an_empty_folder_is_filled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     translator, folder = exported_folders[0]
-    graphs = conversion.OnnxGraphs(
-        onnx.load(folder / "encoder.onnx"), onnx.load(folder / "decoder.onnx")
-    )
+    graphs = _graphs(folder)
     monkeypatch.setattr("regard.export.folder.convert", lambda model: graphs)
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "folder")

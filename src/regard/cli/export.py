@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 def run(arguments: list[str]) -> None:
     """Export a model, and print the size and the quality of the result."""
-    parser = make_parser()
-    args = parser.parse_args(arguments)
+    args = make_parser().parse_args(arguments)
     if args.onnxruntime_web and not args.web:
         raise UsageError("--onnxruntime-web is for the static page: add --web, or omit it")
     if args.dictionary and args.web:
@@ -91,7 +90,7 @@ def _print_quality(translator: "Translator", pairs: str, weights: str) -> None:
         dev = read_valid_pairs(pairs, translator.trained.config.data)
     except DataError as error:
         raise DataError(f"{error} (dev pairs; give others with --dev)") from None
-    sources = len({pair.source for pair in dev})
+    sources = len({pair.key for pair in dev})
     with Progress("translating", sources, "sources") as progress:
         report = evaluate(translator, dev, on_progress=progress.advance)
     print(f"dev, {pairs}, weights in {weights}:\n{report}")

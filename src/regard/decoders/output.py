@@ -65,8 +65,8 @@ class CopyingOutput(nn.Linear):
         alpha = to_compute_dtype(weights[..., -1, :, :].mean(-2))
         # the shapes of a compiled graph cannot depend on ids; at most T of them are beyond V
         compiling = torch.compiler.is_compiling()
-        largest = copies.shape[-1] - 1 if compiling else int(copies.max()) - self.out_features
-        extra = max(0, largest + 1)
+        extra = copies.shape[-1] if compiling else int(copies.max()) + 1 - self.out_features
+        extra = max(0, extra)
         mixture = nn.functional.pad(p_gen * p_vocab, (0, extra))
         ids = copies if copies.dim() == alpha.dim() else copies[:, None]
         mixture = mixture.scatter_add(-1, ids.expand_as(alpha), (1 - p_gen) * alpha)
