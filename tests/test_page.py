@@ -67,12 +67,18 @@ def page(browser: Browser, address: str) -> Iterator[Page]:
     page.on("request", lambda request: requests.append(request.url))
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("console", lambda entry: errors.append(entry.text) if entry.type == "error" else None)
-    page.goto(address)
+    _open(page, address)
     yield page
     assert page.title() == "regard"
     assert [url for url in requests if not url.startswith((address, "data:"))] == []
     assert [text for text in errors if "422" not in text] == []
     page.close()
+
+
+def _open(page: Page, address: str) -> None:
+    page.goto(address)
+    page.locator(".view").last.wait_for()  # the page's modules may run after its load event
+    _wait_until_idle(page)
 
 
 def _view(page: Page, number: int = 0) -> Any:
@@ -344,7 +350,7 @@ def test_models_without_attention_or_with_it_in_the_encoder_only(
         page = browser.new_page()
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(address)
+        _open(page, address)
         _submit(page, "c b a")
         expect(_view(page)).to_contain_text("This model has no attention")
         assert len(_probabilities(_view(page))) > 3
