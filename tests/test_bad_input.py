@@ -428,7 +428,7 @@ def test_gold_links_must_lie_inside_their_texts() -> None:
     inside = GoldAlignment(frozenset({(0, 0)}), frozenset({(2, 1)}))
     check_links([inside], [(3, 2)])
     for sizes, link in (((2, 2), "2-1"), ((3, 1), "2-1"), ((0, 0), "0-0")):
-        with pytest.raises(DataError, match=f"gold link {link} of pair 1 is outside its texts"):
+        with pytest.raises(DataError, match=f"gold links of pair 1: {link} is outside its texts"):
             check_links([inside], [sizes])
     with pytest.raises(DataError, match="1 line of gold links for 2 pairs"):
         check_links([inside], [(3, 2), (3, 2)])

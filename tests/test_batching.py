@@ -11,7 +11,7 @@ lengths = st.integers(1, 30)
 sizes = st.lists(st.tuples(lengths, lengths), max_size=60)
 ids = st.lists(st.integers(4, 99), max_size=9)
 examples = st.lists(
-    st.builds(Example, ids.map(lambda row: [*row, EOS]), ids, st.just(())), max_size=40
+    st.builds(Example, ids.map(lambda row: [*row, EOS]), ids, st.just(()), st.none()), max_size=40
 )
 
 
@@ -51,7 +51,7 @@ def test_a_batch_holds_its_examples_and_padding(examples: list[Example]) -> None
     assert batch.inputs.shape == batch.targets.shape
     assert batch.inputs.shape[1] == max(len(e.target) for e in examples) + 1
     assert batch.target_tokens == sum(len(e.target) + 1 for e in examples)
-    for row, (source, target, _) in enumerate(examples):
+    for row, (source, target, *_) in enumerate(examples):
         assert batch.lengths[row] == len(source)
         for tensor, real in (
             (batch.source, source),

@@ -1149,7 +1149,7 @@ def test_gold_links_must_match_the_pairs(regard: Command, folders: Folders, tmp_
     gold.write_text("0-0\n" * 39 + "0:0\n")
     assert "gold, line 40: expected links" in error_line(regard(*arguments, "--gold", gold), 1)
     gold.write_text("0-0\n" * 39 + "0-9\n")
-    assert "gold link 0-9 of pair 40 is outside its texts" in error_line(
+    assert "gold links of pair 40: 0-9 is outside its texts" in error_line(
         regard(*arguments, "--gold", gold), 1
     )
     assert "give --gold too" in error_line(regard(*arguments, "--json", tmp_path / "j"), 1)

@@ -70,7 +70,7 @@ def corpus(train: str | Path, dev: list[Any] | None = DEV, **groups: Any) -> Cor
 
 
 def examples(result: Corpus) -> list[Any]:
-    return [tuple(map(list, result.train[index])) for index in range(len(result.train))]
+    return [tuple(map(list, result.train[index][:3])) for index in range(len(result.train))]
 
 
 def notes(result: Corpus, path: str) -> list[str]:

@@ -166,14 +166,28 @@ def check_links(gold: Sequence[GoldAlignment], sizes: Sequence[tuple[int, int]])
     if len(gold) != len(sizes):
         lines, pairs = quantity(len(gold), "line"), quantity(len(sizes), "pair")
         raise DataError(f"{lines} of gold links for {pairs}")
-    for number, (pair, (sources, targets)) in enumerate(zip(gold, sizes, strict=True), start=1):
-        for source, target in sorted(pair.possible):
-            if not (0 <= source < sources and 0 <= target < targets):
-                raise DataError(
-                    f"gold link {source}-{target} of pair {number:,} is outside its texts, which have "
-                    f"{sources} and {quantity(targets, 'word')}; count source and target words "
-                    "from 0"
-                )
+    for number, (pair, size) in enumerate(zip(gold, sizes, strict=True), start=1):
+        check_pair_links(pair, size, f"gold links of pair {number:,}")
+
+
+def check_pair_links(pair: GoldAlignment, size: tuple[int, int], where: str) -> None:
+    """Check that the links of one pair are within its texts.
+
+    Args:
+        pair: the links.
+        size: the numbers of source and target words.
+        where: the file and line, or the pair, in the error message.
+
+    Raises:
+        DataError: a link is outside.
+    """
+    sources, targets = size
+    for source, target in sorted(pair.possible):
+        if not (0 <= source < sources and 0 <= target < targets):
+            raise DataError(
+                f"{where}: {source}-{target} is outside its texts, which have {sources} and "
+                f"{quantity(targets, 'word')}; count source and target words from 0"
+            )
 
 
 def alignment_metrics(

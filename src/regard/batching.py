@@ -7,10 +7,11 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from regard.alignment import Link
 from regard.text import BOS, EOS, PAD
 
 
@@ -23,6 +24,8 @@ class Example(NamedTuple):
     """Target ids, without BOS and EOS."""
     copies: Sequence[int] = ()
     """Target-side id of each source token, for a copying model (copy_mechanism.py)."""
+    links: Sequence[Link] | None = None
+    """Links (source token, target token), for guided alignment (guided_alignment.py)."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -69,6 +72,8 @@ class Batch(NamedTuple):
     """The target, then EOS."""
     copies: Int[Tensor, "B T"] | None = None
     """Target-side id of each source token, for a copying model."""
+    links: Float[Tensor, "B L T"] | None = None
+    """1/n for each of the n source tokens that a target token is linked to, otherwise 0."""
 
     def to(self, device: torch.device | str) -> "Batch":
         """Copy the batch to a device."""
@@ -96,7 +101,18 @@ def collate(examples: Sequence[Example]) -> Batch:
         pad([[BOS, *example.target] for example in examples]),
         pad([[*example.target, EOS] for example in examples]),
         pad([example.copies for example in examples]) if examples and examples[0].copies else None,
+        _link_shares(examples) if examples and examples[0].links is not None else None,
     )
+
+
+def _link_shares(examples: Sequence[Example]) -> Float[Tensor, "B L T"]:
+    """Return the links of a batch as one distribution over the source per target token."""
+    sources, targets = (max(sizes) for sizes in zip(*(e.size for e in examples), strict=True))
+    linked = torch.zeros(len(examples), targets, sources)
+    for row, example in enumerate(examples):
+        for source, target in example.links or ():
+            linked[row, target, source] = 1
+    return linked / linked.sum(2, keepdim=True).clamp(min=1)
 
 
 def bucket(

@@ -68,6 +68,8 @@ class DataConfig:
 
     train: str | None = None
     """Training pairs: a TSV file, or two parallel files given as F.src,F.tgt; these files may be compressed with gzip (.gz). Parquet, JSONL and CSV files are memory-mapped and may be larger than memory; to read several of them, give a pattern such as 'F-*.parquet'."""
+    train_links: str | None = None
+    """Links between the words of the training pairs, for training.guided_alignment: a Pharaoh file with one line per line of data.train (i-j or i?j, source before target, counted from 0), such as the output of regard align or of another aligner."""
     dev: str | None = None
     """Validation pairs; by default, 5 % of the training sources (at most 1,000) are held out."""
     dev_seed: int | None = None
@@ -292,6 +294,8 @@ class TrainingConfig:
     """Label smoothing: probability mass that is distributed uniformly over the vocabulary."""
     coverage_loss: float = 0.0
     """Weight of the coverage loss (See et al. 2017); requires model.coverage."""
+    guided_alignment: float | None = None
+    """Weight of the loss between the attention and the links in data.train_links (Garg et al. 2019); default: 0.05 with links. A Transformer is guided in the last layer but one, which is then displayed."""
     clip_norm: float = 1.0
     """Gradient-norm clipping threshold."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -303,7 +307,10 @@ class TrainingConfig:
                 *("batch_tokens", "gradient_accumulation_steps", "max_updates"),
                 *("validate_every", "patience"),
             ],
-            "be at least 0": ["warmup", "weight_decay", "plateau_patience", "coverage_loss"],
+            "be at least 0": [
+                *("warmup", "weight_decay", "plateau_patience"),
+                *("coverage_loss", "guided_alignment"),
+            ],
             "be above 0": ["learning_rate", "clip_norm", "max_minutes"],
             "lie in [0, 1)": ["cooldown", "label_smoothing"],
             "lie in [0, 2^63)": ["seed"],

@@ -64,8 +64,8 @@ def hide_tokens(example: Example, vocabulary: int, rng: random.Random) -> Exampl
         if len(SPECIAL_TOKENS) <= id < vocabulary and rng.random() < HIDDEN_SHARE:
             new[id] = next_id + len(new)
     pairs = zip(example.source, example.copies, strict=True)
-    return Example(
-        [UNK if copy in new else id for id, copy in pairs],
-        [new.get(id, id) for id in example.target],
-        [new.get(id, id) for id in example.copies],
+    return example._replace(
+        source=[UNK if copy in new else id for id, copy in pairs],
+        target=[new.get(id, id) for id in example.target],
+        copies=[new.get(id, id) for id in example.copies],
     )

@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 
 from regard import table_files
+from regard.alignment import Link
 from regard.batching import Example, Examples, sizes_of
 from regard.config import Config, TextConfig
 from regard.copy_mechanism import make_example
 from regard.errors import ConfigError, DataError, quantity
+from regard.guided_alignment import DEFAULT_WEIGHT, Guide
 from regard.mapped_pairs import MappedExamples, MappedPairs
 from regard.pairs import (
     MAX_LISTED,
@@ -62,6 +64,11 @@ class Corpus:
         return int(sizes_of(self.train)[:, 1].max()) - 1
 
     @property
+    def guided(self) -> bool:
+        """Whether the training examples have links that guide the attention."""
+        return self.train[0].links is not None
+
+    @property
     def metric(self) -> str:
         """Metric that `training.metric auto` stands for."""
         if not UNITS[self.target.unit].has_words:
@@ -103,6 +110,7 @@ def make_corpus(
     pairs: Iterable[PairLike] | None,
     dev: Iterable[PairLike] | None,
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
+    links: Iterable[Iterable[Link]] | None = None,
 ) -> Corpus:
     """Read and check the pairs, train the tokenizers (unless given) and encode the pairs.
 
@@ -111,6 +119,7 @@ def make_corpus(
         pairs: training pairs in memory, instead of `config.data.train`.
         dev: validation pairs in memory, instead of `config.data.dev`.
         tokenizers: source and target tokenizers of a model that is trained further.
+        links: links of the training pairs in memory, instead of `config.data.train_links`.
 
     Raises:
         ConfigError: there are no training pairs, or the settings are not suitable for them.
@@ -118,6 +127,7 @@ def make_corpus(
     """
     notes: list[str] = []
     train_pairs = _read_train(pairs, config, notes)
+    guide = _guide(links, train_pairs, config)
     dev_pairs = _read(dev, config.data.dev, "dev", config, notes)
     if dev_pairs is None:
         seed = config.training.seed if config.data.dev_seed is None else config.data.dev_seed
@@ -137,10 +147,29 @@ def make_corpus(
     if isinstance(train_pairs, MappedPairs):
         train_examples = _encode_mapped(train_pairs, source, target, config, notes)
     else:
-        _, train_examples = _encode(train_pairs, source, target, config, notes)
+        _, train_examples = _encode(train_pairs, source, target, config, notes, guide)
     dev_pairs, dev_examples = _encode(dev_pairs, source, target, config, notes)
     sources, references = group_by_source(dev_pairs.pairs)
     return Corpus(train_examples, dev_examples, sources, references, source, target, notes)
+
+
+def _guide(
+    links: Iterable[Iterable[Link]] | None, parsed: ParsedPairs | MappedPairs, config: Config
+) -> Guide | None:
+    """Return the links that guide the attention, if there are any."""
+    given = config.data.train_links if links is None else links
+    if given is None and config.training.guided_alignment is not None:
+        raise ConfigError(
+            "training.guided_alignment needs data.train_links: set it, or leave both out"
+        )
+    if given is None:
+        return None
+    if isinstance(parsed, MappedPairs):
+        raise ConfigError(
+            f"data.train_links cannot be used with a table, got {parsed.name}; give the pairs as a TSV "
+            "file or as two parallel files"
+        )
+    return Guide.of(given, parsed, config.model)
 
 
 def _train_tokenizers(
@@ -178,8 +207,12 @@ def resolve_config(config: Config, corpus: Corpus) -> Config:
         names = ("unit", "normal_form", "lowercase", "match_vocabulary")
         return replace(settings, **{name: getattr(tokenizer, name) for name in names})
 
+    training = config.training
+    if corpus.guided and training.guided_alignment is None:
+        training = replace(training, guided_alignment=DEFAULT_WEIGHT)
     return replace(
         config,
+        training=training,
         model=config.model.resolved(),
         source=resolve(config.source, corpus.source),
         target=resolve(config.target, corpus.target),
@@ -257,7 +290,12 @@ def _hold_out(
 
 
 def _encode(
-    parsed: ParsedPairs, source: Tokenizer, target: Tokenizer, config: Config, notes: list[str]
+    parsed: ParsedPairs,
+    source: Tokenizer,
+    target: Tokenizer,
+    config: Config,
+    notes: list[str],
+    guide: Guide | None = None,
 ) -> tuple[ParsedPairs, list[Example]]:
     """Tokenize the pairs; leave out those that are too long."""
     sources = source.encode_batch([pair.key for pair in parsed.pairs])
@@ -279,7 +317,13 @@ def _encode(
         if unknown:
             notes.append(f"{parsed.name}: {side} {unknown_tokens_message(unknown)}")
     copy = config.model.copy
-    return parsed, [make_example(sources[i], targets[i], target, copy) for i in indices]
+    examples = [make_example(sources[i], targets[i], target, copy) for i in indices]
+    if guide is not None:
+        for example, index in enumerate(indices):
+            words = source.words_of(sources[index]), target.words_of(targets[index])
+            found = guide.token_links(parsed.numbers[example], parsed.pairs[example], *words)
+            examples[example] = examples[example]._replace(links=found)
+    return parsed, examples
 
 
 def _encode_mapped(
@@ -335,8 +379,8 @@ def _check_long(
 
 
 def _ids(examples: Iterable[Example]) -> list[tuple[Any, ...]]:
-    """Return the ids of every example, with `copies` only for a model that copies."""
-    return [tuple(e) if e.copies else (e.source, e.target) for e in examples]
+    """Return the ids of every example, with `copies` and `links` only where there are any."""
+    return [tuple(part for part in e if part not in ((), None)) for e in examples]
 
 
 def _hash(values: list[Any]) -> str:

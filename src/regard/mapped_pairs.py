@@ -176,7 +176,8 @@ class MappedExamples:
 
     def __getitem__(self, index: int, /) -> Example:
         row = int(self.rows[index])
-        return Example(*(column[row] for column in self._columns))
+        source, target, *copies = (column[row] for column in self._columns)
+        return Example(source, target, copies[0] if copies else ())
 
     def select(self, indices: Int[np.ndarray, " n"]) -> "MappedExamples":
         """Return the examples with these indices."""

@@ -25,6 +25,7 @@ from regard.decoders import (
 )
 from regard.encoders import EnsembleEncoder, RecurrentEncoder, TransformerEncoder
 from regard.errors import ConfigError, is_out_of_memory
+from regard.guided_alignment import guided_alignment_losses
 from regard.kernels.weighted_sum import to_compute_dtype
 from regard.layers import TransformerConfig
 from regard.score_registry import SCORES
@@ -59,18 +60,24 @@ class Seq2Seq(nn.Module):
         return self.decoder.prepare_memory(encoded)
 
     def forward(
-        self, batch: Batch, *, label_smoothing: float = 0.0, coverage_loss: float = 0.0
+        self,
+        batch: Batch,
+        *,
+        label_smoothing: float = 0.0,
+        coverage_loss: float = 0.0,
+        guided_alignment: float = 0.0,
     ) -> Tensor:
         """Compute the cross-entropy, in nats per target token, of the batch's targets.
 
         Padding in `targets` is ignored. The coverage loss of See et al. 2017
-        (arXiv:1704.04368, eq. 13), times `coverage_loss`, is added.
+        (arXiv:1704.04368, eq. 13), times `coverage_loss`, is added, and so is the loss of
+        `guided_alignment` of a batch with links, times `guided_alignment`.
         """
         targets, copies = batch.targets, batch.copies
         memory = self.encode(batch.source, batch.lengths, copies)
-        unrolled = self.decoder.unroll(
-            memory, batch.inputs, need_weights=copies is not None or coverage_loss > 0
-        )
+        guided = guided_alignment > 0 and batch.links is not None
+        need_weights = copies is not None or coverage_loss > 0 or guided
+        unrolled = self.decoder.unroll(memory, batch.inputs, need_weights)
         real = targets != PAD
         if copies is None:
             logits = to_compute_dtype(self.decoder.predict(unrolled.states[real]))
@@ -83,6 +90,10 @@ class Seq2Seq(nn.Module):
         if coverage_loss > 0 and unrolled.weights is not None:
             costs = coverage_cost(unrolled.weights[:, :, -1].mean(2))[real]
             loss = loss + coverage_loss * costs.mean()
+        if batch.links is not None and guided:
+            assert unrolled.weights is not None
+            losses = guided_alignment_losses(unrolled.weights, batch.links)
+            loss = loss + guided_alignment * losses[real].mean()
         return loss
 
     def _copying_loss(

@@ -93,7 +93,7 @@ def _translation(
         log_prob=hypothesis.log_prob,
         unknown=encoding.unknown,
         left_out=list(encoding.left_out),
-        source_words=[*trained.source.word_ids(encoding.tokens, encoding.num_features), None],
+        source_words=[*trained.source.words_of(encoding), None],
         target_words=target.word_ids(tokens),
         tree=tree,
         top_logprobs=_most_probable(hypothesis, target, copies),

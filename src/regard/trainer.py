@@ -159,8 +159,8 @@ class Trainer:
         pairs = self.corpus.fingerprint(copies="dev_fingerprint" in state)
         if state["training_fingerprint"] != pairs:
             raise FolderError(
-                f"{self.out} was trained on other pairs; give the same data.train to resume, or "
-                f"start from its weights (init_from {self.out}) to train on new pairs"
+                f"{self.out} was trained on other pairs or links; give the same files to resume, or "
+                f"start from its weights (init_from {self.out}) to train on new ones"
             )
         if state["history"] and self.settings.metric == "auto":  # what it stood for until now
             names = (name for name in (*METRICS, "loss") if name in state["history"][-1])
@@ -220,6 +220,7 @@ class Trainer:
                 collate(share or batch[:1]).to(self.device),
                 label_smoothing=settings.label_smoothing,
                 coverage_loss=settings.coverage_loss,
+                guided_alignment=settings.guided_alignment or 0.0,
             )
             loss = loss * (_target_tokens(share) / tokens)
             loss.backward()

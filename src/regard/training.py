@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from regard import checkpoints, distributed, model_card, model_folder
+from regard.alignment import Link
 from regard.checkpoints import Checkpoint
 from regard.config import Config, from_dict
 from regard.corpus import Corpus, make_corpus, resolve_config
@@ -20,6 +21,7 @@ from regard.distributed import Job
 from regard.errors import ConfigError, nearest
 from regard.evaluation import layer_agreements
 from regard.files import require_empty_folder
+from regard.guided_alignment import guided_layer
 from regard.metrics import METRICS
 from regard.model_folder import TrainedModel
 from regard.models import Seq2Seq, build, count_parameters
@@ -86,6 +88,7 @@ def train(
     init_from: str | Path | None = None,
     tokenizers_from: str | Path | None = None,
     command: str | None = None,
+    links: Iterable[Iterable[Link]] | None = None,
 ) -> Translator:
     """Train a model, write its folder and return a translator with the best weights.
 
@@ -105,6 +108,8 @@ def train(
         tokenizers_from: a model folder that supplies the tokenizers only, so that both models can form
             an ensemble.
         command: the command that started the training, recorded in the model card.
+        links: links (source word, target word) of each of the training pairs, which guide the
+            attention, instead of `config.data.train_links`.
 
     Raises:
         RegardError: settings, pairs or folders cannot be used.
@@ -138,19 +143,18 @@ def train(
         assert out is not None
         start = starting_point(config, out, resume, init_from, tokenizers_from)
         start.config.check_groups()
-        return _train(start, out, pairs, dev, command, resume, job)
+        corpus = make_corpus(start.config, pairs, dev, start.tokenizers, links)
+        return _train(start, out, corpus, command, resume, job)
 
 
 def _train(
     start: StartingPoint,
     out: Path,
-    pairs: Iterable[PairLike] | None,
-    dev: Iterable[PairLike] | None,
+    corpus: Corpus,
     command: str | None,
     resume: bool,
     job: Job,
 ) -> Translator:
-    corpus = make_corpus(start.config, pairs, dev, start.tokenizers)
     config = resolve_config(start.config, corpus)
     torch.manual_seed(config.training.seed)
     model = build(config.model, len(corpus.source), len(corpus.target))
@@ -165,6 +169,8 @@ def _train(
         "training_fingerprint": fingerprint,
         "examples": corpus.examples,
     }
+    if corpus.guided:
+        metadata["attention_layer"] = guided_layer(model.decoder.attention_layers)
     if run := _identity(start, config, (fingerprint, corpus.dev_fingerprint())):
         metadata["run"] = run
     trained = TrainedModel(config, model, corpus.source, corpus.target, metadata)
@@ -296,9 +302,9 @@ def _output_folder(out: str | None, resume: bool) -> Path:
 def _choose_attention_layer(
     translator: Translator, out: Path, corpus: Corpus, progress: Progress
 ) -> Translator:
-    """Store the layer whose attention is displayed, if there are several."""
+    """Store the layer whose attention is displayed, if there are several and none is guided."""
     trained = translator.trained
-    if trained.model.decoder.attention_layers < 2:
+    if trained.model.decoder.attention_layers < 2 or corpus.guided:
         return translator
     examples, tokens = [], 0
     for example in corpus.dev:

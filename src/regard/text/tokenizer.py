@@ -270,6 +270,10 @@ class Tokenizer:
             indices.append(count if blank else count - 1)
         return [index if index < count else None for index in indices]
 
+    def words_of(self, encoding: Encoding) -> list[int | None]:
+        """Return the index of the word of each token of an encoding (see `word_ids`)."""
+        return self.word_ids(encoding.tokens, encoding.num_features)
+
     def to_json(self) -> str:
         """Return a JSON document that contains the whole tokenizer."""
         document = {"format": migrations.FORMAT, **dataclasses.asdict(self)}

@@ -1,0 +1,110 @@
+"""Guided alignment: attention that is trained to agree with given links between words.
+
+Garg et al. 2019, "Jointly Learning to Align and Translate with Transformer Models" (arXiv:1909.02074),
+section 4. Where they guide one head, the average over the heads of a layer is guided here, which is what
+`Translation.alignment` reads.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from regard.alignment import GoldAlignment, Link, check_pair_links, read_gold
+from regard.config import ModelConfig
+from regard.errors import ConfigError, DataError, quantity
+from regard.pairs import Pair, ParsedPairs
+
+DEFAULT_WEIGHT = 0.05
+"""Weight of the loss: lambda in Garg et al."""
+
+
+class Guide(NamedTuple):
+    """Links of training pairs, one item per line of the pairs."""
+
+    name: str
+    """Path of the file; `links` for a list."""
+    lines: Sequence[GoldAlignment]
+
+    @classmethod
+    def of(
+        cls, links: Iterable[Iterable[Link]] | str, parsed: ParsedPairs, model: ModelConfig
+    ) -> "Guide":
+        """Return the links of the lines of `parsed`, from a list or a file.
+
+        Raises:
+            ConfigError: the model has no attention weights that can be guided.
+            DataError: the file cannot be read, or there is not one line of links per line of pairs.
+        """
+        if "none" in (model.attention, model.normalizer):
+            raise ConfigError(
+                "links guide attention weights that are probabilities: choose another model.attention "
+                "or model.normalizer, or leave out data.train_links"
+            )
+        if isinstance(links, str):
+            guide = cls(links, read_gold(links))
+        else:
+            guide = cls("links", [GoldAlignment(frozenset(line)) for line in links])
+        lines = len(parsed.pairs) + len(parsed.bad)
+        if len(guide.lines) != lines:
+            raise DataError(
+                f"{guide.name} has {quantity(len(guide.lines), 'line')} for the "
+                f"{quantity(lines, 'line')} of {parsed.name}; give one line of links per line of pairs"
+            )
+        return guide
+
+    def token_links(
+        self,
+        number: int,
+        pair: Pair,
+        source_words: Sequence[int | None],
+        target_words: Sequence[int | None],
+    ) -> list[Link]:
+        """Return links between all tokens of linked words.
+
+        Args:
+            number: line number of the pair, from 1.
+            pair: the texts.
+            source_words: for each source token, the index of its word.
+            target_words: the same for each target token.
+
+        Raises:
+            DataError: a link is outside the texts.
+        """
+        links = self.lines[number - 1]
+        size = _count(source_words, pair.source), _count(target_words, pair.target)
+        check_pair_links(links, size, f"{self.name}, line {number:,}")
+        return [
+            (i, t)
+            for t, target in enumerate(target_words)
+            for i, source in enumerate(source_words)
+            if (source, target) in links.possible
+        ]
+
+
+def guided_layer(layers: int) -> int:
+    """Return the layer that is guided: the last but one, as in section 4.2 of Garg et al."""
+    return max(layers - 2, 0)
+
+
+def guided_alignment_losses(
+    weights: Float[Tensor, "B L layers H T"], links: Float[Tensor, "B L T"]
+) -> Float[Tensor, "B L"]:
+    """Return the cross-entropy, in nats, between links and attention weights at every target token.
+
+        loss_m = - sum_n G_mn log A_mn
+
+    Eq. 5 of Garg et al., where A is the average over the heads of the guided layer, and G has equal
+    shares for the tokens linked to target token m; the loss of a token without links is 0.
+    """
+    guided = weights[:, :, guided_layer(weights.shape[2])].float().mean(2)
+    # sparse weights can be 0
+    return -(links * guided.clamp(min=torch.finfo(guided.dtype).tiny).log()).sum(-1)
+
+
+def _count(words: Sequence[int | None], text: str) -> int:
+    """Return the number of words: the model's or, as it may leave out punctuation, those of the text."""
+    read = 1 + max((word for word in words if word is not None), default=-1)
+    return max(read, len(text.split()))

@@ -1,0 +1,194 @@
+"""Guided alignment: links of words as links of tokens, the loss, and training with links."""
+
+import math
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import regard
+from regard.alignment import Alignment, GoldAlignment, from_weights
+from regard.batching import Example, collate
+from regard.config import Config, DataConfig, ModelConfig, TextConfig
+from regard.copy_mechanism import hide_tokens
+from regard.corpus import make_corpus
+from regard.errors import ConfigError, DataError, FolderError, Interrupted
+from regard.guided_alignment import Guide, guided_alignment_losses, guided_layer
+from regard.models import build
+from regard.pairs import Pair
+from regard.text import EOS, Tokenizer
+from test_checkpoints import assert_same_result
+from test_training import DEV, PAIRS, _config, at_update
+
+WORDS = ["ana", "banana", "nab", "a", "ban", "anna"]
+LINKS = [[(i, i) for i in range(len(source.split()))] for source, _ in PAIRS]
+"""Links from each source word to the target word at the same position, although targets are reversed."""
+
+
+@pytest.mark.parametrize("unit", ["word", "whitespace", "bpe", "unigram"])
+@given(data=st.data())
+def test_alignments_read_what_the_links_of_tokens_say(unit: Any, data: st.DataObject) -> None:
+    side = Tokenizer.train([" ".join(WORDS)] * 9, TextConfig(unit=unit, vocabulary_size=24))
+    texts = [data.draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=5)) for _ in range(2)]
+    words = [side.words_of(side.encode(" ".join(text))) for text in texts]
+    best = data.draw(st.lists(st.integers(0, len(texts[0]) - 1), min_size=len(texts[1]),
+                              max_size=len(texts[1])))  # fmt: skip
+    links = frozenset((source, target) for target, source in enumerate(best))
+    guide = Guide("file", [GoldAlignment(links)])
+    found = guide.token_links(1, Pair(*map(" ".join, texts)), *words)
+    example = Example([4] * len(words[0]) + [EOS], [4] * len(words[1]), links=found)
+    shares = collate([example]).links
+    assert shares is not None
+    assert torch.equal(shares.sum(2), torch.tensor([[1.0] * len(words[1]) + [0.0]]))
+    assert from_weights(shares[0, :-1].numpy(), [*words[0], None], words[1]) == Alignment(links)
+
+
+def test_several_links_of_a_token_have_equal_shares() -> None:
+    examples = [
+        Example([4, 5, EOS], [6, 7], links=[(0, 1), (1, 1)]),
+        Example([4, EOS], [6], links=[]),
+    ]
+    expected = torch.zeros(2, 3, 3)
+    expected[0, 1, :2] = 0.5
+    assert torch.equal(collate(examples).links, expected)
+    assert collate([Example([4, EOS], [6])]).links is None
+
+
+def test_the_loss_is_the_cross_entropy_of_links_and_average_weights_of_the_guided_layer() -> None:
+    torch.manual_seed(3)
+    weights = torch.softmax(torch.randn(1, 4, 3, 2, 3), -1)
+    links = collate([Example([4, 5, EOS], [6, 7, 8], links=[(0, 1), (1, 1), (1, 2)])]).links
+    losses = guided_alignment_losses(weights, links)
+    average = weights[0, :, 1].mean(1)
+    expected = [0, -(average[1, 0].log() + average[1, 1].log()) / 2, -average[2, 1].log(), 0]
+    assert losses[0].tolist() == pytest.approx([float(value) for value in expected])
+    assert [guided_layer(layers) for layers in (1, 2, 3, 6)] == [0, 0, 1, 4]
+
+
+def test_weights_of_zero_have_a_finite_loss() -> None:
+    weights = torch.tensor([[[[[1.0, 0.0]]]]], requires_grad=True)
+    loss = guided_alignment_losses(weights, torch.tensor([[[0.0, 1.0]]])).sum()
+    loss.backward()
+    assert 80 < loss.item() < math.inf
+    assert weights.grad is not None
+    assert bool(weights.grad.isfinite().all())
+
+
+@pytest.mark.parametrize("model", [{}, {"decoder": "bahdanau"}, {"kind": "transformer"}], ids=str)
+def test_the_loss_of_a_batch_is_the_mean_over_its_target_tokens(model: dict[str, Any]) -> None:
+    torch.manual_seed(1)
+    network = build(ModelConfig(encoder_dim=8, decoder_dim=8, dropout=0.0, **model), 9, 9).eval()
+    examples = [
+        Example([4, 5, 6, EOS], [7, 8], links=[(0, 0), (2, 1)]),
+        Example([5, EOS], [6, 4, 4], links=[(0, 2)]),
+        Example([8, EOS], [5], links=[]),
+    ]
+    weighted = [
+        network(collate([example]), guided_alignment=0.5) * example.size[1] for example in examples
+    ]
+    tokens = sum(example.size[1] for example in examples)
+    batch = collate(examples)
+    loss = network(batch, guided_alignment=0.5)
+    torch.testing.assert_close(loss, torch.stack(weighted).sum() / tokens)
+    assert loss > network(batch) + 0.1
+    torch.testing.assert_close(
+        network(batch._replace(links=None), guided_alignment=0.5), network(batch)
+    )
+
+
+def test_links_follow_their_pairs(tmp_path: Path) -> None:
+    lines = ["", *(f"{source}\t{target}" for source, target in PAIRS), "a b c d a b c d\ta", "\t"]
+    links = [[], *LINKS, [(7, 0)], []]
+    (tmp_path / "pairs.tsv").write_text("".join(f"{line}\n" for line in lines))
+    (tmp_path / "links").write_text("".join(f"{Alignment(pair)}\n" for pair in links))
+    data = DataConfig(train=str(tmp_path / "pairs.tsv"), train_links=str(tmp_path / "links"),
+                      bad_lines="skip", max_length=5)  # fmt: skip
+    text = TextConfig(unit="whitespace")
+    corpus = make_corpus(Config(data=data, source=text, target=text), None, None)
+    assert len(corpus.train) + len(corpus.dev) == len(PAIRS)
+    assert all(example.links is None for example in corpus.dev)
+    for example in corpus.train:
+        assert example.links == [(i, i) for i in range(len(example.source) - 1)]
+    in_memory = make_corpus(Config(source=text, target=text), PAIRS, DEV, links=LINKS)
+    without = make_corpus(Config(source=text, target=text), PAIRS, DEV)
+    assert (in_memory.guided, without.guided) == (True, False)
+    assert in_memory.fingerprint() != without.fingerprint()
+
+
+def test_hidden_tokens_keep_their_links() -> None:
+    example = Example([4, 5, EOS], [5, 4], [4, 5, EOS], [(0, 1)])
+    hidden = [hide_tokens(example, 9, random.Random(seed)) for seed in range(60)]
+    assert any(1 in each.source for each in hidden)
+    assert all(each.links == [(0, 1)] for each in hidden)
+
+
+@pytest.mark.parametrize(
+    "model", [{}, {"kind": "transformer", "heads": 2, "decoder_layers": 3}, {"copy": True}], ids=str
+)
+def test_attention_learns_the_given_links(
+    tmp_path: Path, model: dict[str, Any], unchecked: None
+) -> None:
+    config = _config(tmp_path / "model", {**model, "dropout": 0.0}, max_updates=150, learning_rate=0.01,
+                     validate_every=150, guided_alignment=1.0)  # fmt: skip
+    translator = regard.train(config, PAIRS, DEV, links=LINKS)
+    assert translator.attention_layer == guided_layer(
+        translator.trained.model.decoder.attention_layers
+    )
+    outputs = translator.align(*zip(*PAIRS, strict=True))
+    right = sum(output.alignment() == links for output, links in zip(outputs, LINKS, strict=True))
+    assert right >= 12  # of 14
+
+
+def test_a_guided_run_resumes_exactly_and_only_with_its_links(tmp_path: Path) -> None:
+    regard.train(_config(tmp_path / "complete"), PAIRS, DEV, links=LINKS)
+    config = _config(tmp_path / "interrupted")
+    with at_update(7, lambda: signal.raise_signal(signal.SIGINT)), pytest.raises(Interrupted):
+        regard.train(config, PAIRS, DEV, links=LINKS)
+    with pytest.raises(ConfigError, match=r"guided_alignment needs data\.train_links"):
+        regard.train(config, PAIRS, DEV, resume=True)
+    with pytest.raises(FolderError, match="was trained on other pairs or links"):
+        regard.train(config, PAIRS, DEV, resume=True, links=[[] for _ in PAIRS])
+    translator = regard.train(config, PAIRS, DEV, resume=True, links=LINKS)
+    assert translator.trained.config.training.guided_alignment == 0.05
+    assert_same_result(tmp_path / "interrupted", tmp_path / "complete")
+
+
+@pytest.mark.parametrize(
+    ("settings", "links", "error", "message"),
+    [
+        (
+            {},
+            LINKS[1:],
+            DataError,
+            "links has 13 lines for the 14 lines of train; give one line of",
+        ),
+        (
+            {},
+            [[(0, 3)], *LINKS[1:]],
+            DataError,
+            "links, line 1: 0-3 is outside its texts, which have 3 and 3 words",
+        ),
+        ({"attention": "none"}, LINKS, ConfigError, r"choose another model\.attention"),
+        ({"normalizer": "none"}, LINKS, ConfigError, r"or model\.normalizer"),
+    ],
+)
+def test_links_that_cannot_be_used_are_refused(
+    tmp_path: Path, settings: dict[str, Any], links: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        regard.train(_config(tmp_path / "model", settings), PAIRS, DEV, links=links)
+
+
+def test_links_of_a_table_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text("source,target\na b,b a\na,a\n")
+    config = Config(data=DataConfig(train=str(path), train_links="links"))
+    with pytest.raises(
+        ConfigError, match=r"train_links cannot be used with a table, got .*pairs\.csv"
+    ):
+        make_corpus(config, None, None)
