@@ -46,7 +46,18 @@ MIXED = [
     {"encoder": "transformer", "encoder_dim": 8, "attention": name, "decoder": decoder}
     for name, decoder in (("additive", "bahdanau"), ("dot", "luong"), ("none", "luong"))
 ]
-DECODERS = [{"attention": "none"}, *ATTENDING, *TRANSFORMERS, *MIXED]
+POSTERIOR = [
+    *[{"decoder": "posterior", "attention": name} for name in SCORES],
+    {"decoder": "posterior", "attention": "dot", "input_feeding": True, "tie_embeddings": True},
+    {"decoder": "posterior", "attention": "additive", "monotonic": True},
+    {"decoder": "posterior", "attention": "dot", "monotonic": True, "input_feeding": True},
+    {"decoder": "posterior", "attention": "additive", "monotonic": True, "normalizer": "entmax15"},
+    {"decoder": "posterior", "attention": "dot", "normalizer": "sparsemax"},
+    {"decoder": "posterior", "attention": "additive", "window": "local-m", "window_radius": 1},
+    {"decoder": "posterior", "attention": "additive", "window": "local-p", "window_radius": 2},
+    {"decoder": "posterior", "attention": "concat", "attention_bias": True},
+]
+DECODERS = [{"attention": "none"}, *ATTENDING, *POSTERIOR, *TRANSFORMERS, *MIXED]
 
 
 def _model(settings: dict[str, object], cell: str = "gru", layers: int = 2) -> Seq2Seq:

@@ -48,6 +48,8 @@ FAST = [
 ]
 SLOW = [
     {"kind": "transformer", "encoder_layers": 1, "decoder_layers": 1},
+    {"decoder": "posterior", "monotonic": True},
+    {"decoder": "posterior", "attention": "dot", "input_feeding": True, "cell": "gru"},
     {"attention": "additive", "encoder_layers": 2},
     {"kind": "transformer", "copy": True, "attention": "bilinear"},
     *({"attention": name} for name in ("none", "dot", "scaled_dot", "cosine", "bilinear")),

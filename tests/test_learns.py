@@ -36,6 +36,8 @@ DECODERS: list[dict[str, object]] = [
     {"decoder": "bahdanau"},
     {"decoder": "luong"},
     {"decoder": "luong", "input_feeding": True},
+    {"decoder": "posterior"},
+    {"decoder": "posterior", "input_feeding": True},
 ]
 
 

@@ -233,6 +233,7 @@ def test_a_link_restores_pins_prefix_and_step(opened: tuple[Page, regard.Transla
         {"decoder": "luong", "cell": "lstm", "attention": "dot"},
         {"coverage": True, "attention": "additive"},
         {"encoder": "transformer"},
+        {"decoder": "posterior", "monotonic": True},
     ],
     ids=lambda settings: "-".join(f"{value}" for value in settings.values()),
 )

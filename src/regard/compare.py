@@ -32,8 +32,8 @@ MINUTES = 8.0
 # 97.5 % quantiles of Student's t with 1, 2, … degrees of freedom
 _T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _MAX_DISTINCT_LENGTHS = 30
-_KINDS = ("luong", "bahdanau", "transformer")
-_MODELS = "none, transformer, a score, luong:SCORE, bahdanau:SCORE or transformer:SCORE"
+_KINDS = ("luong", "bahdanau", "posterior", "transformer")
+_MODELS = "none, transformer, a score, or SCORE after luong:, bahdanau:, posterior: or transformer:"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -127,8 +127,10 @@ class ModelConfig:
     """Divide the bilinear score by the square root of the query width."""
     normalizer: Literal["softmax", "sparsemax", "entmax15", "none"] = "softmax"
     """Function that normalises the scores into weights; sparsemax and entmax15 give sparse weights, and none uses the scores themselves as weights."""
-    decoder: Literal["bahdanau", "luong"] = "luong"
-    """Recurrent decoder: compute attention before the recurrent step (bahdanau) or after it (luong)."""
+    decoder: Literal["bahdanau", "luong", "posterior"] = "luong"
+    """Recurrent decoder: compute attention before the recurrent step (bahdanau) or after it (luong), or predict from every source position and sum the predictions (posterior; for small target vocabularies such as letters and phonemes)."""
+    monotonic: bool = False
+    """Posterior decoder: never attend to a position before the previous one (hard monotonic attention)."""
     window: Literal["none", "local-m", "local-p"] = "none"
     """Recurrent decoder: restrict attention to a window of the source whose centre is monotonic (local-m) or predicted (local-p)."""
     window_radius: int = 10
@@ -138,7 +140,7 @@ class ModelConfig:
     copy: bool = False
     """Copy mechanism (pointer-generator), which can also copy unknown source tokens; requires source.unit and target.unit to be the same."""
     input_feeding: bool = False
-    """Feed the attentional state to the next step (luong only; slower to train)."""
+    """Feed the attentional state (luong) or the posterior context (posterior) to the next step; slower to train."""
     cell: Literal["gru", "lstm"] = "lstm"
     """Recurrent cell."""
     embedding_dim: int = 128
@@ -181,6 +183,7 @@ class ModelConfig:
             return  # the resolved copy has been checked
         self._check_transformer()
         self._check_attention()
+        self._check_posterior()
 
     def resolved(self) -> "ModelConfig":
         """Return a copy with the defaults that depend on the architecture."""
@@ -224,16 +227,34 @@ class ModelConfig:
             raise ConfigError(
                 "model.copy needs weights that are probabilities: choose another model.normalizer"
             )
-        if self.input_feeding and self.decoder != "luong":
+        if self.input_feeding and self.decoder == "bahdanau":
             raise ConfigError(
-                "model.input_feeding needs model.decoder luong; the bahdanau decoder feeds its "
-                "context to the cell already: leave input_feeding out or choose luong"
+                "model.input_feeding needs model.decoder luong or posterior; the bahdanau decoder feeds "
+                "its context to the cell already: leave input_feeding out or choose luong"
             )
         if self.input_feeding and not recurrent:
             raise ConfigError(
                 "model.input_feeding needs a recurrent decoder with attention, got model.kind "
                 f"{self.kind} and model.attention {self.attention}: leave it out, or choose "
                 "model.kind rnn and a score"
+            )
+
+    def _check_posterior(self) -> None:
+        if self.decoder != "posterior":
+            if self.monotonic:
+                raise ConfigError("model.monotonic needs model.decoder posterior: leave it out")
+            return
+        unsupported = {
+            "model.kind transformer": self.kind == "transformer",
+            "model.attention none": self.attention == "none",
+            "model.normalizer none": self.normalizer == "none",
+            "model.copy": self.copy,
+            "model.coverage": self.coverage,
+            "model.monotonic together with model.window": self.monotonic and self.window != "none",
+        }
+        for setting in (name for name, chosen in unsupported.items() if chosen):
+            raise ConfigError(
+                f"model.decoder posterior does not support {setting}: leave one of them out"
             )
 
     def _check_transformer(self) -> None:

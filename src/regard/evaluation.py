@@ -253,4 +253,5 @@ def _attention(translator: Translator, example: Example) -> Float[np.ndarray, "L
     memory = model.encode(batch.source, batch.lengths, batch.copies)
     weights = model.decoder.unroll(memory, batch.inputs, need_weights=True).weights
     assert weights is not None
-    return weights[0, :-1].mean(2).float().cpu().numpy()
+    weights = weights[0, model.decoder.attention_delay :][: len(example.target)]
+    return weights.mean(2).float().cpu().numpy()

@@ -191,13 +191,18 @@ class FinishedHypotheses:
         return self.scores, self.beams, self.lengths
 
     def trace(
-        self, steps: list[BeamStep], trees: list[list[SearchNode]] | None
+        self, steps: list[BeamStep], trees: list[list[SearchNode]] | None, attention_delay: int = 0
     ) -> list[list[Hypothesis]]:
-        """Trace the finished hypotheses back through the steps; [] for a source that has none."""
+        """Trace the finished hypotheses back through the steps; [] for a source that has none.
+
+        The weights for a token are those of the step that predicts it or, with an `attention_delay` of
+        1, of the next one, which reads it.
+        """
         items, ranks = np.nonzero(np.isfinite(self.scores))
         lengths = self.lengths[items, ranks]
         ids, rows = _trace(steps, items, lengths, self.beams[items, ranks])
-        weights = _gather([step.weights for step in steps], rows)
+        by_step = [step.weights for step in steps]
+        weights = _gather(by_step[attention_delay:], rows[:, attention_delay:])
         tops = [step.top for step in steps if step.top is not None]
         outputs: list[list[Hypothesis]] = [[] for _ in self.scores]
         scores = self.scores[items, ranks]

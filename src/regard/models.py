@@ -20,6 +20,7 @@ from regard.decoders import (
     EnsembleDecoder,
     FixedContextDecoder,
     LuongDecoder,
+    PosteriorDecoder,
     RecurrentDecoderConfig,
     TransformerDecoder,
 )
@@ -92,8 +93,11 @@ class Seq2Seq(nn.Module):
             loss = loss + coverage_loss * costs.mean()
         if batch.links is not None and guided:
             assert unrolled.weights is not None
-            losses = guided_alignment_losses(unrolled.weights, batch.links)
-            loss = loss + guided_alignment * losses[real].mean()
+            weights = unrolled.weights[:, self.decoder.attention_delay :]
+            length = weights.shape[1]  # with a delay, those for EOS are missing, which has no links
+            losses = guided_alignment_losses(weights, batch.links[:, :length])
+            total = losses[real[:, :length]].sum()
+            loss = loss + guided_alignment * total / real.sum()
         return loss
 
     def _copying_loss(
@@ -217,6 +221,8 @@ def _decoder(
     attention, window = Attention(score, config.normalizer), None
     if config.window != "none":
         window = LocalWindow(config.window, config.window_radius, config.decoder_dim)
+    if config.decoder == "posterior":
+        return PosteriorDecoder(sizes, attention, window, config.monotonic)
     coverage = Coverage(config.attention_dim) if config.coverage else None
     decoder = BahdanauDecoder if config.decoder == "bahdanau" else LuongDecoder
     return decoder(sizes, attention, window, coverage)

@@ -114,7 +114,8 @@ def beam_search(
         new, beam = found or search.one_step(beam, len(steps))
         steps += new
     _check_finite(np.isfinite(search.finished.scores[:, 0]).all())
-    return search.finished.trace(steps, None if search.trees is None else search.trees.nodes)
+    delay = getattr(decoder, "attention_delay", 0)
+    return search.finished.trace(steps, None if search.trees is None else search.trees.nodes, delay)
 
 
 class _Beam(NamedTuple):
@@ -255,7 +256,9 @@ def forced_decode(
     log_probs = to_compute_dtype(logits).log_softmax(-1).gather(2, outputs[..., None])[..., 0]
     log_probs = log_probs.masked_fill(outputs == PAD, 0).sum(1).cpu()
     scores = log_probs.numpy() / length_normalization(np.array(lengths), length_penalty)
-    weights = None if unrolled.weights is None else unrolled.weights.float().cpu().numpy()
+    weights = None
+    if unrolled.weights is not None:
+        weights = unrolled.weights[:, decoder.attention_delay :].float().cpu().numpy()
     _check_finite(not np.isnan(scores).any())
     return [
         Hypothesis(

@@ -224,7 +224,7 @@ class Attention(nn.Module):
         if has_form(score, InnerProductScore) and self._uses_sdpa(need_weights):
             queries = score.project_query(query).to(keys.dtype)
             return AttentionOutput(_sdpa(queries, keys, values, masked, bias, dropout), None)
-        scores = self._scores(query, keys)
+        scores = self.scores(query, keys)
         context, weights = weighted_sum(scores, values, masked, bias, self.normalizer, dropout)
         return AttentionOutput(context, weights if need_weights else None)
 
@@ -237,7 +237,14 @@ class Attention(nn.Module):
             and not (in_forward_mode() or in_vmap())
         )
 
-    def _scores(self, query: Tensor, keys: Tensor) -> Tensor:
+    def scores(
+        self, query: Float[Tensor, "*n L Dq"], keys: Float[Tensor, "*n T E"]
+    ) -> Float[Tensor, "*n L T"]:
+        """Return the scores of every query with every key from `project_key`, without masks.
+
+        Raises:
+            ShapeError: the score is a module that returns another shape.
+        """
         score = self.score
         if projects_separately(score):
             return score.compare(score.project_query(query), keys)

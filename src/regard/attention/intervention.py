@@ -23,6 +23,14 @@ class Intervention(NamedTuple):
         Free weights are scaled to sum to 1 minus the sum of the pinned weights. The weights and
         the context of an ablated head are 0.
         """
+        weights = self.pin(weights)
+        if self.ablated_heads is not None:
+            heads = self.ablated_heads[layer]
+            weights = weights.masked_fill(heads[:, None, None] if weights.dim() == 4 else heads, 0)
+        return weights @ values.to(weights.dtype), weights
+
+    def pin(self, weights: Float[Tensor, "B *h K T"]) -> Float[Tensor, "B *h K T"]:
+        """Return the weights with the pinned ones; free weights are scaled as in `apply`."""
         rows = self.pinned_weights
         rows = rows[:, None] if weights.dim() == 3 else rows[:, None, None]
         is_pinned = ~rows.isnan()
@@ -31,8 +39,4 @@ class Intervention(NamedTuple):
         remainder = (1 - pinned.sum(-1, keepdim=True)).clamp(min=0)
         total = free.sum(-1, keepdim=True)
         changed = pinned + free * (remainder / total.masked_fill(total == 0, 1))
-        weights = torch.where(is_pinned.any(-1, keepdim=True), changed, weights)
-        if self.ablated_heads is not None:
-            heads = self.ablated_heads[layer]
-            weights = weights.masked_fill(heads[:, None, None] if weights.dim() == 4 else heads, 0)
-        return weights @ values.to(weights.dtype), weights
+        return torch.where(is_pinned.any(-1, keepdim=True), changed, weights)

@@ -25,7 +25,8 @@ class Memory:
     """Prepared keys for each decoder layer that attends to the source, (B, T, E) or, with heads,
     (B, H, T, E)."""
     values: tuple[Tensor, ...] = ()
-    """Projected values for each layer with multi-head attention to the source, (B, H, T, E)."""
+    """Projected values for each layer with multi-head attention to the source, (B, H, T, E); in a
+    `PosteriorDecoder`, the states projected for the readout, (B, T, R)."""
     copies: Tensor | None = None
     """(B, T): target-side id of every source token, for a copying decoder."""
 

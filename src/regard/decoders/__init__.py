@@ -13,6 +13,7 @@ from regard.decoders.ensemble import EnsembleDecoder
 from regard.decoders.fixed_context import FixedContextDecoder
 from regard.decoders.folded import fold
 from regard.decoders.luong import LuongDecoder
+from regard.decoders.posterior import PosteriorDecoder
 from regard.decoders.protocol import (
     AttentionInputs,
     Decoder,
@@ -32,6 +33,7 @@ __all__ = [
     "EnsembleDecoder",
     "FixedContextDecoder",
     "LuongDecoder",
+    "PosteriorDecoder",
     "RecurrentDecoderConfig",
     "SearchDecoder",
     "State",

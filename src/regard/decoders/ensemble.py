@@ -19,10 +19,15 @@ class EnsembleState:
     """The states of all members."""
 
     members: tuple[Any, ...]
+    weights: Tensor | None = None
+    """(N, 1, members, T): the weights of the last step, if only some members have a delay."""
 
     def select(self, rows: Int[Tensor, " N2"], items: Tensor | None = None) -> "EnsembleState":
         """Return these rows; with `items`, the memories contain only these sources."""
-        return EnsembleState(tuple(member.select(rows, items) for member in self.members))
+        return EnsembleState(
+            tuple(member.select(rows, items) for member in self.members),
+            None if self.weights is None else self.weights.index_select(0, rows),
+        )
 
 
 class EnsembleSteps:
@@ -38,6 +43,8 @@ class EnsembleSteps:
     ) -> None:
         self.members = members
         self.shapes = shapes
+        self.delays = _delays(members, shapes)
+        self.attention_delay = max(self.delays, default=0)
 
     def start(self, memory: Memory) -> EnsembleState:
         """Return the states before the first token."""
@@ -56,10 +63,15 @@ class EnsembleSteps:
             decoder.step(token, *arguments)
             for decoder, *arguments in zip(self.members, state.members, interventions, strict=True)
         ]
+        weights, current = _member_weights([step.weights for step in steps], self.shapes), None
+        if weights is not None and len(set(self.delays)) > 1:
+            current = weights
+            previous = torch.zeros_like(current) if state.weights is None else state.weights
+            weights = _delayed(current, previous, self.delays)
         return Step(
             _average([step.log_probs for step in steps]),
-            EnsembleState(tuple(step.state for step in steps)),
-            _member_weights([step.weights for step in steps], self.shapes),
+            EnsembleState(tuple(step.state for step in steps), current),
+            weights,
         )
 
 
@@ -75,8 +87,9 @@ class EnsembleDecoder(nn.Module):
 
     The ensemble has one attention layer, with one head for each member that has attention: the weights
     of the member's selected layer, averaged over its heads. A member without attention has no head; it
-    contributes to the log-probabilities only. Pinned weights apply to every member that has attention;
-    an ablated head ablates all heads of its member.
+    contributes to the log-probabilities only. If the weights of one member are known one step later
+    (`attention_delay`), those of all members are returned one step later. Pinned weights apply to every
+    member that has attention; an ablated head ablates all heads of its member.
 
     Args:
         members: the decoders, at least one.
@@ -93,6 +106,8 @@ class EnsembleDecoder(nn.Module):
         self.vocabulary = members[0].vocabulary
         self.attention_heads = sum(count > 0 for count, _, _ in self.shapes)
         self.attention_layers = min(1, self.attention_heads)
+        self.delays = _delays(members, self.shapes)
+        self.attention_delay = max(self.delays, default=0)
 
     def prepare_memory(self, encoded: Memory) -> EnsembleMemory:
         """Prepare the memory of every member."""
@@ -128,6 +143,9 @@ class EnsembleDecoder(nn.Module):
             log_probs.append(torch.log_softmax(to_compute_dtype(logits), dim=-1))
             weights.append(unrolled.weights)
         combined = _member_weights(weights, self.shapes) if need_weights else None
+        if combined is not None and len(set(self.delays)) > 1:
+            previous = torch.cat([torch.zeros_like(combined[:, :1]), combined[:, :-1]], dim=1)
+            combined = _delayed(combined, previous, self.delays)
         return Unrolled(_average(log_probs), combined)
 
     def predict(
@@ -169,6 +187,22 @@ def _member_weights(
         if by_layer is not None
     ]
     return torch.stack(heads, dim=-2)[..., None, :, :] if heads else None
+
+
+def _delays(members: Sequence[Any], shapes: Sequence[tuple[int, int, int]]) -> list[int]:
+    """Return the delays of the members that have attention."""
+    pairs = zip(members, shapes, strict=True)
+    return [getattr(member, "attention_delay", 0) for member, (layers, _, _) in pairs if layers]
+
+
+def _delayed(
+    weights: Float[Tensor, "*n 1 members T"],
+    previous: Float[Tensor, "*n 1 members T"],
+    delays: Sequence[int],
+) -> Float[Tensor, "*n 1 members T"]:
+    """Return the weights, or those of the previous step for members without a delay."""
+    early = torch.tensor(delays, device=weights.device) == 0
+    return torch.where(early[:, None], previous, weights)
 
 
 def _for_members(

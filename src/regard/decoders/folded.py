@@ -10,7 +10,9 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard.attention import Intervention, Memory
+from regard.decoders.bahdanau import BahdanauDecoder
 from regard.decoders.ensemble import EnsembleDecoder, EnsembleSteps
+from regard.decoders.luong import LuongDecoder
 from regard.decoders.output import CopyingOutput, known_tokens
 from regard.decoders.protocol import Decoder, Step, StepDecoder
 from regard.decoders.recurrent import AttendingDecoder, RecurrentState
@@ -42,6 +44,7 @@ from regard.scores import (
 
 _log = logging.getLogger(__name__)
 
+_WITHOUT_KERNEL = "this decoder is computed step by step in PyTorch: there is no kernel for it"
 _DTYPES = (torch.float32, torch.float64)
 _OWN_MODULES = ("regard.", "torch.nn.modules.")
 
@@ -53,7 +56,9 @@ def fold(decoder: Decoder) -> StepDecoder:
     """Return a decoder with the same steps that is faster in inference, or `decoder` if it cannot be folded."""
     if isinstance(decoder, EnsembleDecoder):
         return EnsembleSteps([fold(member) for member in decoder.members], decoder.shapes)
-    if not isinstance(decoder, AttendingDecoder):
+    if not isinstance(decoder, BahdanauDecoder | LuongDecoder):
+        if isinstance(decoder, AttendingDecoder):
+            _log.info(_WITHOUT_KERNEL)
         return decoder
     exact = all(weight.dtype in _DTYPES for weight in decoder.parameters())
     return FoldedDecoder(decoder) if exact and _calls_own_modules(decoder) else decoder
@@ -108,7 +113,7 @@ class FoldedDecoder:
         self._values = FrozenLinear(torch.cat(blocks))
         self._kernel = None if self._query is None else self._load_kernel(self._query)
         if self._kernel is None:
-            _log.info("this decoder is computed step by step in PyTorch: there is no kernel for it")
+            _log.info(_WITHOUT_KERNEL)
 
     def _load_kernel(self, query: FrozenLinear) -> RecurrentKernel | None:
         """Return the kernel of the steps; None if there is none for this decoder."""

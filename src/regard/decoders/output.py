@@ -13,6 +13,7 @@ class OutputDecoder(nn.Module):
 
     vocabulary: int
     output: "nn.Linear | CopyingOutput"
+    attention_delay = 0
 
     def _add_output(self, dim: int, embedding: nn.Embedding, tie: bool, copying: bool) -> None:
         self.output = (CopyingOutput if copying else nn.Linear)(dim, self.vocabulary)

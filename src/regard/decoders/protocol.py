@@ -26,7 +26,8 @@ class Step(NamedTuple):
     state: Any
     """The `State` to pass to the next step."""
     weights: Tensor | None
-    """(N, layers, heads, T): the attention weights; None for a decoder without attention."""
+    """(N, layers, heads, T): the attention weights for the next token or, if the `attention_delay` of
+    the decoder is 1, for the token that was read; None for a decoder without attention."""
 
 
 class Unrolled(NamedTuple):
@@ -35,7 +36,7 @@ class Unrolled(NamedTuple):
     states: Tensor
     """(B, L, R): the readout states, from which `predict` computes logits."""
     weights: Tensor | None
-    """(B, L, layers, heads, T): the attention weights; None unless requested."""
+    """(B, L, layers, heads, T): the attention weights of `Step`; None unless requested."""
 
 
 class AttentionInputs(NamedTuple):
@@ -89,6 +90,9 @@ class Decoder(StepDecoder, Protocol):
     """Number of layers that attend to the source; 0 without attention."""
     attention_heads: int
     """Number of attention heads in each of these layers; 0 without attention."""
+    attention_delay: int
+    """Number of steps after which the weights for a token are known: 1 if they depend on the token, else
+    0, which is also the default for decoders that only search."""
 
     def prepare_memory(self, encoded: Memory) -> Memory:
         """Add to the encoder's output what every step needs from the source, computed once."""

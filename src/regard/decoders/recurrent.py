@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from regard.attention import Attention, Intervention, Memory
@@ -46,7 +46,8 @@ class RecurrentDecoderConfig:
     copying: bool = False
     """Whether the next token may be copied from the source."""
     input_feeding: bool = False
-    """Whether the first cell reads the previous attentional state (`LuongDecoder` only)."""
+    """Whether the first cell reads the attentional state (`LuongDecoder`) or the posterior context
+    (`PosteriorDecoder`) of the previous step."""
 
     @property
     def readout_dim(self) -> int:
@@ -67,6 +68,8 @@ class RecurrentState:
     """Number of steps so far; a tensor () in an exported graph."""
     coverage: Tensor | None = None
     """(N, T): the sum of the attention weights so far, with coverage."""
+    joint: Tensor | None = None
+    """(N, T, V): log P(a_t = i, y_t | y_<t) of the last step (`PosteriorDecoder` only)."""
 
     def select(self, rows: Int[Tensor, " N2"], items: Tensor | None = None) -> "RecurrentState":
         """Return these rows; with `items`, the memory contains only these sources."""
@@ -78,6 +81,7 @@ class RecurrentState:
             feed=None if self.feed is None else self.feed.index_select(0, rows),
             steps=self.steps,
             coverage=None if self.coverage is None else self.coverage[rows],
+            joint=None if self.joint is None else self.joint.index_select(0, rows),
         )
 
 
@@ -283,10 +287,7 @@ class AttendingDecoder(RecurrentDecoder):
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend to the source; `steps` contains the numbers of the steps, counted from 0."""
-        masked, bias = memory.padding[:, None], None
-        if self.window is not None:
-            outside, bias = self.window(query, memory.padding, steps)
-            masked = masked | outside
+        masked, bias = self._mask(query, memory, steps)
         if self.coverage is None or coverage is None:
             return self.attention.attend(
                 query, memory.keys[0], memory.states, masked, bias, need_weights
@@ -308,6 +309,16 @@ class AttendingDecoder(RecurrentDecoder):
         assert weights is not None
         rows = (batch, length)
         return context.unflatten(0, rows)[:, :, 0], weights.unflatten(0, rows)[:, :, 0]
+
+    def _mask(
+        self, query: Float[Tensor, "B L D"], memory: Memory, steps: Int[Tensor, " L"]
+    ) -> tuple[Bool[Tensor, "B #L T"], Float[Tensor, "B #L T"] | None]:
+        """Return the positions outside the source or the window, and the bias of the scores."""
+        masked = memory.padding[:, None]
+        if self.window is None:
+            return masked, None
+        outside, bias = self.window(query, memory.padding, steps)
+        return masked | outside, bias
 
     def attend_step(
         self,

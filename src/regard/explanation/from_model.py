@@ -47,6 +47,11 @@ def explain_step(
     decoder = translator.trained.model.decoder
     if settings.attention == "none":
         raise ConfigError("this model has no attention to explain (model.attention none)")
+    if settings.decoder == "posterior":
+        raise ConfigError(
+            "the weights of model.decoder posterior depend on the token that they predict, and cannot "
+            "be explained from scores alone"
+        )
     if settings.window != "none" or settings.coverage or settings.normalizer != "softmax":
         raise ConfigError(
             "only softmax attention over the whole source can be explained; this model has "

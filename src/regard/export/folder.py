@@ -116,6 +116,7 @@ def describe(translator: Translator, name: str) -> dict[str, Any]:
         "layers": decoder.attention_layers,
         "heads": decoder.attention_heads,
         "attention_layer": translator.attention_layer,
+        "attention_delay": decoder.attention_delay,
         "copying": isinstance(output, CopyingOutput),
         "length_penalty": 1.0,
         "longest_target": trained.metadata.get("max_target_length", 100),

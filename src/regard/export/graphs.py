@@ -144,6 +144,7 @@ class StepGraph(nn.Module):
             values.get("state.feed"),
             step,
             values.get("state.coverage"),
+            values.get("state.joint"),
         )
 
 
@@ -169,7 +170,7 @@ def state_tensors(state: RecurrentState | TransformerState, prefix: str) -> Tens
             for layer, tensors in enumerate(state.hidden)
             for index, tensor in enumerate(tensors)
         }
-        optional = {"feed": state.feed, "coverage": state.coverage}
+        optional = {"feed": state.feed, "coverage": state.coverage, "joint": state.joint}
         named |= {name: tensor for name, tensor in optional.items() if tensor is not None}
     return {f"{prefix}.{name}": tensor for name, tensor in named.items()}
 

@@ -22,9 +22,10 @@ export async function search(model, source, copies, beams, nBest) {
     outputs = await decoder.run(Object.fromEntries(decoder.inputNames.map((name) => [name, inputs[name]])));
     const best = continuations(open, outputs.log_probs, beams > 1 ? 2 * beams : 1, length === limit);
     const ended = best.filter(({ id }) => id === EOS);
-    finished.push(...ended.map(({ row, logProb }) => ({ ...open[row], logProb, score: score(logProb, length + 1) })));
-    finished.sort((one, other) => other.score - one.score).splice(nBest);
     const attend = ({ attention }, parent) => attention && [...attention, headAverage(outputs.weights, parent, model.attention_layer)];
+    const ofTokens = (row) => attend(open[row], row)?.slice(model.attention_delay, model.attention_delay + length) ?? null;
+    finished.push(...ended.map(({ row, logProb }) => ({ ...open[row], logProb, score: score(logProb, length + 1), attention: ofTokens(row) })));
+    finished.sort((one, other) => other.score - one.score).splice(nBest);
     const opened = best.filter(({ id }) => id !== EOS).slice(0, beams);
     open = opened.map(({ row, id, logProb }) => ({ row, logProb, ids: [...open[row].ids, id], attention: attend(open[row], row) }));
     if (!open.length || finished[nBest - 1]?.score >= score(open[0].logProb, limit + 1)) return finished;

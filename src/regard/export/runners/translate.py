@@ -47,7 +47,8 @@ class Model:
             for parent, id in zip(*np.unravel_index(candidates, totals.shape), strict=True):
                 (path, _, attention), total = beams[parent], float(totals[parent, id])
                 if id == EOS:
-                    found = {"tokens": [names[id] for id in path], "attention": attention}
+                    kept = [*attention, weights[parent]][info["attention_delay"] :][: len(path)]
+                    found = {"tokens": [names[id] for id in path], "attention": kept}
                     found |= {"log_prob": total, "score": total / divisors[step + 1]}
                     finished.append(found | {"text": self.target.decode(found["tokens"])})
                 elif total > -np.inf and len(following) < beam_size:

@@ -7,7 +7,7 @@ export const lengthNormalization = (length, penalty) => ((5 + length) / 6) ** pe
 //
 // `step(tokens, number)` returns the log-probabilities and the weights of every row, and `select(rows)`
 // reorders the rows. `limit`: the maximum number of tokens. `prefix`: ids that the output begins with.
-export async function beamSearch({ step, select }, { limit, beamSize, nBest, lengthPenalty = 1, prefix = [], topTokens = 0 }) {
+export async function beamSearch({ step, select }, { limit, beamSize, nBest, lengthPenalty = 1, prefix = [], topTokens = 0, attentionDelay = 0 }) {
   const beams = Math.max(beamSize, nBest);
   const finished = [];
   const tree = [];
@@ -31,7 +31,7 @@ export async function beamSearch({ step, select }, { limit, beamSize, nBest, len
     open = opened;
   }
   if (!finished.length) throw new Error("The log-probabilities of the model are infinite or NaN.");
-  return { outputs: finished.map(({ beam, length, score }) => ({ ...trace(beam), score, complete: length < limit })), tree };
+  return { outputs: finished.map(({ beam, length, score }) => ({ ...trace(beam, attentionDelay), score, complete: length < limit })), tree };
 }
 
 // Whether an open hypothesis may still become one of the best outputs.
@@ -72,12 +72,13 @@ function top(logProbs, count) {
 }
 
 // The ids of a hypothesis, with the weights of their steps and the most probable tokens of all steps.
-function trace(beam) {
-  const [ids, weights, tops] = [[], [], [beam.top]];
-  for (let { id, parent } = beam; parent; { id, parent } = parent) {
-    ids.unshift(id);
-    weights.unshift(parent.weights);
-    tops.unshift(parent.top);
+// The weights for a token are those of the step that predicts it or, with a delay of 1, of the step that reads it.
+function trace(last, attentionDelay) {
+  const [ids, weights, tops] = [[], [], [last.top]];
+  for (let beam = last; beam.parent; beam = beam.parent) {
+    ids.unshift(beam.id);
+    weights.unshift((attentionDelay ? beam : beam.parent).weights);
+    tops.unshift(beam.parent.top);
   }
   return { ids, weights, tops };
 }

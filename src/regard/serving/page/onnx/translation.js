@@ -14,7 +14,7 @@ export async function translate(trained, line, { beamSize, nBest, topTokens = 0 
   if (!splitAtSpaces(trained.source.parse(line).text).length) return blank(trained, line, nBest);
   const decoding = await trained.model.decoding(request);
   const { limit, prefix } = request;
-  const { outputs, tree } = await beamSearch(decoding, { limit, beamSize, nBest, prefix, topTokens, lengthPenalty: LENGTH_PENALTY });
+  const { outputs, tree } = await beamSearch(decoding, { limit, beamSize, nBest, prefix, topTokens, lengthPenalty: LENGTH_PENALTY, attentionDelay: trained.description.attention_delay });
   const size = trained.target.entries.length;
   const token = (id) => (id < size ? trained.target.entries[id] : request.extraTokens[id - size]);
   const results = outputs.map((output) => result(trained, output, token));
