@@ -55,9 +55,10 @@ class AdditiveKeys:
 
 def prepare_keys(b: Float[Tensor, "*n T D"]) -> AdditiveKeys:
     """Precompute what `scores` and `attend` need from keys that many calls share."""
+    b = to_compute_dtype(b)
     if torch.compiler.is_compiling():
         return AdditiveKeys(b)
-    return AdditiveKeys(b, dispatch.prepare_keys(to_compute_dtype(b.detach())))
+    return AdditiveKeys(b, dispatch.prepare_keys(b.detach()))
 
 
 def scores(
