@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import regard
 from regard.alignment import Alignment, GoldAlignment, from_weights
-from regard.batching import Example, collate
+from regard.batching import Example, TokenLink, collate
 from regard.config import Config, DataConfig, ModelConfig, TextConfig
 from regard.copy_mechanism import hide_tokens
 from regard.corpus import make_corpus
@@ -36,33 +36,48 @@ def test_alignments_read_what_the_links_of_tokens_say(unit: Any, data: st.DataOb
     side = Tokenizer.train([" ".join(WORDS)] * 9, TextConfig(unit=unit, vocabulary_size=24))
     texts = [data.draw(st.lists(st.sampled_from(WORDS), min_size=1, max_size=5)) for _ in range(2)]
     words = [side.words_of(side.encode(" ".join(text))) for text in texts]
-    best = data.draw(st.lists(st.integers(0, len(texts[0]) - 1), min_size=len(texts[1]),
-                              max_size=len(texts[1])))  # fmt: skip
-    links = frozenset((source, target) for target, source in enumerate(best))
+    cells = [(source, target) for source in range(len(texts[0])) for target in range(len(texts[1]))]
+    links = data.draw(st.frozensets(st.sampled_from(cells)))
     guide = Guide("file", [GoldAlignment(links)])
     found = guide.token_links(1, Pair(*map(" ".join, texts)), *words)
     example = Example([4] * len(words[0]) + [EOS], [4] * len(words[1]), links=found)
     shares = collate([example]).links
     assert shares is not None
-    assert torch.equal(shares.sum(2), torch.tensor([[1.0] * len(words[1]) + [0.0]]))
-    assert from_weights(shares[0, :-1].numpy(), [*words[0], None], words[1]) == Alignment(links)
+    linked = [float(any(target == word for _, target in links)) for word in words[1]]
+    torch.testing.assert_close(shares.sum(2), torch.tensor([[*linked, 0.0]]))
+    read = from_weights(shares[0, :-1].numpy(), [*words[0], None], words[1], several=True)
+    assert read == Alignment(links)
+    assert guide.several == (len(links) > sum({word: 1 for _, word in links}.values()))
 
 
-def test_several_links_of_a_token_have_equal_shares() -> None:
-    examples = [
-        Example([4, 5, EOS], [6, 7], links=[(0, 1), (1, 1)]),
-        Example([4, EOS], [6], links=[]),
-    ]
+def test_several_links_of_a_token_share_its_attention() -> None:
+    linked = [TokenLink(0, 1, 0.25), TokenLink(1, 1, 0.75)]
+    examples = [Example([4, 5, EOS], [6, 7], links=linked), Example([4, EOS], [6], links=[])]
     expected = torch.zeros(2, 3, 3)
-    expected[0, 1, :2] = 0.5
+    expected[0, 1, :2] = torch.tensor([0.25, 0.75])
     assert torch.equal(collate(examples).links, expected)
     assert collate([Example([4, EOS], [6])]).links is None
+
+
+def test_a_word_with_more_tokens_has_no_larger_share() -> None:
+    found = Guide("file", [GoldAlignment(frozenset({(0, 0), (1, 0)}))]).token_links(
+        1, Pair("ana b", "c"), [0, 0, 0, 1], [0]
+    )
+    assert found == [*(TokenLink(i, 0, 1 / 6) for i in range(3)), TokenLink(3, 0, 1 / 2)]
 
 
 def test_the_loss_is_the_cross_entropy_of_links_and_average_weights_of_the_guided_layer() -> None:
     torch.manual_seed(3)
     weights = torch.softmax(torch.randn(1, 4, 3, 2, 3), -1)
-    links = collate([Example([4, 5, EOS], [6, 7, 8], links=[(0, 1), (1, 1), (1, 2)])]).links
+    links = collate(
+        [
+            Example(
+                [4, 5, EOS],
+                [6, 7, 8],
+                links=[TokenLink(0, 1, 0.5), TokenLink(1, 1, 0.5), TokenLink(1, 2, 1)],
+            )
+        ]
+    ).links
     losses = guided_alignment_losses(weights, links)
     average = weights[0, :, 1].mean(1)
     expected = [0, -(average[1, 0].log() + average[1, 1].log()) / 2, -average[2, 1].log(), 0]
@@ -84,8 +99,8 @@ def test_the_loss_of_a_batch_is_the_mean_over_its_target_tokens(model: dict[str,
     torch.manual_seed(1)
     network = build(ModelConfig(encoder_dim=8, decoder_dim=8, dropout=0.0, **model), 9, 9).eval()
     examples = [
-        Example([4, 5, 6, EOS], [7, 8], links=[(0, 0), (2, 1)]),
-        Example([5, EOS], [6, 4, 4], links=[(0, 2)]),
+        Example([4, 5, 6, EOS], [7, 8], links=[TokenLink(0, 0, 1), TokenLink(2, 1, 1)]),
+        Example([5, EOS], [6, 4, 4], links=[TokenLink(0, 2, 1)]),
         Example([8, EOS], [5], links=[]),
     ]
     weighted = [
@@ -113,18 +128,18 @@ def test_links_follow_their_pairs(tmp_path: Path) -> None:
     assert len(corpus.train) + len(corpus.dev) == len(PAIRS)
     assert all(example.links is None for example in corpus.dev)
     for example in corpus.train:
-        assert example.links == [(i, i) for i in range(len(example.source) - 1)]
+        assert example.links == [TokenLink(i, i, 1) for i in range(len(example.source) - 1)]
     in_memory = make_corpus(Config(source=text, target=text), PAIRS, DEV, links=LINKS)
     without = make_corpus(Config(source=text, target=text), PAIRS, DEV)
-    assert (in_memory.guided, without.guided) == (True, False)
+    assert without.guide is None
     assert in_memory.fingerprint() != without.fingerprint()
 
 
 def test_hidden_tokens_keep_their_links() -> None:
-    example = Example([4, 5, EOS], [5, 4], [4, 5, EOS], [(0, 1)])
+    example = Example([4, 5, EOS], [5, 4], [4, 5, EOS], [TokenLink(0, 1, 1)])
     hidden = [hide_tokens(example, 9, random.Random(seed)) for seed in range(60)]
     assert any(1 in each.source for each in hidden)
-    assert all(each.links == [(0, 1)] for each in hidden)
+    assert all(each.links == example.links for each in hidden)
 
 
 @pytest.mark.parametrize(

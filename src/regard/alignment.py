@@ -58,17 +58,21 @@ def from_weights(
     source_words: Sequence[int | None],
     target_words: Sequence[int | None],
     threshold: float = 0.0,
+    several: bool = False,
 ) -> Alignment:
     """Return the `best_links` of the `word_weights`, whose arguments these are."""
-    return best_links(word_weights(weights, source_words, target_words), threshold)
+    return best_links(word_weights(weights, source_words, target_words), threshold, several)
 
 
 def best_links(
-    weights: Float[np.ndarray, "targets sources_and_rest"], threshold: float = 0.0
+    weights: Float[np.ndarray, "targets sources_and_rest"],
+    threshold: float = 0.0,
+    several: bool = False,
 ) -> Alignment:
     """Link each target word to the source word with the highest weight (ties: the leftmost).
 
-    A target word has no link if the last column, which belongs to no word, has more weight than any
+    With `several`, it is linked to every source word that has at least half of the highest weight. A
+    target word has no link if the last column, which belongs to no word, has more weight than any
     word, if no word has at least the weight `threshold`, or if all weights are 0.
 
     Raises:
@@ -77,9 +81,11 @@ def best_links(
     check_threshold(threshold)
     links: list[Link] = []
     for target, row in enumerate(weights):
-        source = int(row.argmax())
-        if source < len(row) - 1 and row[source] > 0 and row[source] >= threshold:
-            links.append((source, target))
+        best = int(row.argmax())
+        if best == len(row) - 1 or row[best] <= 0:
+            continue
+        sources = np.flatnonzero(row[:-1] >= row[best] / 2) if several else [best]
+        links += [(int(source), target) for source in sources if row[source] >= threshold]
     return Alignment(links)
 
 

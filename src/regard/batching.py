@@ -11,8 +11,16 @@ from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from regard.alignment import Link
 from regard.text import BOS, EOS, PAD
+
+
+class TokenLink(NamedTuple):
+    """A source token that a target token is linked to."""
+
+    source: int
+    target: int
+    share: float
+    """Part of the attention of the target token, whose shares sum to 1."""
 
 
 class Example(NamedTuple):
@@ -24,8 +32,8 @@ class Example(NamedTuple):
     """Target ids, without BOS and EOS."""
     copies: Sequence[int] = ()
     """Target-side id of each source token, for a copying model (copy_mechanism.py)."""
-    links: Sequence[Link] | None = None
-    """Links (source token, target token), for guided alignment (guided_alignment.py)."""
+    links: Sequence[TokenLink] | None = None
+    """Links between tokens, for guided alignment (guided_alignment.py)."""
 
     @property
     def size(self) -> tuple[int, int]:
@@ -73,7 +81,7 @@ class Batch(NamedTuple):
     copies: Int[Tensor, "B T"] | None = None
     """Target-side id of each source token, for a copying model."""
     links: Float[Tensor, "B L T"] | None = None
-    """1/n for each of the n source tokens that a target token is linked to, otherwise 0."""
+    """The share of each source token that a target token is linked to, otherwise 0."""
 
     def to(self, device: torch.device | str) -> "Batch":
         """Copy the batch to a device."""
@@ -108,11 +116,11 @@ def collate(examples: Sequence[Example]) -> Batch:
 def _link_shares(examples: Sequence[Example]) -> Float[Tensor, "B L T"]:
     """Return the links of a batch as one distribution over the source per target token."""
     sources, targets = (max(sizes) for sizes in zip(*(e.size for e in examples), strict=True))
-    linked = torch.zeros(len(examples), targets, sources)
+    shares = np.zeros((len(examples), targets, sources), np.float32)
     for row, example in enumerate(examples):
-        for source, target in example.links or ():
-            linked[row, target, source] = 1
-    return linked / linked.sum(2, keepdim=True).clamp(min=1)
+        for source, target, share in example.links or ():
+            shares[row, target, source] = share
+    return torch.from_numpy(shares)
 
 
 def bucket(

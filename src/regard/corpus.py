@@ -52,6 +52,8 @@ class Corpus:
     target: Tokenizer
     notes: list[str]
     """Messages for the user, printed before training starts."""
+    guide: Guide | None = None
+    """The links that guide the attention, if there are any."""
 
     @property
     def max_source_length(self) -> int:
@@ -62,11 +64,6 @@ class Corpus:
     def max_target_length(self) -> int:
         """Number of tokens in the longest training target, without EOS."""
         return int(sizes_of(self.train)[:, 1].max()) - 1
-
-    @property
-    def guided(self) -> bool:
-        """Whether the training examples have links that guide the attention."""
-        return self.train[0].links is not None
 
     @property
     def metric(self) -> str:
@@ -150,7 +147,7 @@ def make_corpus(
         _, train_examples = _encode(train_pairs, source, target, config, notes, guide)
     dev_pairs, dev_examples = _encode(dev_pairs, source, target, config, notes)
     sources, references = group_by_source(dev_pairs.pairs)
-    return Corpus(train_examples, dev_examples, sources, references, source, target, notes)
+    return Corpus(train_examples, dev_examples, sources, references, source, target, notes, guide)
 
 
 def _guide(
@@ -208,7 +205,7 @@ def resolve_config(config: Config, corpus: Corpus) -> Config:
         return replace(settings, **{name: getattr(tokenizer, name) for name in names})
 
     training = config.training
-    if corpus.guided and training.guided_alignment is None:
+    if corpus.guide is not None and training.guided_alignment is None:
         training = replace(training, guided_alignment=DEFAULT_WEIGHT)
     return replace(
         config,

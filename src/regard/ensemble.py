@@ -84,6 +84,7 @@ def _metadata(members: Sequence[TrainedModel]) -> dict[str, Any]:
         "max_source_length": max,
         "max_target_length": max,
         "parameters": sum,
+        "several_links": all,
         "examples": lambda values: next(iter(values)),
         "attribution": lambda values: " ".join(dict.fromkeys(values)),
     }

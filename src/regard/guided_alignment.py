@@ -13,6 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from regard.alignment import GoldAlignment, Link, check_pair_links, read_gold
+from regard.batching import TokenLink
 from regard.config import ModelConfig
 from regard.errors import ConfigError, DataError, quantity
 from regard.pairs import Pair, ParsedPairs
@@ -55,14 +56,24 @@ class Guide(NamedTuple):
             )
         return guide
 
+    @property
+    def several(self) -> bool:
+        """Whether a target word is linked to several source words."""
+        return any(
+            len({target for _, target in pair.possible}) < len(pair.possible) for pair in self.lines
+        )
+
     def token_links(
         self,
         number: int,
         pair: Pair,
         source_words: Sequence[int | None],
         target_words: Sequence[int | None],
-    ) -> list[Link]:
+    ) -> list[TokenLink]:
         """Return links between all tokens of linked words.
+
+        The source words of a target word have equal shares, as do the tokens of a source word, so that
+        `word_weights` of these shares are equal for all linked words.
 
         Args:
             number: line number of the pair, from 1.
@@ -76,12 +87,20 @@ class Guide(NamedTuple):
         links = self.lines[number - 1]
         size = _count(source_words, pair.source), _count(target_words, pair.target)
         check_pair_links(links, size, f"{self.name}, line {number:,}")
-        return [
-            (i, t)
-            for t, target in enumerate(target_words)
-            for i, source in enumerate(source_words)
-            if (source, target) in links.possible
-        ]
+        found: list[TokenLink] = []
+        for target, word in enumerate(target_words):
+            linked = [
+                [token for token, other in enumerate(source_words) if other == source]
+                for source, linked_word in sorted(links.possible)
+                if linked_word == word
+            ]
+            linked = [tokens for tokens in linked if tokens]  # a word may have been left out
+            found += [
+                TokenLink(token, target, 1 / len(linked) / len(tokens))
+                for tokens in linked
+                for token in tokens
+            ]
+        return found
 
 
 def guided_layer(layers: int) -> int:
@@ -96,8 +115,8 @@ def guided_alignment_losses(
 
         loss_m = - sum_n G_mn log A_mn
 
-    Eq. 5 of Garg et al., where A is the average over the heads of the guided layer, and G has equal
-    shares for the tokens linked to target token m; the loss of a token without links is 0.
+    Eq. 5 of Garg et al., where A is the average over the heads of the guided layer, and G has the shares
+    of the source tokens linked to target token m; the loss of a token without links is 0.
     """
     guided = weights[:, :, guided_layer(weights.shape[2])].float().mean(2)
     # sparse weights can be 0

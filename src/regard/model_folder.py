@@ -261,6 +261,8 @@ def _check_metadata(metadata: Any, config: Config, model: Seq2Seq) -> None:
     for name, value in cast("dict[str, Any]", metadata).items():
         if name in limits:
             valid = type(value) is int and 0 <= value <= limits[name]
+        elif name == "several_links":
+            valid = type(value) is bool
         elif name == "examples":
             valid = isinstance(value, list) and all(isinstance(text, str) for text in value)
         else:

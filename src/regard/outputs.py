@@ -89,6 +89,7 @@ def _translation(
         attention=None if heads is None else _average_heads(heads[:, layer]),
         attention_heads=heads,
         attention_layer=layer,
+        several_links=trained.metadata.get("several_links", False),
         complete=hypothesis.complete,
         log_prob=hypothesis.log_prob,
         unknown=encoding.unknown,

@@ -46,7 +46,8 @@ def symmetrize(
     check_method(method)
     _require_same_words(forward, reverse)
     if method == "soft":
-        return best_links(mean_weights(forward.word_weights(), reverse.word_weights()), threshold)
+        means = mean_weights(forward.word_weights(), reverse.word_weights())
+        return best_links(means, threshold, forward.several_links and reverse.several_links)
     backward = ((source, target) for target, source in reverse.alignment(threshold))
     return combine_links(forward.alignment(threshold), backward, method)
 

@@ -168,8 +168,9 @@ def _train(
         "encoder_states": _describe_encoder_states(model),
         "training_fingerprint": fingerprint,
         "examples": corpus.examples,
+        "several_links": corpus.guide is not None and corpus.guide.several,
     }
-    if corpus.guided:
+    if corpus.guide is not None:
         metadata["attention_layer"] = guided_layer(model.decoder.attention_layers)
     if run := _identity(start, config, (fingerprint, corpus.dev_fingerprint())):
         metadata["run"] = run
@@ -304,7 +305,7 @@ def _choose_attention_layer(
 ) -> Translator:
     """Store the layer whose attention is displayed, if there are several and none is guided."""
     trained = translator.trained
-    if trained.model.decoder.attention_layers < 2 or corpus.guided:
+    if trained.model.decoder.attention_layers < 2 or corpus.guide is not None:
         return translator
     examples, tokens = [], 0
     for example in corpus.dev:

@@ -60,6 +60,9 @@ class Translation:
     """(len(tokens), layers, heads, len(source_tokens)): attention of every head in every layer."""
     attention_layer: int = 0
     """The layer of `attention_heads` that `attention` averages, counted from 0."""
+    several_links: bool = False
+    """Whether `alignment` may link a target word to several source words: the attention was guided by
+    such links."""
     complete: bool = True
     """False if the output was truncated at its length limit."""
     log_prob: float = 0.0
@@ -208,8 +211,8 @@ class Translation:
         """Return the pairs (source word, target word), 0-based; `str()` returns Pharaoh format, `0-0 1-2`.
 
         Words are separated by spaces, and subwords are merged; in text without spaces, every token is
-        a word. Each target word is linked to the source word with the highest weight, unless EOS has
-        a higher one.
+        a word. Each target word is linked to the source word with the highest weight (with
+        `several_links`, to all that have at least half of it), unless EOS has a higher one.
 
         Args:
             threshold: minimum weight of a link, from 0 to 1.
@@ -217,7 +220,8 @@ class Translation:
         Raises:
             ConfigError: the model has no attention, or the threshold is not from 0 to 1.
         """
-        return from_weights(self._weights(), self.source_words, self.target_words, threshold)
+        words = self.source_words, self.target_words
+        return from_weights(self._weights(), *words, threshold, self.several_links)
 
     def word_weights(self) -> np.ndarray:
         """Return the attention with subwords merged: a row per target word, a column per source word.
