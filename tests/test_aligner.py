@@ -73,6 +73,28 @@ def test_training_is_resumed(
     assert len(read_lines(out / "links.pharaoh")) == 12
 
 
+def test_links_guide_both_directions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["a b\tB A", "", "c\tC", "d a\tA D"]
+    links = ["0-1 1-0", "", "0-0", "0-1 1-0"]
+    for name, content in (("pairs", lines), ("links", links), ("outside", [*links[:3], "0-2"])):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in content))
+    command = [
+        "align",
+        "--train",
+        str(tmp_path / "pairs"),
+        "--data.dev",
+        str(tmp_path / "pairs"),
+        *FLAGS,
+    ]
+    guided = [*command, "--target.unit=whitespace", "--data.train_links"]
+    assert main([*guided, str(tmp_path / "outside"), "--out", str(tmp_path / "no")]) == 1
+    assert "outside, line 4: 0-2 is outside its texts" in capsys.readouterr().err
+    assert main([*guided, str(tmp_path / "links"), "--out", str(tmp_path / "out")]) == 0
+    for name in ("forward", "reverse"):
+        config = Translator.load(tmp_path / "out" / name, "cpu").trained.config
+        assert config.training.guided_alignment == 0.05
+
+
 def test_both_directions_are_trained_in_python(tmp_path: Path, pairs_file: Path) -> None:
     pairs = [(text, text.upper()) for text in WORDS]
     models = train_both(tmp_path, pairs, pairs[:3], **SETTINGS)

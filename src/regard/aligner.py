@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.alignment import Alignment
+from regard.alignment import Alignment, Link, read_gold
 from regard.config import Symmetrization, from_dict
 from regard.errors import ConfigError, DataError
 from regard.files import atomic_write
@@ -19,8 +19,8 @@ _CHUNK = 1000
 
 def train_both(
     out: str | Path,
-    pairs: Iterable[PairLike],
-    dev: Iterable[PairLike] | None = None,
+    pairs: Iterable[PairLike] | ParsedPairs,
+    dev: Iterable[PairLike] | ParsedPairs | None = None,
     *,
     max_minutes: float | None = None,
     resume: bool = False,
@@ -32,7 +32,8 @@ def train_both(
 
     Args:
         out: the folder.
-        pairs: training pairs, (source, target); those that are too long are skipped.
+        pairs: training pairs, (source, target), or the result of `read_pairs`; those that are too long are
+            skipped.
         dev: validation pairs; if None, some of the training pairs are held out.
         max_minutes: time budget for both models, of which each has half; if None, that of the settings
             for each.
@@ -40,7 +41,7 @@ def train_both(
         device: `auto`, `cpu`, `cuda` or `mps`.
         command: the command that started the training, recorded in the model cards.
         settings: groups of settings, as for `fit`, for the model from source to target; in the reverse,
-            the settings of source and target are exchanged.
+            the settings of source and target are exchanged, as are the links of `data.train_links`.
 
     Raises:
         RegardError: settings, pairs or folders cannot be used.
@@ -56,23 +57,36 @@ def train_both(
     if max_minutes is not None:
         groups["training"] = {**settings.get("training", {}), "max_minutes": max_minutes / 2}
 
-    def run(name: str, swap: bool) -> Translator:
+    def run(name: str, swap: bool, links: Sequence[Iterable[Link]] | None = None) -> Translator:
         config = from_dict({**groups, "out": str(Path(out) / name), "device": device})
         ordered = [None if each is None else _ordered(each, swap) for each in checked]
-        return train(config, *ordered, resume=resume, command=command)
+        return train(config, *ordered, resume=resume, command=command, links=links)
 
-    checked = [None if each is None else to_pairs(each) for each in (pairs, dev)]
+    checked = [
+        each if each is None or isinstance(each, ParsedPairs) else to_pairs(each)
+        for each in (pairs, dev)
+    ]
     forward = run("forward", swap=False)
     # both models split a text into the same words
     units = forward.trained.config.source.unit, forward.trained.config.target.unit
     source, target = {**settings.get("source", {})}, settings.get("target", {})
     source.pop("match_vocabulary", None)
     groups |= {"source": {**target, "unit": units[1]}, "target": {**source, "unit": units[0]}}
-    return forward, run("reverse", swap=True)
+    links = data.pop("train_links", None)
+    return forward, run("reverse", swap=True, links=None if links is None else _swapped(links))
 
 
-def _ordered(pairs: Sequence[Pair], swap: bool) -> list[Pair]:
+def _ordered(pairs: Sequence[Pair] | ParsedPairs, swap: bool) -> list[Pair] | ParsedPairs:
+    if isinstance(pairs, ParsedPairs):
+        return pairs._replace(pairs=[*_ordered(pairs.pairs, swap)])
     return [Pair(target, source) if swap else Pair(source, target) for source, target, _ in pairs]
+
+
+def _swapped(path: str) -> list[Alignment]:
+    """Return the links of a file from target to source."""
+    return [
+        Alignment((target, source) for source, target in pair.possible) for pair in read_gold(path)
+    ]
 
 
 def write_links(

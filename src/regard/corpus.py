@@ -104,8 +104,8 @@ class Corpus:
 
 def make_corpus(
     config: Config,
-    pairs: Iterable[PairLike] | None,
-    dev: Iterable[PairLike] | None,
+    pairs: Iterable[PairLike] | ParsedPairs | None,
+    dev: Iterable[PairLike] | ParsedPairs | None,
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
     links: Iterable[Iterable[Link]] | None = None,
 ) -> Corpus:
@@ -217,7 +217,7 @@ def resolve_config(config: Config, corpus: Corpus) -> Config:
 
 
 def _read_train(
-    pairs: Iterable[PairLike] | None, config: Config, notes: list[str]
+    pairs: Iterable[PairLike] | ParsedPairs | None, config: Config, notes: list[str]
 ) -> ParsedPairs | MappedPairs:
     """Return the training pairs, memory-mapped if they are a table."""
     path = config.data.train
@@ -237,20 +237,23 @@ def _read_train(
 
 
 def _read(
-    items: Iterable[PairLike] | None,
+    items: Iterable[PairLike] | ParsedPairs | None,
     path: str | None,
     name: str,
     config: Config,
     notes: list[str],
 ) -> ParsedPairs | None:
-    if items is not None:
+    in_memory = items is not None and not isinstance(items, ParsedPairs)
+    if isinstance(items, ParsedPairs):
+        parsed = items
+    elif items is not None:
         parsed = pairs_from(items, name, config.data.features_column)
     elif path is not None:
         parsed = read_pairs(path, config.data)
     else:
         return None
     parsed.require_valid(_REMEDY if config.data.bad_lines == "stop" else None)
-    origin = "given in memory" if items is not None else f"read from {parsed.name}"
+    origin = "given in memory" if in_memory else f"read from {parsed.name}"
     notes.append(f"{name}: {quantity(len(parsed.pairs), 'pair')} {origin}")
     if parsed.extra_columns:
         notes.append(f"{name}: further columns ignored on {quantity(parsed.extra_columns, 'line')}")

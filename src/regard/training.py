@@ -25,7 +25,7 @@ from regard.guided_alignment import guided_layer
 from regard.metrics import METRICS
 from regard.model_folder import TrainedModel
 from regard.models import Seq2Seq, build, count_parameters
-from regard.pairs import PairLike
+from regard.pairs import PairLike, ParsedPairs
 from regard.progress import Progress
 from regard.resume import StartingPoint, starting_point
 from regard.trainer import Trainer
@@ -81,8 +81,8 @@ def fit(
 
 def train(
     config: Config,
-    pairs: Iterable[PairLike] | None = None,
-    dev: Iterable[PairLike] | None = None,
+    pairs: Iterable[PairLike] | ParsedPairs | None = None,
+    dev: Iterable[PairLike] | ParsedPairs | None = None,
     *,
     resume: bool = False,
     init_from: str | Path | None = None,
@@ -99,7 +99,7 @@ def train(
     Args:
         config: all settings; `config.out` is the output folder, or None for a temporary one.
         pairs: training pairs in memory, (source, target) or (source, target, features), instead of
-            `config.data.train`.
+            `config.data.train`; or the result of `regard.pairs.read_pairs`.
         dev: validation pairs in memory, instead of `config.data.dev`.
         resume: continue from the latest checkpoint in the output folder, exactly as if training had
             not stopped. The settings of the run are kept unless `config` overrides them. If the

@@ -157,9 +157,9 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
     check_threshold(args.threshold)
     parsed = read_pairs(args.train, data)
     parsed.require_valid(None)
-    dev = None if data.dev is None else read_pairs(data.dev, data).pairs
+    dev = None if data.dev is None else read_pairs(data.dev, data)
     forward, reverse = train_both(
-        out, parsed.pairs, dev, max_minutes=args.max_minutes, resume=args.resume,
+        out, parsed, dev, max_minutes=args.max_minutes, resume=args.resume,
         device=args.device, command=command, **groups,
     )  # fmt: skip
     path, method = out / "links.pharaoh", args.symmetrize or "soft"
