@@ -1,6 +1,6 @@
 """The runner in JavaScript, against Python."""
 
-import json
+import contextlib
 import os
 import shutil
 import subprocess
@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import regard
+from node import NODE, run_script
 from regard.export.folder import export
 
-NODE = shutil.which("node")
 PACKAGES = Path(__file__).parents[1] / "build" / "node" / "node_modules"
 READY = NODE is not None and (PACKAGES / "onnxruntime-node").is_dir()
 
@@ -22,17 +22,6 @@ pytestmark = pytest.mark.skipif(
     not READY and not os.environ.get("CI"),
     reason="Node.js or onnxruntime-node is not installed (.ci/run installs both)",
 )
-
-
-def _run(script: str, value: Any, folder: Path) -> Any:
-    """Run JavaScript in a folder, with `value` as its input; returns the JSON value that it prints."""
-    command = [str(NODE), "--input-type=module", "--eval", script]
-    given = json.dumps(value)
-    result = subprocess.run(
-        command, input=given, capture_output=True, text=True, cwd=folder, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 def _command(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -48,7 +37,7 @@ def exported(
 ) -> list[tuple[regard.Translator, Path]]:
     """Exported folders that find the packages of Node.js."""
     for _, folder in exported_folders:
-        if not (folder / "node_modules").exists():
+        with contextlib.suppress(FileExistsError):  # the folders are shared with other processes
             (folder / "node_modules").symlink_to(PACKAGES)
     return exported_folders
 
@@ -69,7 +58,7 @@ def test_outputs_are_those_of_python(
         console.log(JSON.stringify(results));
     """
     translator, folder = exported[number]
-    found = _run(script, [texts, beam_size], folder)
+    found = run_script(script, [texts, beam_size], folder)
     lists = translator.translate(texts, beam_size, n_best=2 if beam_size > 1 else 1)
     for result, outputs in zip(found, lists, strict=True):
         best = outputs[0] if isinstance(outputs, list) else outputs

@@ -3,19 +3,14 @@
 import json
 import os
 import random
-import shutil
-import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import regard
+from node import NODE, run_script
 from regard.config import TextConfig, Unit
+from regard.export.folder import copy_runners
 from regard.text import UNITS, Tokenizer
-
-NODE = shutil.which("node")
-RUNNERS = Path(regard.__file__).parent / "export" / "runners"
 
 pytestmark = pytest.mark.skipif(
     NODE is None and not os.environ.get("CI"), reason="Node.js is not installed"
@@ -28,19 +23,9 @@ TEXTS = [
 ]  # fmt: skip
 
 
-def _run(script: str, value: Any, folder: Path) -> Any:
-    """Run JavaScript in a folder, with `value` as its input; returns the JSON value that it prints."""
-    command = [str(NODE), "--input-type=module", "--eval", script]
-    given = json.dumps(value)
-    result = subprocess.run(
-        command, input=given, capture_output=True, text=True, cwd=folder, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
-
-
 @pytest.mark.parametrize("unit", UNITS)
-def test_texts_are_tokenized_as_in_python(unit: Unit) -> None:
+def test_texts_are_tokenized_as_in_python(unit: Unit, tmp_path: Path) -> None:
+    copy_runners(tmp_path)
     characters = sorted(set("".join(TEXTS))) + list(" ab.-'‿▁") * 5
     drawn = ["".join(random.choices(characters, k=random.randrange(14))) for _ in range(400)]
     for lowercase in (False, True):
@@ -48,13 +33,13 @@ def test_texts_are_tokenized_as_in_python(unit: Unit) -> None:
         tokenizer = Tokenizer.train(TEXTS * 3 + drawn, config)
         script = """
             import { readFileSync } from "node:fs";
-            const { tokenizer } = await import(`${process.cwd()}/tokens.mjs`);
+            const { Tokenizer } = await import(`${process.cwd()}/onnx/tokenizer.js`);
             const [document, texts] = JSON.parse(readFileSync(0, "utf8"));
-            const { encode, decode } = tokenizer(document);
-            const all = texts.map((text) => encode(text));
-            console.log(JSON.stringify(all.map(({ ids, tokens }) => [ids, tokens, decode(tokens)])));
+            const tokenizer = new Tokenizer(document);
+            const all = texts.map((text) => tokenizer.encode({ text, features: null }));
+            console.log(JSON.stringify(all.map(({ ids, tokens }) => [ids, tokens, tokenizer.detokenize(tokens)])));
         """
-        found = _run(script, [json.loads(tokenizer.to_json()), TEXTS + drawn], RUNNERS)
+        found = run_script(script, [json.loads(tokenizer.to_json()), TEXTS + drawn], tmp_path)
         encodings = tokenizer.encode_batch(TEXTS + drawn)
         assert found == [
             [encoding.ids, encoding.tokens, tokenizer.detokenize(encoding.tokens)]

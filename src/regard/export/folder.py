@@ -4,7 +4,7 @@ encoder.onnx decoder.onnx     the graphs
 model.json                    sizes, search settings and the tables of both tokenizers
 dictionary.json               listed targets by source; empty without a dictionary
 translate.py tokens.py        the runner in Python
-*.mjs                         the runner in JavaScript
+translate.mjs onnx/           the runner in JavaScript, and its modules, which are those of the page
 README.md NOTICE              how to use the folder; the licence of its data, if the model has one
 """
 
@@ -27,6 +27,9 @@ from regard.files import require_empty_folder, write_json, write_text
 from regard.quantization import WeightType
 from regard.translator import Translator
 from regard.version import __version__
+
+PAGE = Path(__file__).parents[1] / "serving" / "page"
+"""The web page, whose modules in onnx/ translate with an exported folder."""
 
 FORMAT = 1
 """Format of an exported folder."""
@@ -79,8 +82,7 @@ def export(
             (folder / f"{name}.onnx").write_bytes(graph.SerializeToString())
         write_json(folder / "model.json", describe(translator, out.name))
         write_json(folder / "dictionary.json", {})
-        for path in (path for path in RUNNERS.iterdir() if path.is_file()):
-            shutil.copyfile(path, folder / path.name)
+        copy_runners(folder)
         on_stage("comparing the outputs of the folder with those of PyTorch …")
         parity = check_parity(translator, folder)
         write_json(folder / "dictionary.json", dict(dictionary or {}))
@@ -89,6 +91,14 @@ def export(
         write_text(folder / "README.md", _card(out.name, translator, weights, parity))
         move(folder, out)
     return Exported(out, size(out), parity)
+
+
+def copy_runners(folder: Path) -> None:
+    """Copy the runners and the modules of the page that the runner in JavaScript imports."""
+    for path in (path for path in RUNNERS.iterdir() if path.is_file()):
+        shutil.copyfile(path, folder / path.name)
+    in_browser = shutil.ignore_patterns("worker.js", "files.js")
+    shutil.copytree(PAGE / "onnx", folder / "onnx", ignore=in_browser)
 
 
 def move(folder: Path, out: Path) -> None:

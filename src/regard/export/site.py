@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from regard.charts.base import script_json
-from regard.export.folder import Exported, export, move, size
+from regard.export.folder import PAGE, Exported, export, move, size
 from regard.files import require_empty_folder
 from regard.model_info import describe_model
 from regard.translator import Translator
 
-PAGE = Path(__file__).parents[1] / "serving" / "page"
 MODEL_FILES = ("model.json", "encoder.onnx", "decoder.onnx")
 _MAX_BEAM_SIZE = 20
 _HEAD = """\

@@ -4,32 +4,35 @@ import { existsSync, readFileSync, realpathSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { parseArgs } from "node:util";
-import { InferenceSession } from "onnxruntime-node";
-import { EOS, search } from "./search.mjs";
-import { isBlank, tokenizer } from "./tokens.mjs";
+import * as ort from "onnxruntime-node";
+import { loadModel, translate } from "./onnx/translation.js";
 
 // A model: translate(text, { beamSize }) returns text, tokens, score, attention, probability, and the margin to the second-best.
 export async function load(folder) {
-  const read = (name) => JSON.parse(readFileSync(join(folder, name), "utf8"));
-  const model = read("model.json");
-  const [source, target] = [tokenizer(model.source), tokenizer(model.target)], size = target.entries.length;
-  const sessions = ["encoder.onnx", "decoder.onnx"].map((name) => InferenceSession.create(join(folder, name)));
-  const [encoder, decoder] = await Promise.all(sessions);
-  const dictionary = existsSync(join(folder, "dictionary.json")) ? read("dictionary.json") : {};
-  const translate = async (line, { beamSize = 5 } = {}) => {
-    if (!(Number.isInteger(beamSize) && beamSize > 0)) throw new Error("expected a whole number above 0 as the beam size");
-    const { text, normalized, tokens, ids } = source.encode(line);
-    const key = normalized.trim(), listed = Object.hasOwn(dictionary, key) ? dictionary[key] : isBlank(text) ? [""] : null;
-    const copied = [...new Set(tokens.filter((token) => !target.ids.has(token)))];
-    const copies = [...tokens.map((token) => target.ids.get(token) ?? size + copied.indexOf(token)), EOS];
-    const token = (id) => target.entries[id] ?? copied[id - size];
-    const found = listed ? listed.map((output) => ({ text: output, tokens: target.encode(output).tokens, score: 0, logProb: 0, attention: null }))
-      : await search({ ...model, size, encoder, decoder }, [...ids, EOS], copies, beamSize, beamSize > 1 ? 2 : 1);
-    const [best, second] = found.map(({ ids: [, ...all] = [], tokens = all.map(token), text: output = target.decode(tokens), score, logProb, attention }) =>
-      ({ text: output, tokens, score, attention, probability: Math.exp(logProb) }));
-    return { ...best, margin: best.probability - (second && second.text !== best.text ? second.probability : 0) };
+  const path = (name) => join(folder, name);
+  const read = (name) => JSON.parse(readFileSync(path(name), "utf8"));
+  const model = await loadModel(ort, read("model.json"), path("encoder.onnx"), path("decoder.onnx"));
+  const dictionary = existsSync(path("dictionary.json")) ? read("dictionary.json") : {};
+  return {
+    translate: async (line, { beamSize = 5 } = {}) => {
+      if (!(Number.isInteger(beamSize) && beamSize > 0)) throw new Error("expected a whole number above 0 as the beam size");
+      const found = lookUp(dictionary, model, line) ?? await search(model, line, beamSize);
+      const [best, second] = found.map(({ text, tokens, score, log_prob: logProb, attention }) =>
+        ({ text, tokens, score, attention, probability: Math.exp(logProb) }));
+      return { ...best, margin: best.probability - (second && second.text !== best.text ? second.probability : 0) };
+    },
   };
-  return { translate };
+}
+
+async function search(model, line, beamSize) {
+  const output = await translate(model, line, { beamSize, nBest: beamSize > 1 ? 2 : 1 });
+  return output.n_best ?? [output];
+}
+
+function lookUp(dictionary, { source, target }, line) {
+  const key = source.normalize(source.parse(line).text, source.document.lowercase).trim();
+  if (!Object.hasOwn(dictionary, key)) return null;
+  return dictionary[key].map((text) => ({ text, tokens: target.encode({ text, features: null }).tokens, score: 0, log_prob: 0, attention: null }));
 }
 
 async function main() { // --confidence appends TAB probability TAB margin

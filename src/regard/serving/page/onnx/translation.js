@@ -1,14 +1,23 @@
 // Translations in the form of the JSON API (regard/serving/schemas.py).
+import { Model } from "./model.js";
 import { prepare } from "./request.js";
 import { beamSearch, lengthNormalization } from "./search.js";
-import { EOS, UNK } from "./tokenizer.js";
+import { EOS, Tokenizer, UNK } from "./tokenizer.js";
 import { splitAtSpaces } from "./words.js";
 
 const LENGTH_PENALTY = 1;
 const END = "</s>";
 const rounded = (value) => (Array.isArray(value) ? value.map(rounded) : Math.round(value * 1e6) / 1e6);
 
-// `trained`: {model, description, source, target}.
+// {model, description, source, target}; `ort`: ONNX Runtime; `description`: the content of model.json; the graphs: bytes or paths.
+export async function loadModel(ort, description, encoderGraph, decoderGraph) {
+  const encoder = await ort.InferenceSession.create(encoderGraph);
+  const decoder = await ort.InferenceSession.create(decoderGraph);
+  const [source, target] = [new Tokenizer(description.source), new Tokenizer(description.target)];
+  return { model: new Model(ort, encoder, decoder, description), description, source, target };
+}
+
+// `trained`: the result of `loadModel`.
 export async function translate(trained, line, { beamSize, nBest, topTokens = 0 }, interventions = {}) {
   const request = prepare(trained, line, interventions);
   if (!splitAtSpaces(trained.source.parse(line).text).length) return blank(trained, line, nBest);

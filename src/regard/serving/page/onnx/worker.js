@@ -1,8 +1,6 @@
 // The worker that loads the models and computes translations, one after the other, beside the page.
 import { download } from "./files.js";
-import { Model } from "./model.js";
-import { Tokenizer } from "./tokenizer.js";
-import { translate } from "./translation.js";
+import { loadModel, translate } from "./translation.js";
 
 const methods = { load, translate: (model, ...rest) => translate(trained[model], ...rest) };
 let trained;
@@ -21,12 +19,7 @@ async function load({ runtime, wasm, folders }) {
     ...folders.flatMap((folder) => ["model.json", "encoder.onnx", "decoder.onnx"].map((name) => get(new URL(name, folder).href)))]);
   Object.assign(ort.env.wasm, { wasmBinary: wasmBinary.buffer, numThreads: 1 });
   trained = [];
-  for (let n = 0; n < files.length; n += 3) {
-    const description = JSON.parse(new TextDecoder().decode(files[n]));
-    const [source, target] = [new Tokenizer(description.source), new Tokenizer(description.target)];
-    const encoder = await ort.InferenceSession.create(files[n + 1]);
-    const decoder = await ort.InferenceSession.create(files[n + 2]);
-    trained.push({ description, source, target, model: new Model(ort, encoder, decoder, description) });
-  }
+  for (let n = 0; n < files.length; n += 3)
+    trained.push(await loadModel(ort, JSON.parse(new TextDecoder().decode(files[n])), files[n + 1], files[n + 2]));
   return trained.map(({ description: { examples } }) => examples);
 }
