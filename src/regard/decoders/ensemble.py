@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -30,7 +30,10 @@ class EnsembleState:
         )
 
 
-class EnsembleSteps:
+MemberT = TypeVar("MemberT", bound=StepDecoder)
+
+
+class EnsembleSteps(Generic[MemberT]):
     """The steps of an ensemble.
 
     Args:
@@ -38,9 +41,7 @@ class EnsembleSteps:
         shapes: for each member, the numbers of its attention layers and heads, and its selected layer.
     """
 
-    def __init__(
-        self, members: Sequence[StepDecoder], shapes: Sequence[tuple[int, int, int]]
-    ) -> None:
+    def __init__(self, members: Sequence[MemberT], shapes: Sequence[tuple[int, int, int]]) -> None:
         self.members = members
         self.shapes = shapes
         self.delays = _delays(members, shapes)
@@ -75,7 +76,7 @@ class EnsembleSteps:
         )
 
 
-class EnsembleDecoder(nn.Module):
+class EnsembleDecoder(nn.Module, EnsembleSteps[Decoder]):
     """Average the log-probabilities of several decoders of the same vocabulary, and renormalise.
 
         log p(y) = 1/M sum_m log p_m(y) - log Z
@@ -117,19 +118,6 @@ class EnsembleDecoder(nn.Module):
                 for decoder, member in zip(self.members, _members(encoded), strict=True)
             ]
         )
-
-    def start(self, memory: Memory) -> EnsembleState:
-        """Return the states before the first token."""
-        return EnsembleSteps([*self.members], self.shapes).start(memory)
-
-    def step(
-        self,
-        token: Int[Tensor, " N"],
-        state: EnsembleState,
-        intervention: Intervention | None = None,
-    ) -> Step:
-        """Read one token and return the average of the log-probabilities of the next."""
-        return EnsembleSteps([*self.members], self.shapes).step(token, state, intervention)
 
     def unroll(
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
