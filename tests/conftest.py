@@ -1,8 +1,11 @@
 """Run-time checks of annotations, a fixed seed, the hypothesis profile and shared fixtures."""
 
+import contextlib
+import functools
 import importlib.util
 import os
 import random
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +14,7 @@ import hypothesis
 import jaxtyping
 import pytest
 import torch
+from filelock import FileLock
 
 UNCHECKED = (
     # their functions are compiled by PyTorch, numba or Triton
@@ -81,12 +85,18 @@ def poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.fixture
-def unchecked() -> Iterator[None]:
-    """Disable the run-time checks of shapes, so that the package raises its own errors."""
+@contextlib.contextmanager
+def _without_checks() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """Disable the run-time checks of shapes: the package raises its own errors, and trains faster."""
+    with _without_checks():
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -112,27 +122,47 @@ def make_translator() -> Callable[..., regard.Translator]:
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def made_once(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str, Callable[[Path], object]], Path]:
+    """Return a function that lets one of the processes of a test run make a folder for all."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        root = root.parent
+
+    def folder(name: str, make: Callable[[Path], object]) -> Path:
+        path, complete = root / name, root / f"{name}.complete"
+        path.parent.mkdir(exist_ok=True)
+        with FileLock(root / f"{name}.lock"):
+            if not complete.exists():
+                shutil.rmtree(path, ignore_errors=True)
+                with _without_checks():
+                    make(path)
+                complete.touch()
+        return path
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def folders(made_once: Callable[[str, Callable[[Path], object]], Path]) -> list[Path]:
     """Two model folders, a recurrent one and a Transformer."""
-    root = tmp_path_factory.mktemp("folders")
+    layers = {"encoder_layers": 1, "decoder_layers": 2}
     return [
-        make_folder(root / "recurrent", attention="additive"),
-        make_folder(root / "transformer", kind="transformer", encoder_layers=1, decoder_layers=2),
+        made_once("recurrent", lambda path: make_folder(path, attention="additive")),
+        made_once("transformer", lambda path: make_folder(path, kind="transformer", **layers)),
     ]
 
 
 @pytest.fixture(scope="session")
 def exported_folders(
-    folders: list[Path], tmp_path_factory: pytest.TempPathFactory
+    folders: list[Path], made_once: Callable[[str, Callable[[Path], object]], Path]
 ) -> list[tuple[regard.Translator, Path]]:
     """The translators of `folders` and the folders that they were exported to."""
     from regard.export.folder import export
 
-    root = tmp_path_factory.mktemp("exported")
     translators = [regard.Translator.load(folder, "cpu") for folder in folders]
-    jaxtyping.config.update("jaxtyping_disable", True)  # its checks fix the sizes of a graph
-    exported = [
-        export(model, root / path.name) for model, path in zip(translators, folders, strict=True)
+    return [
+        (model, made_once(f"exported/{path.name}", functools.partial(export, model)))
+        for model, path in zip(translators, folders, strict=True)
     ]
-    jaxtyping.config.update("jaxtyping_disable", False)
-    return [(model, each.folder) for model, each in zip(translators, exported, strict=True)]

@@ -32,6 +32,12 @@ B, L, T = 2, 4, 6
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 PAIRWISE = ("additive", "concat")
 PATHS = [(name, need_weights) for name in SCORES for need_weights in (False, True)]
+MASKED_PATHS = [
+    pytest.param(*path, kind, marks=[] if (i + i // 2) % 2 == k else pytest.mark.soak)
+    for i, path in enumerate(PATHS)
+    for k, kind in enumerate(("bool", "float"))
+]
+"""Each path with one kind of mask, each score with both kinds; the other combinations are long tests."""
 NAN_SAFE_PATHS = [
     (name, need_weights) for name, need_weights in PATHS if need_weights or name in PAIRWISE
 ]
@@ -701,8 +707,7 @@ def _module(attention: Attention, need_weights: bool) -> nn.Module:
     return Module()
 
 
-@pytest.mark.parametrize("kind", ["bool", "float"])
-@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+@pytest.mark.parametrize(("name", "need_weights", "kind"), MASKED_PATHS)
 def test_export_and_fullgraph_compilation_with_masks(
     name: str, need_weights: bool, kind: str, unchecked: None
 ) -> None:

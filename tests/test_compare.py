@@ -73,6 +73,7 @@ def test_a_misspelt_model_gets_the_nearest(specification: str, nearest: str) -> 
         model_settings(specification)
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_every_model_is_trained_evaluated_and_plotted(tmp_path: Path) -> None:
     test = _pairs(30, 3)
     gold = [
@@ -149,6 +150,7 @@ def test_the_chart_has_a_line_per_model_and_a_point_per_length() -> None:
         assert f"{name} (1,234 parameters)" in chart.to_svg()
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = _settings(tmp_path)["data"]
     flags = [

@@ -13,6 +13,7 @@ from regard.pretrained import folder_of, pretrained_models
 from regard.translator import Translator
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_the_demo_gives_the_results_of_the_readme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
