@@ -75,9 +75,14 @@ def regard(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
+def folders(made_once: Callable[[str, Callable[[Path], object]], Path]) -> Folders:
     """Two models that take a second to train."""
-    root = tmp_path_factory.mktemp("models")
+    root = made_once("models", _train_models)
+    return Folders(*(str(root / name) for name in ("pairs.tsv", "model", "no_attention")))
+
+
+def _train_models(root: Path) -> None:
+    root.mkdir()
     rng = random.Random(1)
     words = ["".join(rng.choice("abcd") for _ in range(rng.randint(1, 5))) for _ in range(40)]
     pairs = root / "pairs.tsv"
@@ -95,7 +100,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Folders:
         ]
         options = ["--model.attention", attention, "--training.max_updates", 120]
         assert main(list(map(str, [*arguments, *options]))) == 0
-    return Folders(str(pairs), str(root / "model"), str(root / "no_attention"))
 
 
 @pytest.fixture

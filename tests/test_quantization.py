@@ -1,7 +1,10 @@
 """Weights in int8 and float16: rounding, files, damaged files."""
 
 import dataclasses
+import functools
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,11 @@ _FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 _WEIGHTS = arrays.arrays(
     np.float32, arrays.array_shapes(min_dims=2, max_dims=3, max_side=5), elements=_FLOATS
 )
+
+
+@pytest.fixture
+def folder(folders: list[Path], tmp_path: Path) -> Path:
+    return shutil.copytree(folders[0], tmp_path / "model")
 
 
 @given(_WEIGHTS)
@@ -54,8 +62,11 @@ def test_rows_have_their_own_scales() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float16", "float32"])
-def test_a_folder_loads_as_the_rounded_model(tmp_path: Path, dtype: Any) -> None:
-    folder = make_folder(tmp_path / "model", tie_embeddings=True)
+def test_a_folder_loads_as_the_rounded_model(
+    made_once: Callable[[str, Callable[[Path], object]], Path], tmp_path: Path, dtype: Any
+) -> None:
+    made = made_once("tied", functools.partial(make_folder, tie_embeddings=True))
+    folder = shutil.copytree(made, tmp_path / "model")
     trained = model_folder.load(folder)
     original = {name: value.clone() for name, value in trained.model.state_dict().items()}
     model_folder.save_weights(folder, trained.model, dtype=dtype)
@@ -110,8 +121,7 @@ def _damage(folder: Path, change: Any) -> None:
         (lambda tensors, name: tensors.pop(name), "missing or unexpected tensors"),
     ],
 )
-def test_damaged_integers_are_reported(tmp_path: Path, change: Any, message: str) -> None:
-    folder = make_folder(tmp_path / "model")
+def test_damaged_integers_are_reported(folder: Path, change: Any, message: str) -> None:
     model_folder.save_weights(folder, model_folder.load(folder).model, dtype="int8")
     model_folder.load(folder)
     _damage(folder, change)
@@ -121,8 +131,7 @@ def test_damaged_integers_are_reported(tmp_path: Path, change: Any, message: str
         model_folder.load(folder)
 
 
-def test_the_checksum_covers_the_integers(tmp_path: Path) -> None:
-    folder = make_folder(tmp_path / "model")
+def test_the_checksum_covers_the_integers(folder: Path) -> None:
     model_folder.save_weights(folder, model_folder.load(folder).model, dtype="int8")
     content = bytearray((folder / "model.safetensors").read_bytes())
     content[-1] ^= 1

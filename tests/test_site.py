@@ -107,15 +107,18 @@ def context() -> Iterator[BrowserContext]:
 @pytest.fixture(scope="module")
 def www(
     exported_folders: list[tuple[regard.Translator, Path]],
-    tmp_path_factory: pytest.TempPathFactory,
+    made_once: Callable[[str, Callable[[Path], object]], Path],
 ) -> Path:
     """A folder with the static pages of a recurrent model and a Transformer, in subfolders."""
-    root = tmp_path_factory.mktemp("www")
-    (root / "some").mkdir()
-    for translator, folder in exported_folders:
-        site = root / "some" / folder.name
-        write_site(folder, describe_model("a model", translator), runtime_files(), site)
-    return root
+
+    def make(root: Path) -> None:
+        (root / "some").mkdir(parents=True)
+        runtime = runtime_files()
+        for translator, folder in exported_folders:
+            description = describe_model("a model", translator)
+            write_site(folder, description, runtime, root / "some" / folder.name)
+
+    return made_once("www", make)
 
 
 @pytest.fixture(scope="module")
