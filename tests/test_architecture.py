@@ -29,12 +29,12 @@ RANKS = {
     "translator": 12,
     "evaluation": 13, "dictionary": 13, "model_card": 12, "model_info": 13,
     "checkpoints": 12, "resume": 13,
-    "trainer": 13,
-    "training": 14,
-    "demo": 15, "aligner": 15, "compare": 15, "distillation": 15, "explanation": 15, "export": 15,
-    "serving": 16,
-    "cli": 17,
-    "__main__": 18,
+    "accelerator": 13, "trainer": 14,
+    "training": 15,
+    "demo": 16, "aligner": 16, "compare": 16, "distillation": 16, "explanation": 16, "export": 16,
+    "serving": 17,
+    "cli": 18,
+    "__main__": 19,
 }  # fmt: skip
 
 

@@ -23,6 +23,18 @@ else:
     AttentionName = Literal[("none", *ALL_NAMES)]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Symmetrization = Literal["soft", "intersection", "union", "grow-diag-final-and"]
+Tracker = Literal[
+    "none",
+    "tensorboard",
+    "wandb",
+    "mlflow",
+    "trackio",
+    "comet_ml",
+    "aim",
+    "clearml",
+    "dvclive",
+    "swanlab",
+]
 MetricName = Literal["auto", "loss", "exact_match", "per", "cer", "bleu", "chrf"]
 
 _T = TypeVar("_T")
@@ -321,6 +333,8 @@ class TrainingConfig:
     """Gradient-norm clipping threshold."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of matrix products during training; bfloat16 uses autocast."""
+    log_with: Tracker = "none"
+    """Experiment tracker that receives the metrics of every validation and the settings; its package must be installed. Trackers that write files write to the folder tracking of the model folder."""
 
     def __post_init__(self) -> None:
         ranges = {

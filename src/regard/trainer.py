@@ -9,7 +9,6 @@ import random
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from regard import checkpoints, model_folder
+from regard.accelerator import make_accelerator, start_tracking, stop_tracking, track
 from regard.batching import Example, bucket, collate, epoch
-from regard.config import Config, TrainingConfig
+from regard.config import TrainingConfig
 from regard.copy_mechanism import hide_tokens
 from regard.corpus import Corpus
 from regard.distributed import Job
@@ -29,12 +29,7 @@ from regard.metrics import METRICS
 from regard.progress import Progress
 from regard.schedule import Schedule
 from regard.text import split_source
-from regard.translator import Translator, find_device
-
-with warnings.catch_warnings():  # of tqdm, about progress bars in notebooks that are not used here
-    warnings.filterwarnings("ignore", "IProgress not found")
-    from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
+from regard.translator import Translator
 
 _SECONDS_BETWEEN_CHECKPOINTS = 300.0
 """Time between checkpoints if validations are further apart; a crash loses at most this much."""
@@ -91,7 +86,7 @@ class Trainer:
         self.settings = trained.config.training
         self.metric = corpus.metric if self.settings.metric == "auto" else self.settings.metric
         self.schedule = Schedule(self.settings)
-        self.accelerator = _accelerator(trained.config)
+        self.accelerator = make_accelerator(trained.config, out)
         self.device = self.accelerator.device
         # not wrapped in DistributedDataParallel: _update weights the gradients, and job sums them
         self.model = self.accelerator.prepare_model(trained.model, evaluation_mode=True)
@@ -117,7 +112,10 @@ class Trainer:
             JobError: another process has ended.
         """
         stop = 0
-        with _deferred_signals(self.job) as received:
+        with contextlib.ExitStack() as stack:
+            received = stack.enter_context(_deferred_signals(self.job))
+            start_tracking(self.accelerator, self.trained.config)
+            stack.callback(stop_tracking, self.accelerator)
             for batches in self._updates():
                 started = time.perf_counter()
                 self._update(batches)
@@ -295,6 +293,7 @@ class Trainer:
             "best": best,
         }
         self.history.append(entry)
+        track(self.accelerator, entry)
         self.schedule.seconds += seconds
         self.statistics = RunningStatistics()
         self._save_checkpoint()
@@ -381,14 +380,6 @@ def _deferred_signals(job: Job) -> Generator[list[int]]:
         for number, handler in previous.items():
             if signal.getsignal(number) is handle:
                 signal.signal(number, handler)
-
-
-def _accelerator(config: Config) -> Accelerator:
-    device = find_device(config.device)
-    precision = "bf16" if config.training.precision == "bfloat16" else "no"
-    # its state is shared within the process and would otherwise keep the precision of the first run
-    AcceleratorState._reset_state(reset_partial_state=True)  # pyright: ignore[reportPrivateUsage]
-    return Accelerator(mixed_precision=precision, cpu=device.type == "cpu", dynamo_backend="no")
 
 
 def _optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.Optimizer:

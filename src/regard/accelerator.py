@@ -1,0 +1,66 @@
+"""The Accelerator of a training run: device, precision and experiment trackers."""
+
+import dataclasses
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from accelerate.tracking import get_available_trackers
+
+from regard.config import GROUPS, Config
+from regard.errors import ConfigError
+from regard.translator import find_device
+
+with warnings.catch_warnings():  # of tqdm, about progress bars in notebooks that are not used here
+    warnings.filterwarnings("ignore", "IProgress not found")
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+
+def make_accelerator(config: Config, out: Path) -> Accelerator:
+    """Return the Accelerator for these settings; trackers that need a folder write to `out`/tracking.
+
+    Raises:
+        ConfigError: the package of the tracker is not installed.
+    """
+    tracker = config.training.log_with
+    if tracker != "none" and tracker not in map(str, get_available_trackers()):
+        package = tracker.replace("_", "-")
+        raise ConfigError(
+            f"training.log_with {tracker} needs the package {package}: pip install {package}"
+        )
+    device = find_device(config.device)
+    # its state is shared within the process and would otherwise keep the precision of the first run
+    AcceleratorState._reset_state(reset_partial_state=True)  # pyright: ignore[reportPrivateUsage]
+    return Accelerator(
+        mixed_precision="bf16" if config.training.precision == "bfloat16" else "no",
+        cpu=device.type == "cpu",
+        dynamo_backend="no",
+        log_with=None if tracker == "none" else tracker,
+        project_dir=out / "tracking",
+    )
+
+
+def start_tracking(accelerator: Accelerator, config: Config) -> None:
+    """Start the trackers, if there are any, and give them the settings."""
+    groups = dataclasses.asdict(config)
+    settings = {
+        f"{group}.{name}": "none" if value is None else value
+        for group in GROUPS
+        for name, value in groups[group].items()
+    }
+    accelerator.init_trackers("regard", config=settings)
+
+
+def track(accelerator: Accelerator, entry: Mapping[str, Any]) -> None:
+    """Send the numbers of a validation to the trackers."""
+    numbers = {name: value for name, value in entry.items() if isinstance(value, int | float)}
+    accelerator.log(numbers, step=entry["update"])
+
+
+def stop_tracking(accelerator: Accelerator) -> None:
+    """Let the trackers write everything that they hold."""
+    # not end_training, which also ends the processes' connection
+    for tracker in accelerator.trackers:
+        tracker.finish()

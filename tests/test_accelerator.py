@@ -1,0 +1,45 @@
+"""Experiment trackers."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import regard
+
+pytest.importorskip("tensorboard")
+
+
+def _train(out: Path, updates: int, resume: bool = False, tracker: str = "tensorboard") -> None:
+    config = regard.Config(
+        out=str(out),
+        device="cpu",
+        model=regard.ModelConfig(embedding_dim=8, encoder_dim=8, decoder_dim=8, attention_dim=8),
+        training=regard.TrainingConfig(max_updates=updates, validate_every=2, log_with=tracker),  # pyright: ignore[reportArgumentType]
+    )
+    pairs = [("a b c", "c b a"), ("a c", "c a"), ("b c", "c b")] * 4
+    regard.train(config, pairs, pairs, resume=resume)
+
+
+def test_the_tracker_receives_the_metrics_of_every_validation(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    _train(tmp_path / "model", 4)
+    _train(tmp_path / "model", 6, resume=True)
+    logs = EventAccumulator(str(tmp_path / "model" / "tracking" / "regard"))
+    logs.Reload()
+    lines = (tmp_path / "model" / "metrics.jsonl").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    assert [entry["update"] for entry in entries] == [2, 4, 6]
+    for name in ("train_loss", "dev_loss", "exact_match", "learning_rate"):
+        events = logs.Scalars(name)
+        assert [event.step for event in events] == [2, 4, 6]
+        assert [event.value for event in events] == pytest.approx(
+            [entry[name] for entry in entries]
+        )
+
+
+def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    with pytest.raises(regard.ConfigError, match="pip install comet-ml"):
+        _train(tmp_path / "model", 2, tracker="comet_ml")
+    assert not (tmp_path / "model").exists() or not any((tmp_path / "model").iterdir())
