@@ -1,0 +1,197 @@
+"""Quality within a time budget: trains every model of the table and prints the table and a chart.
+
+    python -P benchmarks/quality.py DATA FOLDER [--only RUN ...] [--test] [--seeds 3] [--chart quality.svg]
+
+DATA contains cmudict/, sigmorphon2020-g2p/, multi30k-en-de/ and tatoeba-*/. FOLDER receives a model folder and
+the metrics of every run; a run that is stopped goes on when the script is started again, and one that is complete
+is not repeated. The metrics are those of the dev set; `--test` evaluates the test set instead, where DATA has
+one. With --seeds, every run is repeated with other seeds and the table contains the mean and the range.
+"""
+
+import argparse
+import dataclasses
+import gzip
+import json
+import shlex
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard.charts import LineChart, Point
+from regard.curves import read_history
+from regard.files import write_text
+
+BLEU_OF_TOKENS = "--bleu-tokenize none"
+PEERS = (("yoyodyne", 15.0, 40.2), ("JoeyNMT", 8.0, 39.2), ("OpenNMT-py", 8.0, 49.6))
+"""Toolkit, minutes of training and WER on CMUdict, dev words that are not in the training data."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A row of the table."""
+
+    pairs: str
+    """Pattern of the pairs in DATA, with {part} for train, dev or test."""
+    metric: str
+    """Metric in the JSON file of `regard evaluate`."""
+    train: str = ""
+    """Options of `regard train`, without the files of pairs; empty for settings that follow from the pairs."""
+    evaluate: str = ""
+    """Options of `regard evaluate`."""
+    dev: str = "dev"
+    test: str = ""
+    """Name of the test set; empty if DATA has none."""
+    first: int = 0
+    """Number of training pairs, from the beginning; 0 for all."""
+    members: tuple[str, ...] = ()
+    """Runs that form an ensemble, which is not trained."""
+
+
+def _sigmorphon(language: str, **options: Any) -> Run:
+    pairs = f"sigmorphon2020-g2p/{language}/{{part}}.tsv.gz"
+    return Run(pairs, "wer", **{"train": "--config g2p", "test": "test", **options})
+
+
+_CMUDICT = "cmudict/{part}.tsv.gz"
+_MULTI30K = ",".join(f"multi30k-en-de/tok/{{part}}.lc.norm.tok.{side}.gz" for side in ("en", "de"))
+_TEST_2016 = {"dev": "val", "test": "test_2016_flickr", "evaluate": BLEU_OF_TOKENS}
+_DIVERSE = {
+    "g2p-2": "--config g2p --training.seed 2",
+    "g2p-bahdanau": "--config g2p --model.decoder bahdanau --training.seed 3",
+}
+RUNS = {
+    "cmudict": Run(_CMUDICT, "wer", "--config g2p --training.max_minutes 45"),
+    **{name: Run(_CMUDICT, "wer", f"{train} --training.max_minutes 45") for name, train in _DIVERSE.items()},
+    "cmudict-ensemble": Run(_CMUDICT, "wer", members=("cmudict", *_DIVERSE)),
+    **{language: _sigmorphon(language) for language in ("fre", "gre", "hun", "kor")},
+    **{f"hun-{count}": _sigmorphon("hun", first=count) for count in (100, 500)},
+    "hun-100-default": _sigmorphon("hun", first=100, train=""),
+    "hun-default": _sigmorphon("hun", train=""),
+    "multi30k-rnn": Run(_MULTI30K, "bleu", "--config multi30k-rnn", **_TEST_2016),
+    "multi30k-transformer": Run(_MULTI30K, "bleu", "--config multi30k-transformer", **_TEST_2016),
+    "tatoeba-es-en": Run("tatoeba-es-en/{part}.tsv.gz", "bleu", "--config translation"),
+    "tatoeba-zh-en": Run("tatoeba-zh-en/{part}.tsv.gz", "bleu", "--config translation"),
+}  # fmt: skip
+
+
+def regard(*arguments: str) -> None:
+    """Run a command, which prints its progress."""
+    print("$ regard", shlex.join(arguments), flush=True)
+    subprocess.run([sys.executable, "-P", "-m", "regard", *arguments], check=True)
+
+
+def files(run: Run, part: str, data: Path) -> str:
+    return ",".join(str(data / name) for name in run.pairs.format(part=part).split(","))
+
+
+def first_pairs(path: str, count: int, folder: Path) -> str:
+    """Return the path of a file with the first pairs of another one."""
+    few = folder / f"first-{count}-of-{Path(path).parent.name}.tsv"
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        text = "".join(line for line, _ in zip(lines, range(count), strict=False))
+    write_text(few, text)
+    return str(few)
+
+
+def folder_of(name: str, seed: int, folder: Path) -> Path:
+    return folder / (name if seed == 1 else f"{name}.seed{seed}")
+
+
+def train(name: str, seed: int, data: Path, folder: Path) -> None:
+    """Train a model, or form an ensemble of trained ones."""
+    run, out = RUNS[name], folder_of(name, seed, folder)
+    if run.members:
+        if not out.exists():
+            members = [str(folder_of(member, seed, folder)) for member in run.members]
+            regard("ensemble", *members, "--out", str(out))
+        return
+    pairs = files(run, "train", data)
+    options = ["--data.train", first_pairs(pairs, run.first, folder) if run.first else pairs]
+    options += ["--data.dev", files(run, run.dev, data), "--out", str(out), "--resume"]
+    options += ["--training.seed", str(seed)] if seed > 1 else []
+    regard("train", *shlex.split(run.train), *options)
+
+
+def measure(name: str, seed: int, data: Path, folder: Path, test: bool) -> dict[str, Any]:
+    """Return the metrics of a run, from its file if it is complete."""
+    run = RUNS[name]
+    part = run.test if test else run.dev
+    model = folder_of(name, seed, folder)
+    result = folder / f"{model.name}.{part}.json"
+    if not result.exists():
+        for member in run.members or (name,):
+            if not (folder / f"{folder_of(member, seed, folder).name}.{run.dev}.json").exists():
+                train(member, seed, data, folder)
+        if run.members:
+            train(name, seed, data, folder)
+        regard(
+            "evaluate", str(model), files(run, part, data), "--json", str(result),
+            *shlex.split(run.evaluate),
+        )  # fmt: skip
+    return json.loads(result.read_text(encoding="utf-8"))
+
+
+def row(name: str, results: list[dict[str, Any]], folder: Path) -> str:
+    """Return a row of the table."""
+    run = RUNS[name]
+    values = [result[run.metric]["value"] for result in results]
+    interval = (results[0][run.metric][bound] for bound in ("low", "high"))
+    spread = (
+        f"{min(values):.2f} – {max(values):.2f}"
+        if len(values) > 1
+        else "{:.2f} – {:.2f}".format(*interval)
+    )
+    minutes = updates = ""
+    if not run.members:
+        last = read_history(folder / name)[-1]
+        minutes, updates = f"{last['minutes']:.1f}", f"{last['update']:,}"
+    mean = statistics.mean(values)
+    return f"| {name} | {minutes} | {updates} | {run.metric.upper()} {mean:.2f} ({spread}) |"
+
+
+def chart(folder: Path) -> LineChart:
+    """Return the word error rate on CMUdict against minutes of training, with other toolkits as points."""
+    points = [
+        Point("regard", entry["minutes"], 100 - entry["exact_match"], f"update {entry['update']:,}")
+        for entry in read_history(folder / "cmudict")
+    ]
+    points += [Point(name, minutes, wer, f"{minutes:.0f} min") for name, minutes, wer in PEERS]
+    explanation = "CMUdict, dev set, greedy search, 2 threads."
+    return LineChart(
+        points, "minutes of training", "word error rate, %", "Quality and time", explanation
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("data", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), metavar="RUN")
+    parser.add_argument("--test", action="store_true", help="evaluate the test sets")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--chart", type=Path, help="write the chart of CMUdict to this file")
+    args = parser.parse_args()
+    args.folder.mkdir(parents=True, exist_ok=True)
+    rows = list[str]()
+    for name in args.only:
+        if args.test and not RUNS[name].test:
+            continue
+        results = [
+            measure(name, seed, args.data, args.folder, args.test)
+            for seed in range(1, args.seeds + 1)
+        ]
+        rows.append(row(name, results, args.folder))
+    print(f"\ntorch {torch.__version__}, {torch.get_num_threads()} threads\n")
+    print("| run | minutes | updates | result |\n|---|---|---|---|", *rows, sep="\n")
+    if args.chart:
+        chart(args.folder).save(args.chart)
+
+
+if __name__ == "__main__":
+    main()
