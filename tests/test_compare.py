@@ -46,6 +46,7 @@ def _settings(tmp_path: Path) -> dict[str, Any]:
         ("none", {"kind": "rnn", "attention": "none"}),
         ("additive", {"kind": "rnn", "attention": "additive"}),
         ("luong:dot", {"kind": "rnn", "attention": "dot", "decoder": "luong"}),
+        ("posterior:dot", {"kind": "rnn", "attention": "dot", "decoder": "posterior"}),
         ("luong:general", {"kind": "rnn", "attention": "general", "decoder": "luong"}),
         ("bahdanau:concat", {"kind": "rnn", "attention": "concat", "decoder": "bahdanau"}),
         ("transformer", {"kind": "transformer", "attention": None}),

@@ -14,6 +14,7 @@ import pytest
 import regard
 from node import NODE, run_script
 from regard.export.folder import export
+from regard.text import EOS
 
 PACKAGES = Path(__file__).parents[1] / "build" / "node" / "node_modules"
 READY = NODE is not None and (PACKAGES / "onnxruntime-node").is_dir()
@@ -42,12 +43,10 @@ def exported(
     return exported_folders
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["recurrent", "transformer"])
-@pytest.mark.parametrize("beam_size", [1, 5])
-def test_outputs_are_those_of_python(
-    exported: list[tuple[regard.Translator, Path]], number: int, beam_size: int
+def _assert_same(
+    translator: regard.Translator, folder: Path, texts: list[str], beam_size: int
 ) -> None:
-    texts = ["a b c", "d c a b", "a x b", " ", "b", "a b c d a b"]
+    """Assert that the outputs of the runner, weights included, are those of Python."""
     script = """
         import { readFileSync } from "node:fs";
         const { load } = await import(`${process.cwd()}/translate.mjs`);
@@ -57,7 +56,6 @@ def test_outputs_are_those_of_python(
         for (const text of texts) results.push(await translate(text, { beamSize }));
         console.log(JSON.stringify(results));
     """
-    translator, folder = exported[number]
     found = run_script(script, [texts, beam_size], folder)
     lists = translator.translate(texts, beam_size, n_best=2 if beam_size > 1 else 1)
     for result, outputs in zip(found, lists, strict=True):
@@ -68,6 +66,15 @@ def test_outputs_are_those_of_python(
         assert result["margin"] == pytest.approx(best.margin, abs=1e-4)
         if best.tokens:
             assert np.allclose(result["attention"], best.attention, atol=1e-4)
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["recurrent", "transformer"])
+@pytest.mark.parametrize("beam_size", [1, 5])
+def test_outputs_are_those_of_python(
+    exported: list[tuple[regard.Translator, Path]], number: int, beam_size: int
+) -> None:
+    texts = ["a b c", "d c a b", "a x b", " ", "b", "a b c d a b"]
+    _assert_same(*exported[number], texts, beam_size)
 
 
 def test_the_command_prints_what_regard_translate_prints(
@@ -123,3 +130,17 @@ def test_other_models(
     result = _command(tmp_path / "model", "a x y x\nb\n")
     expected = translator.translate(["a x y x", "b"])
     assert result.stdout == "".join(f"{output.text}\n" for output in expected)
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("unchecked")
+def test_the_weights_of_a_posterior_decoder_are_those_of_python(
+    make_translator: Callable[..., regard.Translator], tmp_path: Path
+) -> None:
+    translator = make_translator(decoder="posterior", monotonic=True)
+    translator.trained.model.decoder.output.bias.data[EOS] -= 9  # otherwise outputs are empty
+    export(translator, tmp_path / "model")
+    (tmp_path / "node_modules").symlink_to(PACKAGES)
+    texts = ["a x y x", "b"]
+    assert all(output.tokens for output in translator.translate(texts))
+    _assert_same(translator, tmp_path / "model", texts, beam_size=5)

@@ -33,7 +33,9 @@ MINUTES = 8.0
 _T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _MAX_DISTINCT_LENGTHS = 30
 _KINDS = ("luong", "bahdanau", "posterior", "transformer")
-_MODELS = "none, transformer, a score, or SCORE after luong:, bahdanau:, posterior: or transformer:"
+_MODELS = (
+    "none, transformer, a score, luong:SCORE, bahdanau:SCORE, posterior:SCORE or transformer:SCORE"
+)
 
 
 @dataclasses.dataclass(frozen=True)

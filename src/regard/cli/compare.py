@@ -92,8 +92,8 @@ def make_parser() -> Parser:
         "--attention",
         metavar="MODELS",
         default="none,additive,luong:dot,transformer",
-        help="comma-separated list of models: none, transformer, SCORE, luong:SCORE, bahdanau:SCORE or "
-        "transformer:SCORE, where SCORE is the name of a score function",
+        help="comma-separated list of models: none, transformer, SCORE, luong:SCORE, bahdanau:SCORE, "
+        "posterior:SCORE or transformer:SCORE, where SCORE is the name of a score function",
     )
     add_output_folder(parser)
     parser.add_argument(
