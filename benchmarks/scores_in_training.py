@@ -24,7 +24,7 @@ import yaml
 import regard
 from regard.batching import Batch, collate, epoch
 from regard.config import from_dict
-from regard.corpus import make_corpus, resolve_config
+from regard.corpus import make_corpus
 from regard.models import build
 from regard.score_registry import SCORES
 
@@ -74,7 +74,7 @@ def main() -> None:
     update_functions = {}
     for name in dict.fromkeys([BASELINE, *arguments.scores.split(",")]):
         values["model"]["attention"] = name
-        update_functions[name] = make_update(resolve_config(from_dict(values), corpus), sizes)
+        update_functions[name] = make_update(from_dict(values), sizes)
 
     times: dict[str, list[float]] = {name: [] for name in update_functions}
     batches = epoch(corpus.train, config.training.batch_tokens, config.training.seed, 0)

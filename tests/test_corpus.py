@@ -8,7 +8,7 @@ import pytest
 
 from regard.batching import Example
 from regard.config import Config, DataConfig, TextConfig, TrainingConfig
-from regard.corpus import Corpus, make_corpus, resolve_config
+from regard.corpus import Corpus, make_corpus
 from regard.errors import ConfigError, DataError
 from regard.pairs import PairLike
 from regard.text import EOS, UNK, Tokenizer, unknown_tokens_message
@@ -176,7 +176,7 @@ def test_the_chosen_unit_is_noted_and_resolved() -> None:
     config = Config(source=TextConfig(lowercase=True))
     result = make_corpus(config, PAIRS, DEV)
     assert any(note.startswith("source: unit char (chosen from the data)") for note in result.notes)
-    resolved = resolve_config(config, result)
+    resolved = result.config
     assert (resolved.source.unit, resolved.target.unit) == (result.source.unit, result.target.unit)
     assert resolved.source.lowercase
     assert "auto" not in (resolved.source.unit, resolved.target.unit)

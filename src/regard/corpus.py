@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from regard import table_files
+from regard import adaptation, table_files
 from regard.alignment import Link
 from regard.batching import Example, Examples, sizes_of
 from regard.config import Config, TextConfig
@@ -50,6 +50,8 @@ class Corpus:
     """Distinct targets of each of these sources."""
     source: Tokenizer
     target: Tokenizer
+    config: Config
+    """The settings, with values that depend on the pairs or on other settings resolved."""
     notes: list[str]
     """Messages for the user, printed before training starts."""
     guide: Guide | None = None
@@ -108,6 +110,7 @@ def make_corpus(
     dev: Iterable[PairLike] | ParsedPairs | None,
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
     links: Iterable[Iterable[Link]] | None = None,
+    adapt: bool = False,
 ) -> Corpus:
     """Read and check the pairs, train the tokenizers (unless given) and encode the pairs.
 
@@ -117,6 +120,7 @@ def make_corpus(
         dev: validation pairs in memory, instead of `config.data.dev`.
         tokenizers: source and target tokenizers of a model that is trained further.
         links: links of the training pairs in memory, instead of `config.data.train_links`.
+        adapt: choose the settings that were not given from the pairs and the time budget.
 
     Raises:
         ConfigError: there are no training pairs, or the settings are not suitable for them.
@@ -132,6 +136,10 @@ def make_corpus(
         notes.append(
             f"dev: {quantity(len(dev_pairs.pairs), 'pair')} held out from the training pairs"
         )
+    if adapt:
+        texts = train_pairs.texts("source"), train_pairs.texts("target")
+        config, reasons = adaptation.adapt(config, adaptation.describe(*texts, config))
+        notes += reasons
     source, target = tokenizers or _train_tokenizers(train_pairs, config)
     _check_tokenizers(source, target, config)
     for side, tokenizer in (("source", source), ("target", target)):
@@ -147,7 +155,10 @@ def make_corpus(
         _, train_examples = _encode(train_pairs, source, target, config, notes, guide)
     dev_pairs, dev_examples = _encode(dev_pairs, source, target, config, notes)
     sources, references = group_by_source(dev_pairs.pairs)
-    return Corpus(train_examples, dev_examples, sources, references, source, target, notes, guide)
+    config = _resolved(config, source, target, guide)
+    return Corpus(
+        train_examples, dev_examples, sources, references, source, target, config, notes, guide
+    )
 
 
 def _guide(
@@ -197,22 +208,20 @@ def _check_tokenizers(source: Tokenizer, target: Tokenizer, config: Config) -> N
         )
 
 
-def resolve_config(config: Config, corpus: Corpus) -> Config:
-    """Return the settings, with values that depend on the data or on other settings resolved."""
-
+def _resolved(config: Config, source: Tokenizer, target: Tokenizer, guide: Guide | None) -> Config:
     def resolve(settings: TextConfig, tokenizer: Tokenizer) -> TextConfig:
         names = ("unit", "normal_form", "lowercase", "match_vocabulary")
         return replace(settings, **{name: getattr(tokenizer, name) for name in names})
 
     training = config.training
-    if corpus.guide is not None and training.guided_alignment is None:
+    if guide is not None and training.guided_alignment is None:
         training = replace(training, guided_alignment=DEFAULT_WEIGHT)
     return replace(
         config,
         training=training,
         model=config.model.resolved(),
-        source=resolve(config.source, corpus.source),
-        target=resolve(config.target, corpus.target),
+        source=resolve(config.source, source),
+        target=resolve(config.target, target),
     )
 
 

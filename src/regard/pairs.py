@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from regard import table_files
 from regard.config import DataConfig
@@ -53,6 +53,10 @@ class ParsedPairs(NamedTuple):
     """Number of lines with further columns, which are ignored."""
     unit: str = "line"
     """What the numbers count: `line`, or `row` of a table."""
+
+    def texts(self, name: Literal["source", "target"]) -> list[str]:
+        """Return the sources or the targets."""
+        return [getattr(pair, name) for pair in self.pairs]
 
     def select(self, indices: Sequence[int]) -> "ParsedPairs":
         """Return the pairs with these indices, and their line numbers."""

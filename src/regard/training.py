@@ -16,7 +16,7 @@ from regard import checkpoints, distributed, model_card, model_folder
 from regard.alignment import Link
 from regard.checkpoints import Checkpoint
 from regard.config import Config, from_dict
-from regard.corpus import Corpus, make_corpus, resolve_config
+from regard.corpus import Corpus, make_corpus
 from regard.distributed import Job
 from regard.errors import ConfigError, nearest
 from regard.evaluation import layer_agreements
@@ -51,7 +51,9 @@ def fit(
     max_minutes: float | None = 5.0,
     **settings: Mapping[str, Any],
 ) -> Translator:
-    """Train on pairs in memory with the default settings and return a translator.
+    """Train on pairs in memory and return a translator.
+
+    Settings that are not given follow from the pairs and the time budget.
 
         translator = regard.fit([("te quiero", "i love you"), …])
         translator = regard.fit(pairs, max_minutes=1, model={"attention": "dot"})
@@ -62,8 +64,8 @@ def fit(
         out: output model folder; if None, a temporary folder is created and its path is printed.
         max_minutes: time budget, in minutes; if None, no limit. Training stops earlier when the
             validation metric no longer improves.
-        settings: groups of settings that differ from the defaults, named as in `Config`: `model`,
-            `training`, `source`, `target` or `data`.
+        settings: groups of settings, named as in `Config`: `model`, `training`, `source`, `target` or
+            `data`.
 
     Raises:
         RegardError: settings or pairs cannot be used.
@@ -76,7 +78,7 @@ def fit(
     if isinstance(training, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         training = {"max_minutes": max_minutes, **training}
     config = from_dict({"out": None if out is None else str(out), "training": training, **settings})
-    return train(config, pairs, dev)
+    return train(config, pairs, dev, adapt=True)
 
 
 def train(
@@ -87,6 +89,7 @@ def train(
     resume: bool = False,
     init_from: str | Path | None = None,
     tokenizers_from: str | Path | None = None,
+    adapt: bool = False,
     command: str | None = None,
     links: Iterable[Iterable[Link]] | None = None,
 ) -> Translator:
@@ -107,6 +110,8 @@ def train(
         init_from: a model folder that supplies the initial weights, tokenizers and model settings.
         tokenizers_from: a model folder that supplies the tokenizers only, so that both models can form
             an ensemble.
+        adapt: choose the settings that were not given, by name, to `Config` and its groups from the
+            pairs and the time budget, and print the reasons. A resumed run keeps its settings.
         command: the command that started the training, recorded in the model card.
         links: links (source word, target word) of each of the training pairs, which guide the
             attention, instead of `config.data.train_links`.
@@ -143,7 +148,7 @@ def train(
         assert out is not None
         start = starting_point(config, out, resume, init_from, tokenizers_from)
         start.config.check_groups()
-        corpus = make_corpus(start.config, pairs, dev, start.tokenizers, links)
+        corpus = make_corpus(start.config, pairs, dev, start.tokenizers, links, adapt)
         return _train(start, out, corpus, command, resume, job)
 
 
@@ -155,7 +160,7 @@ def _train(
     resume: bool,
     job: Job,
 ) -> Translator:
-    config = resolve_config(start.config, corpus)
+    config = corpus.config
     torch.manual_seed(config.training.seed)
     model = build(config.model, len(corpus.source), len(corpus.target))
     if start.weights is not None:

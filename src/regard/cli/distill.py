@@ -68,6 +68,7 @@ def run(arguments: list[str]) -> None:
         [*parsed.pairs, *outputs],
         dev.pairs,
         resume=args.resume,
+        adapt=args.config is None,
         command=shlex.join(["regard", "distill", *arguments]),
     )
     print(f"the model is saved in {config.out}; to use it, run: regard translate {config.out}")

@@ -50,7 +50,9 @@ def train_members(parser: Parser, arguments: Sequence[str], args: Namespace) -> 
         file = folder.with_suffix(".yaml")
         write_text(file, yaml.safe_dump(plan, allow_unicode=True))
         options = ["--config", str(file), "--out", str(folder), "--device", args.device]
-        commands.append([*options, *(["--resume"] if args.resume else []), *_origin(args, index)])
+        options += ["--adapt"] if args.adapt or args.config is None else []
+        options += ["--resume"] if args.resume else []
+        commands.append([*options, *_origin(args, index)])
     _run(commands, min(args.jobs, len(plans)), out / "members" / "0" / "config.json")
     return len(plans)
 

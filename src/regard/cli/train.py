@@ -55,6 +55,7 @@ def run(arguments: list[str]) -> None:
         resume=args.resume,
         init_from=args.init_from,
         tokenizers_from=args.tokenizers_from,
+        adapt=args.adapt or args.config is None,
         command=shlex.join(["regard", "train", *arguments]),
     )
     if "warning" in translator.trained.metadata:
@@ -87,6 +88,12 @@ def make_parser() -> Parser:
     add_settings(parser)
     add_output_folder(parser)
     add_device(parser)
+    parser.add_argument(
+        "--adapt",
+        action="store_true",
+        help="choose the settings that --config leaves open from the pairs and the time budget, as "
+        "without --config",
+    )
     parser.add_argument(
         "--resume",
         action="store_true",

@@ -48,6 +48,11 @@ UNITS: dict[Unit, UnitDefinition] = {
 }
 
 
+def sample(texts: SizedIterable) -> list[str]:
+    """Return about 5,000 of the texts, evenly spaced, or all of them if there are fewer."""
+    return list(islice(texts, 0, None, math.ceil(len(texts) / _SAMPLE_SIZE) or 1))
+
+
 def choose_unit(texts: SizedIterable) -> Unit:
     """Return the unit that suits one side of the pairs, based on a sample of about 5,000 texts.
 
@@ -57,17 +62,15 @@ def choose_unit(texts: SizedIterable) -> Unit:
     - char: texts without spaces (spellings, Chinese) and texts in which at least a fifth of the
       characters are digits (dates); or grapheme if some letter takes several code points.
     """
-    step = math.ceil(len(texts) / _SAMPLE_SIZE) or 1
-    chosen = islice(texts, 0, None, step)
-    sample = [unicodedata.normalize("NFC", text) for text in chosen if text.strip()]
-    spaced = [text for text in sample if len(text.split()) > 1]
-    if len(spaced) > len(sample) / 2:
-        if _are_phones(Counter(chain.from_iterable(map(str.split, sample)))):
+    chosen = [unicodedata.normalize("NFC", text) for text in sample(texts) if text.strip()]
+    spaced = [text for text in chosen if len(text.split()) > 1]
+    if len(spaced) > len(chosen) / 2:
+        if _are_phones(Counter(chain.from_iterable(map(str.split, chosen)))):
             return "whitespace"
-        if not _are_mostly_digits(sample):
-            words = Counter(chain.from_iterable(map(split_words, sample)))
+        if not _are_mostly_digits(chosen):
+            words = Counter(chain.from_iterable(map(split_words, chosen)))
             return "word" if len(words) <= 2000 and words.total() >= 10 * len(words) else "bpe"
-    joined = "\n".join(sample)
+    joined = "\n".join(chosen)
     return "char" if len(split_graphemes(joined)) == len(joined) else "grapheme"
 
 

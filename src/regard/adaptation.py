@@ -1,0 +1,218 @@
+"""Settings that follow from the pairs and the time budget, each with its reason."""
+
+import dataclasses
+import math
+import unicodedata
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from regard.config import GROUPS, Config, Unit
+from regard.errors import quantity
+from regard.text import UNITS, choose_unit
+from regard.text.units import SizedIterable, sample
+from regard.text.words import split_words
+
+_T = TypeVar("_T")
+
+_MINUTES = 30.0
+"""Time budget if none is given."""
+_VALIDATIONS = 20
+"""Validations in a run, roughly."""
+_BATCHES = 20
+"""Minimum number of batches in an epoch, unless they would be smaller than `_SMALLEST_BATCH` tokens."""
+_SMALLEST_BATCH = 512
+
+
+class _Size(NamedTuple):
+    """Sizes of a recurrent model, and what goes with them."""
+
+    embedding_dim: int
+    encoder_dim: int
+    encoder_layers: int
+    decoder_dim: int
+    learning_rate: float
+    batch_tokens: int
+    """Maximum; with few pairs, batches are smaller."""
+    tokens_per_second: float
+    """Rough speed of training on one core."""
+
+
+_SMALL = _Size(64, 128, 1, 128, 0.003, 1500, 30_000)
+_LARGE = _Size(128, 256, 2, 384, 0.0015, 4096, 12_000)
+_SUBWORDS = _Size(256, 256, 1, 384, 0.001, 3000, 12_000)
+_FEWEST_PAIRS = 5000
+_FEWEST_MINUTES = 5.0
+"""Below either of these limits, a model is small."""
+
+_DROPOUTS = ((5, 0.1), (10, 0.2), (30, 0.3), (300, 0.4))
+"""Values below a number of epochs."""
+_VOCABULARY_SIZES = ((5000, 2000), (50_000, 6000), (500_000, 8000))
+"""Values below a number of pairs."""
+
+
+class Statistics(NamedTuple):
+    """What is counted in the training pairs; all but their number is counted in a sample of them."""
+
+    pairs: int
+    source_unit: Unit
+    target_unit: Unit
+    tokens: float
+    """Mean number of source and target tokens of a pair, both EOS included; words for subwords."""
+    characters: int
+    """Number of different characters of the sources in NFC."""
+    decomposed: int
+    """The same in NFD."""
+
+
+class Choice(NamedTuple):
+    """Settings and the reason for their values."""
+
+    values: dict[str, Any]
+    """Values by name, such as `model.dropout`."""
+    reason: str
+
+
+def describe(sources: SizedIterable, targets: SizedIterable, config: Config) -> Statistics:
+    """Return the statistics of the training pairs, from about 5,000 of them."""
+    texts = sample(sources), sample(targets)
+    given = config.source.unit, config.target.unit
+    units: list[Unit] = [
+        choose_unit(side) if unit == "auto" else unit
+        for side, unit in zip(texts, given, strict=True)
+    ]
+    lengths = [
+        len((UNITS[unit].split or split_words)(text)) + 1
+        for side, unit in zip(texts, units, strict=True)
+        for text in side
+    ]
+    forms = (unicodedata.normalize(form, "".join(texts[0])) for form in ("NFC", "NFD"))
+    characters, decomposed = (len(set(form)) for form in forms)
+    tokens = sum(lengths) / len(texts[0])
+    return Statistics(len(sources), units[0], units[1], tokens, characters, decomposed)
+
+
+def adapt(config: Config, statistics: Statistics) -> tuple[Config, list[str]]:
+    """Return the settings, with those that were not given chosen for the pairs, and their reasons.
+
+    A setting counts as given if its name was passed to the constructor of its group.
+    """
+    given = {f"{group}.{name}" for group in GROUPS for name in getattr(config, group).given}
+    if "training.max_updates" in given:  # that is a budget, too
+        given.add("training.max_minutes")
+    notes: list[str] = []
+    for choose in (_budget, _text, _model, _training, _length):
+        for values, reason in choose(config, statistics):
+            chosen = {name: value for name, value in values.items() if name not in given}
+            if chosen:
+                config = _with(config, chosen)
+                text = ", ".join(f"{name} {_format(value)}" for name, value in chosen.items())
+                notes.append(f"{text}: {reason}")
+    return config, notes
+
+
+def _format(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value}".removesuffix(".0")
+
+
+def _with(config: Config, values: dict[str, Any]) -> Config:
+    for name, value in values.items():
+        group, field = name.split(".")
+        changed = dataclasses.replace(getattr(config, group), **{field: value})
+        config = dataclasses.replace(config, **{group: changed})
+    return config
+
+
+def _budget(config: Config, statistics: Statistics) -> Iterator[Choice]:
+    yield Choice({"training.max_minutes": _MINUTES}, "no budget is given")
+    updates = max(1500, round(35 * math.sqrt(statistics.pairs)))
+    yield Choice({"training.max_updates": updates}, _pairs(statistics))
+
+
+def _text(config: Config, statistics: Statistics) -> Iterator[Choice]:
+    source, target = statistics.source_unit, statistics.target_unit
+    if (source, target) == ("char", "whitespace"):
+        yield Choice({"source.lowercase": True}, "the targets are phones, which have no case")
+    characters, decomposed = statistics.characters, statistics.decomposed
+    if source == "char" and not config.model.copy and 2 * decomposed <= characters:
+        reason = f"the sources have {characters:,} different characters, {decomposed:,} decomposed"
+        yield Choice({"source.normal_form": "NFD"}, reason)
+    for side, unit in (("source", source), ("target", target)):
+        if unit in ("bpe", "unigram"):
+            size = _step(_VOCABULARY_SIZES, statistics.pairs, 16_000)
+            yield Choice({f"{side}.vocabulary_size": size}, _pairs(statistics))
+
+
+def _model(config: Config, statistics: Statistics) -> Iterator[Choice]:
+    model = config.model.resolved()
+    if model.kind == model.encoder == "rnn":
+        size = _size(config, statistics)
+        names = ("embedding_dim", "encoder_dim", "encoder_layers", "decoder_dim")
+        values = {f"model.{name}": getattr(size, name) for name in names}
+        yield Choice(
+            {**values, "model.attention_dim": size.encoder_dim}, _scale(config, statistics)
+        )
+
+
+def _training(config: Config, statistics: Statistics) -> Iterator[Choice]:
+    size = _size(config, statistics)
+    epoch = statistics.pairs * statistics.tokens
+    tokens = max(_SMALLEST_BATCH, min(size.batch_tokens, int(epoch / _BATCHES) // 100 * 100))
+    reason = f"about {epoch:,.0f} tokens"
+    yield Choice({"training.batch_tokens": tokens}, reason)
+    if config.model.kind == "rnn":
+        yield Choice({"training.learning_rate": size.learning_rate}, _scale(config, statistics))
+    if size is _SMALL:
+        schedule = {"training.schedule": "constant", "training.cooldown": 0.4}
+        yield Choice(schedule, _scale(config, statistics))
+    if _has_fast_bfloat16(config):
+        yield Choice({"training.precision": "bfloat16"}, "this device computes it faster")
+
+
+def _length(config: Config, statistics: Statistics) -> Iterator[Choice]:
+    """Choose what depends on the number of updates that the budget allows."""
+    training = config.training
+    speed = _size(config, statistics).tokens_per_second
+    updates = min(training.max_updates, 60 * _minutes(config) * speed / training.batch_tokens)
+    epochs = updates * training.batch_tokens / (statistics.pairs * statistics.tokens)
+    yield Choice(
+        {"model.dropout": _step(_DROPOUTS, epochs, 0.5)},
+        f"about {quantity(round(epochs), 'epoch')}",
+    )
+    every = min(500, max(50, round(updates / _VALIDATIONS / 50) * 50))
+    yield Choice({"training.validate_every": every}, f"about {quantity(round(updates), 'update')}")
+
+
+def _size(config: Config, statistics: Statistics) -> _Size:
+    if statistics.pairs < _FEWEST_PAIRS or _minutes(config) < _FEWEST_MINUTES:
+        return _SMALL
+    subwords = {statistics.source_unit, statistics.target_unit} & {"bpe", "unigram"}
+    return _SUBWORDS if subwords else _LARGE
+
+
+def _minutes(config: Config) -> float:
+    return config.training.max_minutes or math.inf
+
+
+def _scale(config: Config, statistics: Statistics) -> str:
+    minutes = config.training.max_minutes
+    budget = "" if minutes is None else f" and {minutes:g} minutes"
+    return f"{_pairs(statistics)}{budget}"
+
+
+def _pairs(statistics: Statistics) -> str:
+    return quantity(statistics.pairs, "pair")
+
+
+def _step(steps: Sequence[tuple[int, _T]], number: int | float, otherwise: _T) -> _T:
+    """Return the value of the first step above the number."""
+    return next((value for limit, value in steps if number < limit), otherwise)
+
+
+def _has_fast_bfloat16(config: Config) -> bool:
+    """Return whether the device is a GPU with bfloat16, or a CPU whose vectors have 512 bits."""
+    if config.device in ("auto", "cuda") and torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    is_cpu = config.device == "cpu" or not torch.backends.mps.is_available()
+    return is_cpu and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
