@@ -703,6 +703,7 @@ def test_random_tokenizers_are_refused(document: Any, text: str) -> None:
     [
         ["translate", "m", ""], ["translate", "", "f"], ["evaluate", "m", "p", "--json", ""],
         ["align", "m", ""], ["train", "--data.train", "", "--out", "m"], ["explain", "a", "--model", ""],
+        ["export", "m", "--out", ""],
     ],
 )  # fmt: skip
 def test_empty_paths_are_reported(sentence: Call, arguments: list[str]) -> None:
@@ -736,12 +737,16 @@ def test_a_folder_as_output_file_is_reported_before_the_work(
         ["align", "m", "f", "--attention", "f"], ["align", "m", "f", "--gold", "g", "--json", "g"],
         ["evaluate", "m", "f,g", "--json", "g"], ["translate", "m", "f", "--out", "m/config.json"],
         ["curves", "m", "--out", "m/config.json"],
+        ["evaluate", "x", "f", "--compare", "m", "--json", "m/config.json"],
+        ["translate", "all", "f", "--out", "all/members/0/config.json"],
     ],
 )  # fmt: skip
 def test_inputs_are_not_overwritten(
     sentence: Call, copied: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
 ) -> None:
     monkeypatch.chdir(copied.rename(copied.with_name("m")).parent)
+    Path("all/members").mkdir(parents=True)
+    shutil.copytree("m", "all/members/0")
     for name in "fg":
         Path(name).write_text("a\tx\n")
     line = sentence(*arguments)

@@ -13,7 +13,7 @@ from jsonargparse import Namespace
 from regard.cli.parser import Parser
 from regard.config import Device
 from regard.errors import ConfigError
-from regard.pretrained import folder_of, pretrained_models
+from regard.pretrained import find, folder_of, pretrained_models
 
 if TYPE_CHECKING:
     from regard.translator import Translator
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 _SECONDS_UNTIL_LOADING_IS_REPORTED = 1.0
 _INPUTS = ("file", "pairs", "gold", "compare", "dictionary")
 """Arguments that specify files to read."""
+_FOLDERS = ("folder", "reverse", "compare")
+"""Arguments that specify model folders to read."""
+_PARTS = ("*", "members/*/*")
+"""Files of a model folder, and of the members of an ensemble."""
 
 
 def add_model(parser: Parser, default: str | None = None) -> None:
@@ -97,9 +101,9 @@ def check_output_files(args: Namespace, *names: str) -> None:
     """Raise a ConfigError if one of these options is a folder or an input, or two are the same file."""
     texts = [part for name in _INPUTS for part in (args.get(name) or "").split(",") if part]
     inputs = {os.path.realpath(text) for text in texts}
-    folders = [args.folder] if "folder" in args else args.get("folders") or []
-    folders = [*folders, *([args.reverse] if args.get("reverse") else [])]
-    inputs |= {os.path.realpath(path) for folder in folders for path in Path(folder).glob("*")}
+    folders = [*(args.get("folders") or []), *(args[name] for name in _FOLDERS if args.get(name))]
+    parts = (find(folder).glob(part) for folder in folders for part in _PARTS)
+    inputs |= {os.path.realpath(path) for paths in parts for path in paths}
     options: dict[str, str] = {}
     for name in names:
         if args[name] is None or Path(args[name]).is_char_device():

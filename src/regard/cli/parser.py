@@ -18,7 +18,7 @@ from regard.files import decode_lines
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
-_PATHS = ("FILE", "DIR", "PAIRS")
+_PATHS = ("FILE", "DIR", "OUT", "PAIRS")
 """Names of values that are paths."""
 
 _LONGEST_VALUE = 100
