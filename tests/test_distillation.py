@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import regard
+from regard import checkpoints
 from regard.cli.main import main
 from regard.distillation import distinct_sources, write_outputs
 from regard.errors import FolderError
@@ -77,3 +78,27 @@ def test_a_student_is_trained_on_targets_and_outputs(
     (out / "outputs.tsv").write_text("".join("\t".join(row) + "\n" for row in outputs[:1]))
     assert main([*command, "--resume"]) == 0
     assert "resumed at update 2" in capsys.readouterr().err
+
+
+def test_two_processes_do_not_mix_their_outputs(
+    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs, out = tmp_path / "pairs.tsv", tmp_path / "student"
+    pairs.write_text("a b\tb a\n")
+    command = ["distill", str(folders[0]), "--out", str(out), "--resume", "--device=cpu"]
+    with checkpoints.locked(out / "model"):
+        assert main([*command, f"--data.train={pairs}", f"--data.dev={pairs}"]) == 1
+        assert "another process is training" in capsys.readouterr().err
+        assert not (out / "outputs.tsv").exists()
+
+
+def test_links_are_refused_before_the_teacher_translates(
+    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs, out = tmp_path / "pairs.tsv", tmp_path / "student"
+    pairs.write_text("a b\tb a\n")
+    command = ["distill", str(folders[0]), "--out", str(out), f"--data.train={pairs}"]
+    for option in ("--data.train_links=links", "--training.guided_alignment=1"):
+        assert main([*command, f"--data.dev={pairs}", option]) == 1
+        assert "the teacher's outputs have no links" in capsys.readouterr().err
+        assert not out.exists()

@@ -51,6 +51,11 @@ def run(arguments: list[str]) -> None:
     # outputs may be longer than data.max_length; the pairs of the user are checked below
     values["data"]["bad_lines"] = "skip"
     config = from_dict({**values, "out": str(out / "model"), "device": args.device})
+    if (data.train_links, config.training.guided_alignment) != (None, None):
+        raise ConfigError(
+            "the teacher's outputs have no links: leave out data.train_links and "
+            "training.guided_alignment"
+        )
     if not args.resume:
         require_empty_folder(out, "choose another folder (--out), or continue (--resume)")
         config.check_groups()
@@ -60,7 +65,7 @@ def run(arguments: list[str]) -> None:
     parsed, dev = read_pairs(data.train, data), read_pairs(data.dev, data)
     for each in (parsed, dev):
         each.require_valid("correct or skip them" if data.bad_lines == "stop" else None)
-    outputs = _outputs(args, [pair.key for pair in parsed.pairs], out / "outputs.tsv")
+    outputs = _outputs(args, [pair.key for pair in parsed.pairs], out)
     from regard.training import train
 
     train(
@@ -74,15 +79,19 @@ def run(arguments: list[str]) -> None:
     print(f"the model is saved in {config.out}; to use it, run: regard translate {config.out}")
 
 
-def _outputs(args: Namespace, sources: list[tuple[str, str | None]], path: Path) -> "list[Pair]":
+def _outputs(args: Namespace, sources: list[tuple[str, str | None]], out: Path) -> "list[Pair]":
     """Translate with the teacher, which is not in memory any more when the student is trained."""
-    teacher = load_translator(args.folder, args.device)
+    teacher, path = load_translator(args.folder, args.device), out / "outputs.tsv"
+    from regard import checkpoints
     from regard.distillation import distinct_sources, write_outputs
 
     lines = [] if args.unlabelled is None else read_lines(args.unlabelled)
     unlabelled = [teacher.source.parse_source(line) for line in lines]
     sources = distinct_sources([*sources, *unlabelled])
-    with Progress("translating", len(sources), "sources") as progress:
+    with (
+        checkpoints.locked(out / "model"),  # two processes would mix their outputs
+        Progress("translating", len(sources), "sources") as progress,
+    ):
         outputs = write_outputs(teacher, sources, path, args.beam_size, progress.advance)
         progress.print(f"{path} contains the outputs for {quantity(len(sources), 'source')}")
     return outputs
