@@ -140,20 +140,45 @@ def test_the_runner_needs_nothing_of_this_package(
     exported_folders: list[tuple[regard.Translator, Path]], number: int
 ) -> None:
     translator, folder = exported_folders[number]
-    lines = ["\ufeffa b c", "", "d c b a\r", "a unknown b", " "]
+    lines = ["\ufeffa b c", "", "d c b a\r", "a\rd", "a unknown b", " "]
     blocked = "import sys; sys.modules.update(dict.fromkeys(['regard', 'torch']))"
     paths = f"sys.path.insert(0, {str(folder)!r}); sys.argv = ['translate.py', '--confidence']"
     script = f"{blocked}; {paths}; import runpy; runpy.run_path({str(folder / 'translate.py')!r}, run_name='__main__')"
     command = [sys.executable, "-c", script]
     run = subprocess.run(
-        command, input="\n".join(lines), capture_output=True, text=True, check=True
+        command, input="\n".join(lines).encode(), capture_output=True, check=True
     )
     expected = translator.translate([line.strip("\ufeff\r") for line in lines], 5, 2)
-    printed = [line.split("\t") for line in run.stdout.splitlines()]
+    printed = [line.split("\t") for line in run.stdout.decode().splitlines()]
     assert [line[0] for line in printed] == [outputs[0].text for outputs in expected]
     for line, outputs in zip(printed, expected, strict=True):
         assert float(line[1]) == pytest.approx(outputs[0].probability, abs=1e-4)
         assert float(line[2]) == pytest.approx(outputs[0].margin, abs=1e-4)
+
+
+def test_the_runner_reports_bad_input_in_one_sentence(
+    exported_folders: list[tuple[regard.Translator, Path]], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(exported_folders[0][1], tmp_path / "out")
+    command = [sys.executable, folder / "translate.py"]
+
+    def sentence(lines: bytes) -> str:
+        run = subprocess.run(command, input=lines, capture_output=True, check=False)
+        assert run.returncode == 1
+        assert run.stdout == b""
+        assert run.stderr.count(b"\n") == 1
+        return run.stderr.decode()
+
+    assert "can't decode byte 0xff" in sentence(b"a\n\xff\n")
+    graph = onnx.load(folder / "decoder.onnx")
+    for tensor in graph.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            values = onnx.numpy_helper.to_array(tensor) * np.float32("nan")
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    onnx.save(graph, folder / "decoder.onnx")
+    assert "are NaN; export it again" in sentence(b"a b\n")
+    (folder / "decoder.onnx").write_bytes(b"?")
+    assert "decoder.onnx" in sentence(b"a b\n")
 
 
 @pytest.mark.parametrize("dtype", ["int8", "float16"])

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 def _command(folder: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(NODE), folder / "translate.mjs", *options],
-        input=text, capture_output=True, text=True, check=False,
+        input=text, capture_output=True, encoding="utf-8", errors="surrogateescape", check=False,
     )  # fmt: skip
 
 
@@ -92,6 +92,7 @@ def test_the_command_prints_what_regard_translate_prints(
     plain = _command(folder, lines, str(folder), "--beam-size", "1")
     greedy = translator.translate(["a b c", "", "d c"], 1)
     assert plain.stdout == "".join(f"{output.text}\n" for output in greedy)
+    assert [_command(folder, text).stdout for text in ("", "\n", "\n\n")] == ["", "\n", "\n\n"]
 
 
 def test_a_dictionary_is_looked_up_first(
@@ -116,6 +117,9 @@ def test_bad_input_is_one_sentence(
         assert result.returncode == 1
         assert message in result.stderr
         assert len(result.stderr.splitlines()) == 1
+    result = _command(exported[0][1], "a\n\udcff\n")  # the byte 0xff
+    assert (result.returncode, result.stdout) == (1, "")
+    assert "not valid for encoding utf-8" in result.stderr
 
 
 @pytest.mark.soak

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,8 @@ class Model:
             last = [ids[-1] if ids else BOS for ids, _, _ in beams]
             fixed = {"token": [id if id < vocabulary else UNK for id in last], "step": step}
             output = run(self.decoder, rows | fixed | {"ablated": ablated})
+            if np.isnan(output["log_probs"]).any():
+                raise ValueError("the log-probabilities of the model are NaN; export it again")
             weights = output.get("weights", unattended)[:, info["attention_layer"]].mean(1)
             totals = output["log_probs"] + np.array([[total] for _, total, _ in beams])
             totals[:, [PAD, BOS] if step < limit else np.arange(totals.shape[1]) != EOS] = -np.inf
@@ -67,14 +70,23 @@ def run(session, feeds):
     return {node.name: out for node, out in zip(session.get_outputs(), session.run(None, inputs))}
 
 
-if __name__ == "__main__":
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--beam-size", type=int, default=5, choices=range(1, 101), metavar="K")
     parser.add_argument("--confidence", action="store_true", help="append probability and margin")
     args, model = parser.parse_args(), Model(Path(__file__).parent)
-    for line in open(0, encoding="utf-8-sig"):
-        outputs = model.translate(line.rstrip("\r\n"), args.beam_size, 2 if args.confidence else 1)
+    sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+    for line in open(0, encoding="utf-8-sig", newline="\n"):
+        line = line.removesuffix("\n").removesuffix("\r")
+        outputs = model.translate(line, args.beam_size, 2 if args.confidence else 1)
         first, *others = [(output["text"], float(np.exp(output["log_prob"]))) for output in outputs]
         margin = first[1] - max((other for text, other in others if text != first[0]), default=0)
         columns = [f"{first[1]:.6f}", f"{margin:.6f}"] if args.confidence else []
         print(first[0], *columns, sep="\t", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:  # a damaged folder, or lines that are not UTF-8
+        sys.exit(f"translate.py: {type(error).__name__}: {error}")
