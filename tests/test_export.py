@@ -145,9 +145,7 @@ def test_the_runner_needs_nothing_of_this_package(
     paths = f"sys.path.insert(0, {str(folder)!r}); sys.argv = ['translate.py', '--confidence']"
     script = f"{blocked}; {paths}; import runpy; runpy.run_path({str(folder / 'translate.py')!r}, run_name='__main__')"
     command = [sys.executable, "-c", script]
-    run = subprocess.run(
-        command, input="\n".join(lines).encode(), capture_output=True, check=True
-    )
+    run = subprocess.run(command, input="\n".join(lines).encode(), capture_output=True, check=True)
     expected = translator.translate([line.strip("\ufeff\r") for line in lines], 5, 2)
     printed = [line.split("\t") for line in run.stdout.decode().splitlines()]
     assert [line[0] for line in printed] == [outputs[0].text for outputs in expected]
