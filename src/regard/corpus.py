@@ -129,6 +129,9 @@ def make_corpus(
     notes: list[str] = []
     train_pairs = _read_train(pairs, config, notes)
     guide = _guide(links, train_pairs, config)
+    if guide is not None:
+        count = sum(len(pair.possible) for pair in guide.lines)
+        notes.append(f"{guide.name}: {quantity(count, 'link')} to guide the attention")
     dev_pairs = _read(dev, config.data.dev, "dev", config, notes)
     if dev_pairs is None:
         seed = config.training.seed if config.data.dev_seed is None else config.data.dev_seed

@@ -303,7 +303,7 @@ def _suppressed(actions: Sequence[argparse.Action]) -> Generator[None]:
 _SECTIONS = {"source": "Tokenisation of the source", "target": "Tokenisation of the target"}
 """Titles of the groups that share a dataclass; others use the docstring of their dataclass."""
 
-_FILE_SETTINGS = ("--data.train", "--data.dev")
+_FILE_SETTINGS = ("--data.train", "--data.dev", "--data.train_links")
 
 
 def add_settings(parser: Parser) -> None:
