@@ -1,11 +1,13 @@
 """Guided alignment: links of words as links of tokens, the loss, and training with links."""
 
+import dataclasses
 import math
 import random
 import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -158,6 +160,17 @@ def test_attention_learns_the_given_links(
     outputs = translator.align(*zip(*PAIRS, strict=True))
     right = sum(output.alignment() == links for output, links in zip(outputs, LINKS, strict=True))
     assert right >= 12  # of 14
+
+
+def test_several_links_are_read_only_after_guidance_by_them(tmp_path: Path) -> None:
+    several = [[(0, 0), (0, 1), (1, 1)], *LINKS[1:]]
+    for name, links in (("several", several), ("one", LINKS)):
+        config = _config(tmp_path / name, max_updates=2)
+        regard.train(config, PAIRS, DEV, links=links)
+        output = regard.Translator.load(tmp_path / name).align("a b", "c")
+        output = dataclasses.replace(output, attention=np.array([[0.5, 0.3, 0.2]]))
+        assert str(output.alignment()) == ("0-0 1-0" if name == "several" else "0-0")
+        assert str(output.alignment(0.4)) == "0-0"
 
 
 def test_a_guided_run_resumes_exactly_and_only_with_its_links(tmp_path: Path) -> None:
