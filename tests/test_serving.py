@@ -23,6 +23,7 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 import regard
+from regard import ensemble
 from regard.cli.main import main
 from regard.explanation.self_attention import count_layer_weights, layer_weights
 from regard.request import PreparedRequest, prepare
@@ -675,6 +676,19 @@ def test_the_work_of_a_batch_is_limited(folder: Path) -> None:
 
     assert len(_with_batcher(translator, Limits(work=100), work)) == 6
     assert translator.sizes == [2, 2, 2]
+
+
+def test_every_model_of_an_ensemble_counts_as_work(folder: Path, tmp_path: Path) -> None:
+    ensemble.save([folder] * 3, tmp_path / "three")
+    body = {"text": "a b c d", "beam_size": 1}
+    statuses: list[int] = []
+    for served in (folder, tmp_path / "three"):
+        app = create_app(Settings(folder=str(served), limits=Limits(work=50)))
+        with TestClient(app, base_url="http://127.0.0.1") as client:
+            response = client.post("/api/translate", json=body)
+            statuses.append(response.status_code)
+    assert statuses == [200, 422]
+    assert "output tokens) x 3 models" in response.json()["error"]
 
 
 @pytest.mark.parametrize("abandoned", [1, 2])

@@ -309,12 +309,13 @@ def _check_work(
 ) -> int:
     """Reject a request that would take too much time or memory; return its work."""
     decoder = translator.trained.model.decoder
+    models = max(1, len(translator.trained.members))
     heads = decoder.attention_layers * decoder.attention_heads
     sources = sum(source.length for source in prepared.sources)
     outputs = sum(source.limit for source in prepared.sources)
     weights = sum(source.length * source.limit * heads for source in prepared.sources)
     beams = max(request.beam_size, request.n_best)
-    work = (sources + outputs + weights // WEIGHTS_PER_TOKEN) * beams
+    work = ((sources + outputs) * models + weights // WEIGHTS_PER_TOKEN) * beams
     next_tokens = request.top_logprobs * request.n_best * outputs
     if next_tokens > limits.next_tokens:
         raise ConfigError(
@@ -322,10 +323,13 @@ def _check_work(
             "reduce top_logprobs, or request fewer outputs"
         )
     if work > limits.work:
+        tokens = f"{sources:,} source tokens + up to {outputs:,} output tokens"
+        if models > 1:
+            tokens = f"({tokens}) x {models} models"
         raise ConfigError(
-            f"the request is too large: ({sources:,} source tokens + up to {outputs:,} output tokens "
-            f"+ {weights:,} attention weights / {WEIGHTS_PER_TOKEN:,}) x {beams} hypotheses = {work:,}, "
-            f"at most {limits.work:,}; send fewer or shorter texts, or use a smaller beam size"
+            f"the request is too large: ({tokens} + {weights:,} attention weights / "
+            f"{WEIGHTS_PER_TOKEN:,}) x {beams} hypotheses = {work:,}, at most {limits.work:,}; send fewer "
+            "or shorter texts, or use a smaller beam size"
         )
     return work
 

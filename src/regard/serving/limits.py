@@ -51,7 +51,8 @@ class Limits:
     beam_size: int = 20
     """`beam_size` and `n_best` in one request."""
     work: int = 60_000
-    """Source tokens plus maximum target tokens, times beam size, in one request and in one batch.
+    """Source tokens plus maximum target tokens, times beam size and the number of models in an
+    ensemble, in one request and in one batch.
 
     Every `WEIGHTS_PER_TOKEN` attention weights that the search may hold count as one token.
     """
