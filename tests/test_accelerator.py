@@ -43,3 +43,18 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path) -> None:
     with pytest.raises(regard.ConfigError, match="pip install comet-ml"):
         _train(tmp_path / "model", 2, tracker="comet_ml")
     assert not (tmp_path / "model").exists() or not any((tmp_path / "model").iterdir())
+
+
+@pytest.mark.parametrize("method", ["store_init_configuration", "log"])
+def test_a_tracker_that_fails_is_reported_and_the_run_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    from accelerate.tracking import TensorBoardTracker
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no key")
+
+    monkeypatch.setattr(TensorBoardTracker, method, fail)
+    with pytest.raises(regard.ConfigError, match=r"tensorboard failed \(no key\)"):
+        _train(tmp_path / "model", 2)
+    _train(tmp_path / "model", 4, resume=True, tracker="none")

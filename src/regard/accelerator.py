@@ -1,8 +1,9 @@
 """The Accelerator of a training run: device, precision and experiment trackers."""
 
+import contextlib
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,20 +44,43 @@ def make_accelerator(config: Config, out: Path) -> Accelerator:
 
 
 def start_tracking(accelerator: Accelerator, config: Config) -> None:
-    """Start the trackers, if there are any, and give them the settings."""
+    """Start the trackers, if there are any, and give them the settings.
+
+    Raises:
+        ConfigError: a tracker fails.
+    """
     groups = dataclasses.asdict(config)
     settings = {
         f"{group}.{name}": "none" if value is None else value
         for group in GROUPS
         for name, value in groups[group].items()
     }
-    accelerator.init_trackers("regard", config=settings)
+    with _failures_reported(accelerator):
+        accelerator.init_trackers("regard", config=settings)
 
 
 def track(accelerator: Accelerator, entry: Mapping[str, Any]) -> None:
-    """Send the numbers of a validation to the trackers."""
+    """Send the numbers of a validation to the trackers.
+
+    Raises:
+        ConfigError: a tracker fails.
+    """
     numbers = {name: value for name, value in entry.items() if isinstance(value, int | float)}
-    accelerator.log(numbers, step=entry["update"])
+    with _failures_reported(accelerator):
+        accelerator.log(numbers, step=entry["update"])
+
+
+@contextlib.contextmanager
+def _failures_reported(accelerator: Accelerator) -> Generator[None]:
+    """Raise a ConfigError for an error of a tracker, such as a missing key or an unreachable server."""
+    try:
+        yield
+    except Exception as error:  # every tracker has errors of its own
+        names = ", ".join(map(str, accelerator.log_with))
+        raise ConfigError(
+            f"the tracker {names} failed ({' '.join(str(error).split())}); configure it, or continue with "
+            "--resume and training.log_with none"
+        ) from error
 
 
 def stop_tracking(accelerator: Accelerator) -> None:
