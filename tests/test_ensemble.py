@@ -447,6 +447,8 @@ def test_a_member_that_fails_stops_the_others(
         (["--member=model.decodr=luong"], 2, "did you mean --model.decoder?"),
         (["--member=model.copy=true", "--member="], 1, "need the same model.copy"),
         (["--jobs=2"], 1, "--jobs needs --members"),
+        (["--members=100000"], 1, "must be at most 1,000"),
+        (["--members=2", "--member=training.seed=2"], 1, "members 0 and 1 have the same settings"),
         (
             ["--members=2", "--init-from=a", "--tokenizers-from=b"],
             1,

@@ -20,6 +20,7 @@ from regard.errors import ConfigError, JobError
 from regard.files import require_empty_folder, write_text
 
 _SECONDS_BETWEEN_CHECKS = 0.1
+_MOST_MEMBERS = 1000
 _GROUPS = ("model.", "training.")
 """Settings in which members may differ; the tokenizers and the pairs are common to all."""
 
@@ -66,6 +67,8 @@ def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[di
             f"--members and --jobs must be at least 1, with at most one --member for each member, got "
             f"--members {count}, --jobs {args.jobs} and {len(own)} times --member"
         )
+    if count > _MOST_MEMBERS:
+        raise ConfigError(f"--members must be at most {_MOST_MEMBERS:,}, got {count:,}")
     plans: list[dict[str, Any]] = []
     for text in [*own, *[""] * (count - len(own))]:
         options = text.split()
@@ -82,6 +85,11 @@ def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[di
         if not any(option.startswith("training.seed=") for option in options):
             groups["training"]["seed"] = args.training.seed + len(plans)
         from_dict(groups)  # checks the settings before any training starts
+        if groups in plans:
+            raise ConfigError(
+                f"members {plans.index(groups)} and {len(plans)} have the same settings, with "
+                f"training.seed {groups['training']['seed']}, and would be equal: change one of them"
+            )
         plans.append(groups)
     if len({plan["model"].get("copy", False) for plan in plans}) > 1:
         raise ConfigError(
