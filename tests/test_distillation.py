@@ -64,6 +64,8 @@ def test_a_student_is_trained_on_targets_and_outputs(
     command += ["--data.dev", str(pairs), "--unlabelled", str(lines), "--device=cpu"]
     assert main([*command, "--training.coverage_loss=1"]) == 1
     assert "needs model.coverage true" in capsys.readouterr().err
+    assert main([*command, "--beam-size=0"]) == 1
+    assert "beam_size must be at least 1" in capsys.readouterr().err
     assert not out.exists()
     command += ["--training.max_updates=2", "--training.validate_every=2", "--model.decoder_dim=8"]
     assert main(command) == 0

@@ -22,6 +22,7 @@ from regard.config import DataConfig, from_dict
 from regard.errors import ConfigError, quantity
 from regard.files import read_lines, require_empty_folder
 from regard.progress import Progress
+from regard.setting_checks import check_beam_size
 
 if TYPE_CHECKING:
     from regard.pairs import Pair
@@ -51,6 +52,7 @@ def run(arguments: list[str]) -> None:
     # outputs may be longer than data.max_length; the pairs of the user are checked below
     values["data"]["bad_lines"] = "skip"
     config = from_dict({**values, "out": str(out / "model"), "device": args.device})
+    check_beam_size(beam_size=args.beam_size)
     if (data.train_links, config.training.guided_alignment) != (None, None):
         raise ConfigError(
             "the teacher's outputs have no links: leave out data.train_links and "
