@@ -7,8 +7,6 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from accelerate.tracking import get_available_trackers
-
 from regard.config import GROUPS, Config
 from regard.errors import ConfigError
 from regard.translator import find_device
@@ -17,6 +15,7 @@ with warnings.catch_warnings():  # of tqdm, about progress bars in notebooks tha
     warnings.filterwarnings("ignore", "IProgress not found")
     from accelerate import Accelerator
     from accelerate.state import AcceleratorState
+    from accelerate.tracking import get_available_trackers
 
 
 def make_accelerator(config: Config, out: Path) -> Accelerator:

@@ -18,7 +18,7 @@ from regard.decoders.output import OutputDecoder, known_tokens, repeat_beams
 from regard.decoders.protocol import AttentionInputs, Step, Unrolled
 from regard.errors import ConfigError
 from regard.kernels.dropout import dropout
-from regard.kernels.weighted_sum import to_compute_dtype
+from regard.kernels.weighted_sum import is_autocast_enabled, to_compute_dtype
 from regard.scores import PairwiseScore
 
 
@@ -254,8 +254,11 @@ class AttendingDecoder(RecurrentDecoder):
         keys = self.attention.project_key(encoded.states)
         if self.coverage is None:  # coverage changes the keys at every step
             keys = self.attention.prepare_keys(keys)
-        # converted once instead of at every step, where the gradients would be rounded and added up
-        return dataclasses.replace(encoded, keys=(keys,), states=to_compute_dtype(encoded.states))
+        states = encoded.states
+        if is_autocast_enabled(states.device):
+            # converted once instead of at every step, where the gradients would be rounded and added up
+            states = to_compute_dtype(states)
+        return dataclasses.replace(encoded, keys=(keys,), states=states)
 
     def start(self, memory: Memory) -> RecurrentState:
         """Return the first state; its coverage is zero."""
