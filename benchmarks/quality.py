@@ -160,7 +160,7 @@ def chart(folder: Path) -> LineChart:
         for entry in read_history(folder / "cmudict")
     ]
     points += [Point(name, minutes, wer, f"{minutes:.0f} min") for name, minutes, wer in PEERS]
-    explanation = "CMUdict, dev set, greedy search, 2 threads."
+    explanation = f"CMUdict, dev set, greedy search, {torch.get_num_threads()} threads."
     return LineChart(
         points, "minutes of training", "word error rate, %", "Quality and time", explanation
     )

@@ -37,7 +37,7 @@ class PosteriorDecoder(AttendingDecoder):
     arXiv:1808.10024, eq. 8), unless input feeding makes s_t depend on the posterior: then the first cell
     also reads sum_i P(a_{t-1} = i | y_<t) h_i, as in Shankar and Sarawagi 2019.
 
-    With `monotonic`, attention never moves back: exact hard monotonic attention (Wu and Cotterell 2019,
+    With `monotonic`, no step attends before the previous position: exact hard monotonic attention (Wu and Cotterell 2019,
     arXiv:1905.06319, section 3), with the scores e_ti normalised over the positions from a_{t-1} on:
 
         P(a_t = i | y_<t) = sum_j P(a_{t-1} = j | y_<t) 1[i >= j] exp(e_ti) / sum_{k >= j} exp(e_tk)
