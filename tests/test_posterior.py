@@ -162,6 +162,31 @@ def test_monotonic_weights_never_move_back() -> None:
     assert positions == [0, 1, 1, 3]
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
+def test_the_monotonic_prior_of_a_long_source_is_the_definition(
+    dtype: torch.dtype, tolerance: float
+) -> None:
+    model, length = _model(attention="dot", monotonic=True).to(dtype), 2000
+    decoder = model.decoder
+    rows = torch.randn(3, length, dtype=torch.float64, generator=torch.manual_seed(0)) * 10
+    following = iter(rows)
+
+    class Given(nn.Module):
+        def forward(self, query: Tensor, key: Tensor) -> Tensor:
+            return next(following).to(key.dtype).expand(1, 1, length)
+
+    decoder.attention.score = Given()
+    state = decoder.start(_encode(model, [4] * length))
+    for token, scores in zip((BOS, 4, 5), rows, strict=True):
+        step = decoder.step(torch.tensor([token]), state)
+        state, weights = step.state, step.weights[0, 0, 0].double()
+        later = torch.ones(length, length).triu().bool()
+        transition = scores.expand(length, -1).masked_fill(~later, -torch.inf).softmax(1)
+        # the probabilities of the tokens at a position sum to 1
+        prior = state.joint[0].double().logsumexp(1).exp()
+        torch.testing.assert_close(prior, weights @ transition, atol=tolerance, rtol=tolerance)
+
+
 def test_scores_far_apart_keep_finite_gradients() -> None:
     model = _model(attention="dot", monotonic=True).float()
     for parameter in model.decoder.parameters():

@@ -152,11 +152,20 @@ def _additive_attention(
     return context, log_sum_exp(pairs, masked, bias)
 
 
+def _logcumsumexp(values: Tensor, dim: int) -> Tensor:
+    """Return the logarithms of the cumulative sums of exponentials along the last axis."""
+    assert dim in (-1, values.dim() - 1)
+    positions = torch.arange(values.shape[-1], device=values.device)
+    rows = values[..., None, :].expand(*values.shape, -1)
+    return rows.masked_fill(positions > positions[:, None], -torch.inf).logsumexp(-1)
+
+
 _DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.logcumsumexp.default: _logcumsumexp,
     torch.ops.regard.additive_scores.default: _additive_scores,
     torch.ops.regard.additive_attention.default: _additive_attention,
 }
-"""The operators of this package, in PyTorch's own operators."""
+"""Operators of this package and of PyTorch that ONNX lacks, in other operators."""
 
 
 def _remove_unused_inputs(model: "onnx.ModelProto") -> None:
