@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +23,7 @@ from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
 import regard
-from regard import ensemble
+from regard import ensemble, model_folder
 from regard.cli.main import main
 from regard.explanation.self_attention import count_layer_weights, layer_weights
 from regard.request import PreparedRequest, prepare
@@ -173,7 +173,7 @@ def test_the_search_tree_holds_every_output(client: TestClient) -> None:
                 "beam_size": 20,
                 "prefix_tokens": ["a"] * 499,
             },
-            "attention weights",
+            "values at source positions",
         ),
         ({"texts": ["a"] * 200, "n_best": 20, "top_logprobs": 20}, "next tokens"),
         ({"text": "a" + "\u0301\u0323" * 5000}, "accents"),
@@ -689,6 +689,29 @@ def test_every_model_of_an_ensemble_counts_as_work(folder: Path, tmp_path: Path)
             statuses.append(response.status_code)
     assert statuses == [200, 422]
     assert "output tokens) x 3 models" in response.json()["error"]
+
+
+def test_predictions_at_every_source_position_count_as_work(
+    make_translator: Callable[..., regard.Translator], tmp_path: Path
+) -> None:
+    folders = [tmp_path / name for name in ("luong", "posterior", "both")]
+    for folder in folders[:2]:
+        trained = make_translator(decoder=folder.name).trained
+        model_folder.save_description(folder, trained)
+        model_folder.save_weights(folder, trained.model)
+    ensemble.save([str(folder) for folder in folders[:2]], folders[2])
+    settings = Settings(
+        folder=str(folders[1]), compare_with=str(folders[2]), limits=Limits(work=330)
+    )
+    bodies = [
+        {"model": model, "text": "a " * letters, "beam_size": 1}
+        for model, letters in ((0, 50), (0, 100), (1, 50))
+    ]
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
+        responses = [client.post("/api/translate", json=body) for body in bodies]
+    assert [response.status_code for response in responses] == [200, 422, 422]
+    # one weight, 8 readouts and 8 probabilities for each of 101 source and 206 output tokens
+    assert f"{101 * 206 * 17:,} values at source positions" in responses[1].json()["error"]
 
 
 @pytest.mark.parametrize("abandoned", [1, 2])

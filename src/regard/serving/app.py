@@ -20,6 +20,7 @@ from starlette.exceptions import HTTPException
 
 from regard import pretrained
 from regard.charts.base import script_json
+from regard.decoders import PosteriorDecoder
 from regard.errors import ConfigError, RegardError, nearest, quantity, shortened
 from regard.explanation.from_model import explain_step
 from regard.explanation.self_attention import count_layer_weights, layer_weights
@@ -30,7 +31,7 @@ from regard.score_registry import SCORES
 from regard.serving.batching import Batcher, QueueFull
 from regard.serving.connections import Connections, limit_log_rate
 from regard.serving.hosts import HostCheck, is_loopback
-from regard.serving.limits import WEIGHTS_PER_TOKEN, BodyLimit, Limits, error_response
+from regard.serving.limits import VALUES_PER_TOKEN, BodyLimit, Limits, error_response
 from regard.serving.metrics import Metrics, RequestMetrics
 from regard.serving.schemas import (
     ErrorResponse,
@@ -309,13 +310,16 @@ def _check_work(
 ) -> int:
     """Reject a request that would take too much time or memory; return its work."""
     decoder = translator.trained.model.decoder
-    models = max(1, len(translator.trained.members))
-    heads = decoder.attention_layers * decoder.attention_heads
+    members = [member.model.decoder for member in translator.trained.members] or [decoder]
+    per_position = decoder.attention_layers * decoder.attention_heads
+    per_position += sum(
+        member.values_per_position for member in members if isinstance(member, PosteriorDecoder)
+    )
     sources = sum(source.length for source in prepared.sources)
     outputs = sum(source.limit for source in prepared.sources)
-    weights = sum(source.length * source.limit * heads for source in prepared.sources)
+    values = sum(source.length * source.limit for source in prepared.sources) * per_position
     beams = max(request.beam_size, request.n_best)
-    work = ((sources + outputs) * models + weights // WEIGHTS_PER_TOKEN) * beams
+    work = ((sources + outputs) * len(members) + values // VALUES_PER_TOKEN) * beams
     next_tokens = request.top_logprobs * request.n_best * outputs
     if next_tokens > limits.next_tokens:
         raise ConfigError(
@@ -324,11 +328,11 @@ def _check_work(
         )
     if work > limits.work:
         tokens = f"{sources:,} source tokens + up to {outputs:,} output tokens"
-        if models > 1:
-            tokens = f"({tokens}) x {models} models"
+        if len(members) > 1:
+            tokens = f"({tokens}) x {len(members)} models"
         raise ConfigError(
-            f"the request is too large: ({tokens} + {weights:,} attention weights / "
-            f"{WEIGHTS_PER_TOKEN:,}) x {beams} hypotheses = {work:,}, at most {limits.work:,}; send fewer "
+            f"the request is too large: ({tokens} + {values:,} values at source positions / "
+            f"{VALUES_PER_TOKEN:,}) x {beams} hypotheses = {work:,}, at most {limits.work:,}; send fewer "
             "or shorter texts, or use a smaller beam size"
         )
     return work

@@ -24,7 +24,7 @@ _COMBINING_MARKS = 30  # as in Unicode's stream-safe text format, UAX 15
 _FLAGS = 500  # more than there are countries; splitting a run takes time quadratic in its length
 _LONG_RUN_OF_FLAGS = re.compile(f"[\U0001f1e6-\U0001f1ff]{{{2 * _FLAGS + 1}}}")
 
-WEIGHTS_PER_TOKEN = 4000
+VALUES_PER_TOKEN = 4000
 """With this value and the default `Limits.work`, a search holds less than 1 GB of weights."""
 
 
@@ -54,7 +54,8 @@ class Limits:
     """Source tokens plus maximum target tokens, times beam size and the number of models in an
     ensemble, in one request and in one batch.
 
-    Every `WEIGHTS_PER_TOKEN` attention weights that the search may hold count as one token.
+    Every `VALUES_PER_TOKEN` attention weights that the search may hold count as one token, and so do as many
+    values of a posterior decoder, which predicts from every source position.
     """
     weights: int = 1_000_000
     """Attention weights in one response."""
