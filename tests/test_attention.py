@@ -1,5 +1,6 @@
 """Attention compared with the reference and with worked examples, with every kind of mask."""
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -27,17 +28,13 @@ from regard.errors import ConfigError, ShapeError
 from regard.kernels import additive
 from regard.score_registry import SCORES
 from regard.scores import Cosine, Dot, ScaledDot, make_score
+from selection import covering
 
 B, L, T = 2, 4, 6
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 PAIRWISE = ("additive", "concat")
 PATHS = [(name, need_weights) for name in SCORES for need_weights in (False, True)]
-MASKED_PATHS = [
-    pytest.param(*path, kind, marks=[] if (i + i // 2) % 2 == k else pytest.mark.soak)
-    for i, path in enumerate(PATHS)
-    for k, kind in enumerate(("bool", "float"))
-]
-"""Each path with one kind of mask, each score with both kinds; the other combinations are long tests."""
+NORMALIZED_PATHS = [(*path, normalizer) for path in PATHS for normalizer in NORMALIZERS]
 NAN_SAFE_PATHS = [
     (name, need_weights) for name, need_weights in PATHS if need_weights or name in PAIRWISE
 ]
@@ -133,9 +130,9 @@ def _expected(
     return reference_attention(scores, value, masked, bias, attention.normalizer)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize(
+    ("name", "normalizer", "dtype"), covering(itertools.product(SCORES, NORMALIZERS, DTYPES))
+)
 def test_every_score_and_normaliser_equals_the_reference_with_its_gradients(
     name: str, normalizer: str, dtype: torch.dtype, poisoned: None
 ) -> None:
@@ -304,8 +301,7 @@ def test_invalid_options_of_a_score(
         Attention(*arguments, **options)
 
 
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+@pytest.mark.parametrize(("name", "need_weights", "normalizer"), covering(NORMALIZED_PATHS))
 def test_unbatched_input_equals_a_batch_of_one_item(
     name: str, need_weights: bool, normalizer: str
 ) -> None:
@@ -390,8 +386,7 @@ def test_constant_scores_as_weights() -> None:
 # Masks.
 
 
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+@pytest.mark.parametrize(("name", "need_weights", "normalizer"), covering(NORMALIZED_PATHS))
 def test_masking_a_key_equals_deleting_it(name: str, need_weights: bool, normalizer: str) -> None:
     attention, rows = _attention(name, normalizer), _rows(name)
     padding = torch.tensor([False, True, False, False, True, True])
@@ -423,8 +418,10 @@ def _mask_arguments() -> dict[str, dict[str, Tensor]]:
     }
 
 
-@pytest.mark.parametrize("mask_kind", _mask_arguments())
-@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+@pytest.mark.parametrize(
+    ("name", "need_weights", "mask_kind"),
+    covering((*path, kind) for path in PATHS for kind in _mask_arguments()),
+)
 def test_the_content_of_padding_has_no_effect(
     name: str, need_weights: bool, mask_kind: str
 ) -> None:
@@ -459,9 +456,10 @@ def test_the_content_of_padding_has_no_effect_on_a_custom_score(fill_value: floa
         assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize("kind", ["bool", "float", "padding"])
-@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+@pytest.mark.parametrize(
+    ("name", "need_weights", "normalizer", "kind"),
+    covering((*path, kind) for path in NORMALIZED_PATHS for kind in ("bool", "float", "padding")),
+)
 def test_a_query_that_may_attend_to_nothing_gets_zeros(
     name: str, need_weights: bool, kind: str, normalizer: str
 ) -> None:
@@ -524,8 +522,7 @@ def test_a_constant_added_to_a_row_of_the_mask_has_no_effect(name: str, need_wei
     _assert_same(actual, attention(*rows, attn_mask=mask, need_weights=need_weights), 1e-12)
 
 
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+@pytest.mark.parametrize(("name", "need_weights", "normalizer"), covering(NORMALIZED_PATHS))
 def test_arguments_are_not_modified(name: str, need_weights: bool, normalizer: str) -> None:
     attention, rows = _attention(name, normalizer), _rows(name)
     with torch.no_grad():
@@ -592,10 +589,16 @@ def test_the_order_of_keys_has_no_effect(name: str, need_weights: bool) -> None:
         assert_close(actual.weights, expected.weights[..., order], 1e-13)
 
 
-@pytest.mark.parametrize("fill_value", [math.nan, math.inf])
-@pytest.mark.parametrize("where", ["key", "value", "both"])
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize(("name", "need_weights"), NAN_SAFE_PATHS)
+@pytest.mark.parametrize(
+    ("name", "need_weights", "normalizer", "where", "fill_value"),
+    covering(
+        (*path, *options)
+        for path in NAN_SAFE_PATHS
+        for options in itertools.product(
+            NORMALIZERS, ("key", "value", "both"), (math.nan, math.inf)
+        )
+    ),
+)
 def test_a_nonfinite_key_reaches_only_queries_that_may_attend_to_it(
     name: str, need_weights: bool, normalizer: str, where: str, fill_value: float
 ) -> None:
@@ -652,9 +655,10 @@ def _batches(name: str) -> list[Tensor]:
     return [*rows, padding, masked]
 
 
-@pytest.mark.parametrize("kind", ["bool", "float"])
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+@pytest.mark.parametrize(
+    ("name", "need_weights", "normalizer", "kind"),
+    covering((*path, kind) for path in NORMALIZED_PATHS for kind in ("bool", "float")),
+)
 def test_vmap_with_masks_equals_a_loop(
     name: str, need_weights: bool, normalizer: str, kind: str
 ) -> None:
@@ -673,8 +677,7 @@ def test_vmap_with_masks_equals_a_loop(
 
 # PyTorch's own import of its rules for forward mode
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+@pytest.mark.parametrize(("name", "need_weights", "normalizer"), covering(NORMALIZED_PATHS))
 def test_forward_mode_equals_reverse_mode(name: str, need_weights: bool, normalizer: str) -> None:
     """<u, J t> = <J' u, t> for random u and t, with both kinds of mask."""
     attention, rows = _attention(name, normalizer), _rows(name)
@@ -707,7 +710,10 @@ def _module(attention: Attention, need_weights: bool) -> nn.Module:
     return Module()
 
 
-@pytest.mark.parametrize(("name", "need_weights", "kind"), MASKED_PATHS)
+@pytest.mark.parametrize(
+    ("name", "need_weights", "kind"),
+    covering(((*path, kind) for path in PATHS for kind in ("bool", "float")), size=1),
+)
 def test_export_and_fullgraph_compilation_with_masks(
     name: str, need_weights: bool, kind: str, unchecked: None
 ) -> None:
@@ -732,9 +738,10 @@ def test_export_and_fullgraph_compilation_with_masks(
 # Shapes, strides, dtypes.
 
 
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize("empty", ["B", "L", "T"])
-@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+@pytest.mark.parametrize(
+    ("name", "need_weights", "normalizer", "empty"),
+    covering((*path, axis) for path in NORMALIZED_PATHS for axis in "BLT"),
+)
 def test_empty_inputs(name: str, need_weights: bool, empty: str, normalizer: str) -> None:
     attention, rows = _attention(name, normalizer), _rows(name)
     batch, length, width = (0 if axis == empty else 2 for axis in "BLT")

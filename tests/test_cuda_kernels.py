@@ -4,6 +4,7 @@ The interpreter runs programs sequentially, so it cannot reveal races between pr
 compilation tests that the kernels compile for real devices.
 """
 
+import itertools
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from torch import Tensor
 from oracle import gradients, to_float64
 from regard.kernels import reference
 from regard.kernels.additive import pytorch
+from selection import covering
 
 cuda = pytest.importorskip("regard.kernels.additive.cuda")
 pytestmark = [
@@ -46,8 +48,7 @@ def _compute(inputs: list[Tensor], gradient: Tensor | None = None) -> list[Tenso
     return [actual.cpu(), *(tensor.cpu() for tensor in actual_gradients)]
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("sizes", SHAPES)
+@pytest.mark.parametrize(("sizes", "scale"), covering(itertools.product(SHAPES, SCALES), size=1))
 def test_scores_and_gradients_at_any_magnitude(sizes: tuple[int, ...], scale: float) -> None:
     inputs = _inputs(sizes, scale)
     inputs_float64 = [to_float64(tensor).requires_grad_() for tensor in inputs]
@@ -150,7 +151,7 @@ for kernel, constants in fixed.items():
 """
 
 
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.soak), 90])
 def test_the_kernels_compile_ahead_of_time(capability: int) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     completed = subprocess.run(

@@ -3,6 +3,7 @@
 Tests that take `backend` run on the backend of the CPU and on plain PyTorch.
 """
 
+import itertools
 import os
 import subprocess
 import sys
@@ -33,6 +34,7 @@ from regard.errors import ConfigError, ShapeError
 from regard.kernels import additive, reference
 from regard.kernels.additive import autograd, dispatch, pytorch
 from regard.kernels.normalizers import normalize
+from selection import covering
 
 SIZES = [(1, 1, 1, 1, 1), (2, 3, 5, 7, 4), (3, 1, 9, 2, 1), (1, 7, 2, 5, 3)]
 """B, L, T, D and the width of the values."""
@@ -115,9 +117,11 @@ def _context(inputs: list[Tensor], pairs: int | None = None, **options: Any) -> 
     return additive.attend(*inputs[:4], workspace=workspace, **options).context
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("pairs", PAIRS)
-@pytest.mark.parametrize("sizes", [*SIZES, (2, 9, 37, 6, 1)])
+@pytest.mark.parametrize(
+    ("sizes", "pairs", "dtype", "backend"),
+    covering(itertools.product([*SIZES, (2, 9, 37, 6, 1)], PAIRS, DTYPES, BACKENDS)),
+    indirect=["backend"],
+)
 def test_scores_equal_the_reference(
     sizes: tuple[int, ...], pairs: int | None, dtype: torch.dtype, backend: str, poisoned: None
 ) -> None:
@@ -132,10 +136,11 @@ def test_scores_equal_the_reference(
     )
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize("pairs", PAIRS)
-@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(
+    ("sizes", "pairs", "normalizer", "dtype", "backend"),
+    covering(itertools.product(SIZES, PAIRS, NORMALIZERS, DTYPES, BACKENDS)),
+    indirect=["backend"],
+)
 def test_attention_equals_the_reference(
     sizes: tuple[int, ...],
     pairs: int | None,
@@ -201,8 +206,11 @@ def test_heads_equal_separate_attentions(pairs: int | None, backend: str) -> Non
         assert_all_close(gradients(actual[:, head], inputs), gradients(expected, inputs), 1e-13)
 
 
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "normalizer", "backend"),
+    covering(itertools.product(DTYPES, NORMALIZERS, BACKENDS)),
+    indirect=["backend"],
+)
 def test_need_weights_does_not_change_the_context(
     dtype: torch.dtype, normalizer: str, backend: str
 ) -> None:
@@ -265,8 +273,11 @@ def test_results_do_not_depend_on_the_block_size(
     assert_all_close(call(pairs), call(None), 1e-13)
 
 
-@pytest.mark.parametrize("pairs", PAIRS)
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize(
+    ("normalizer", "pairs", "backend"),
+    covering(itertools.product(NORMALIZERS, PAIRS, BACKENDS)),
+    indirect=["backend"],
+)
 def test_first_and_second_derivatives(normalizer: str, pairs: int | None, backend: str) -> None:
     sizes = (2, 2, 3, 2, 2)
     bias = torch.randn(sizes[:3]).double().requires_grad_()
@@ -354,8 +365,11 @@ def test_masked_scores_have_no_effect(normalizer: str) -> None:
         assert gradient.isfinite().all()
 
 
-@pytest.mark.parametrize("pairs", PAIRS)
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
+@pytest.mark.parametrize(
+    ("normalizer", "pairs", "backend"),
+    covering(itertools.product(NORMALIZERS, PAIRS, BACKENDS)),
+    indirect=["backend"],
+)
 def test_a_row_with_every_key_masked_gives_zeros(
     normalizer: str, pairs: int | None, backend: str
 ) -> None:
@@ -368,8 +382,13 @@ def test_a_row_with_every_key_masked_gives_zeros(
     assert not any(gradient.any() for gradient in actual)
 
 
-@pytest.mark.parametrize("pairs", PAIRS)
-@pytest.mark.parametrize("sizes", [(0, 2, 3, 4, 2), (2, 0, 3, 4, 2), (2, 3, 0, 4, 2)])
+@pytest.mark.parametrize(
+    ("sizes", "pairs", "backend"),
+    covering(
+        itertools.product([(0, 2, 3, 4, 2), (2, 0, 3, 4, 2), (2, 3, 0, 4, 2)], PAIRS, BACKENDS)
+    ),
+    indirect=["backend"],
+)
 def test_empty_inputs(sizes: tuple[int, ...], pairs: int | None, backend: str) -> None:
     inputs = _inputs(sizes)
     scores, context = _scores(inputs, pairs), _context(inputs, pairs)
@@ -715,7 +734,7 @@ def run(size, workspace):
 torch.set_num_threads(1)
 run(64, 2**15)  # in several blocks, as the call below
 before = peak()
-run(2048, 2**24)
+run(1024, 2**24)
 print((peak() - before) / 1024)
 """
 
@@ -724,7 +743,7 @@ print((peak() - before) / 1024)
 @pytest.mark.parametrize("setup", ["", "dispatch.load_backend = lambda device_type: None"])
 @pytest.mark.parametrize("call", CALLS)
 def test_memory_stays_near_the_workspace(call: str, setup: str) -> None:
-    """The workspace is 16 MiB; three tensors of all pairs would take 1 GiB each."""
+    """The workspace is 16 MiB; three tensors of all pairs would take 256 MiB each."""
     code = PEAK_MEMORY.replace("CALL", call).replace("def peak", setup + "\n\ndef peak", 1)
     done = subprocess.run(
         [sys.executable, "-c", code],

@@ -1,6 +1,7 @@
 """Multi-head attention compared with PyTorch's layer, and with the reference head by head."""
 
 import dataclasses
+import itertools
 import math
 from typing import get_args
 
@@ -27,6 +28,7 @@ from regard.layers import TransformerConfig
 from regard.positions import EMBEDDING_POSITIONS, HEAD_POSITIONS, HeadPositions, RotaryPositions
 from regard.score_registry import SCORES
 from regard.scores import Dot
+from selection import covering
 
 B, L, T, D, H = 2, 4, 6, 12, 3
 PAIRWISE = ("additive", "concat")
@@ -154,8 +156,10 @@ def _head_by_head(
     return attention.out_proj(torch.cat(contexts, -1))
 
 
-@pytest.mark.parametrize("normalizer", NORMALIZERS)
-@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+@pytest.mark.parametrize(
+    ("name", "need_weights", "normalizer"),
+    covering(itertools.product(SCORES, (False, True), NORMALIZERS)),
+)
 def test_every_score_equals_the_reference_head_by_head(
     name: str, need_weights: bool, normalizer: str
 ) -> None:
@@ -175,8 +179,10 @@ def test_every_score_equals_the_reference_head_by_head(
     assert_all_close(gradients(actual, inputs), gradients(expected, inputs), 1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+@pytest.mark.parametrize(
+    ("name", "need_weights", "dtype"),
+    covering(itertools.product(SCORES, (False, True), (torch.float32, torch.bfloat16))),
+)
 def test_lower_precisions(name: str, need_weights: bool, dtype: torch.dtype) -> None:
     attention, rows = _attention(name, dtype), _rows(dtype)
     actual = attention(*rows, key_padding_mask=_padding(), need_weights=need_weights).context
@@ -209,8 +215,10 @@ def test_masks_per_head(name: str, need_weights: bool) -> None:
     )
 
 
-@pytest.mark.parametrize("fill_value", [math.nan, math.inf, 1e30])
-@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+@pytest.mark.parametrize(
+    ("name", "need_weights", "fill_value"),
+    covering(itertools.product(SCORES, (False, True), (math.nan, math.inf, 1e30))),
+)
 def test_the_content_of_padding_has_no_effect(
     name: str, need_weights: bool, fill_value: float
 ) -> None:

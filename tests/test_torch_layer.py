@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import itertools
 import math
 import warnings
 from typing import Any
@@ -19,6 +20,7 @@ from regard.attention import MultiHeadAttention, SelfAttention
 from regard.errors import ConfigError, ShapeError
 from regard.kernels import reference
 from regard.score_registry import SCORES
+from selection import covering
 
 B, L, T, D, H = 2, 4, 6, 12, 2
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -66,9 +68,10 @@ def test_arguments_are_those_of_pytorchs_layer() -> None:
     assert different == {"batch_first"}
 
 
-@pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize("padding", ["none", "bool", "float"])
-@pytest.mark.parametrize("mask", ["none", *_masks()])
+@pytest.mark.parametrize(
+    ("mask", "padding", "need_weights"),
+    covering(itertools.product(["none", *_masks()], ["none", "bool", "float"], [False, True])),
+)
 def test_masks_equal_those_of_pytorchs_layer(mask: str, padding: str, need_weights: bool) -> None:
     theirs, ours = _pair()
     rows, attn_mask = _rows(), _masks().get(mask)
@@ -278,9 +281,10 @@ def _with_our_attention(layer: Any, score: str = "scaled_dot") -> Any:
     return layer
 
 
-@pytest.mark.parametrize("content", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize(
+    ("score", "need_weights", "content"),
+    covering(itertools.product(SCORES, (False, True), (math.nan, math.inf, -math.inf))),
+)
 def test_padding_of_queries_that_are_the_keys_has_no_effect(
     score: str, need_weights: bool, content: float
 ) -> None:
@@ -313,11 +317,12 @@ def _additive_reference(attention: Any, x: Tensor, masked: Tensor) -> Tensor:
     return attention.out_proj(torch.cat(contexts, -1))
 
 
-@pytest.mark.parametrize("norm_first", [False, True])
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("mask", ["none", "padding", "causal", "both"])
-@pytest.mark.parametrize("dtype", TOLERANCES)
+@pytest.mark.parametrize(
+    ("dtype", "mask", "training", "grad", "norm_first"),
+    covering(
+        itertools.product(TOLERANCES, ("none", "padding", "causal", "both"), *[(False, True)] * 3)
+    ),
+)
 def test_encoder_layer(
     dtype: torch.dtype, mask: str, training: bool, grad: bool, norm_first: bool
 ) -> None:
@@ -370,11 +375,12 @@ def test_decoder_layer(dtype: torch.dtype, training: bool) -> None:
         assert torch.equal(layer(target, padded, **masks), layer(target, memory, **masks))
 
 
-@pytest.mark.parametrize("score", ["scaled_dot", "additive"])
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    ("grad", "training", "padded", "when", "score"),
+    covering(
+        itertools.product(*[(False, True)] * 3, ("before", "after"), ("scaled_dot", "additive"))
+    ),
+)
 def test_encoder_of_several_layers(
     grad: bool, training: bool, padded: bool, when: str, score: str
 ) -> None:
