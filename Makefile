@@ -17,7 +17,7 @@ test: .venv/tested
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
 
 soak: .venv/tested
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m soak -n auto --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'soak or hypothesis' --hypothesis-profile soak -n auto --maxprocesses 4 --dist worksteal
 
 docs: .venv/documented
 	$(BIN)/sphinx-build -W --keep-going -q -j 4 -b html docs docs/_build/html

@@ -28,7 +28,7 @@ UNCHECKED = (
 
 
 def checked_modules() -> list[str]:
-    """Return the modules of the package whose annotated shapes and types are checked at run time."""
+    """Return the modules of the package with annotated shapes, which are checked at run time."""
     spec = importlib.util.find_spec("regard")
     assert spec is not None
     assert spec.origin is not None
@@ -36,7 +36,7 @@ def checked_modules() -> list[str]:
     names = [
         ".".join(("regard", *path.relative_to(root).with_suffix("").parts))
         for path in sorted(root.rglob("*.py"))
-        if path.stem != "__init__"
+        if path.stem != "__init__" and "jaxtyping" in path.read_text(encoding="utf-8")
     ]
     return [name for name in names if not name.startswith(UNCHECKED)]
 
@@ -55,8 +55,11 @@ if not torch.cuda.is_available():
     # read when Triton is imported
     os.environ["TRITON_INTERPRET"] = "1"
 
-hypothesis.settings.register_profile("regard", derandomize=True, deadline=None, max_examples=40)
-hypothesis.settings.load_profile("regard")
+# `make soak` selects the profile soak
+test_profile = hypothesis.settings(derandomize=True, deadline=None, max_examples=10)
+hypothesis.settings.register_profile("test", test_profile)
+hypothesis.settings.register_profile("soak", test_profile, max_examples=40)
+hypothesis.settings.load_profile("test")
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.alignment import (
@@ -34,7 +34,6 @@ def test_links_of_numpy_integers_can_be_written_as_json():
     assert json.dumps(alignment) == "[[0, 1], [1, 0]]"
 
 
-@settings(deadline=None)
 @given(links)
 def test_pharaoh_round_trip(pairs):
     gold = parse_links(str(Alignment(pairs)), "here")
@@ -91,7 +90,6 @@ def test_nothing_to_attend_to_gives_no_links(weights, source_words, target_words
     assert from_weights(weights, source_words, target_words) == []
 
 
-@settings(deadline=None)
 @given(st.permutations(range(6)))
 def test_one_hot_weights_give_their_permutation(order):
     weights = np.eye(6, dtype=np.float32)[order]
@@ -172,20 +170,17 @@ def test_links_are_counted_per_pair_and_summed_over_the_corpus():
     assert computed.aer == pytest.approx(1 - 6 / 7)
 
 
-@settings(deadline=None)
 @given(st.lists(golds, max_size=5))
 def test_predicting_the_sure_links_has_error_rate_0(gold):
     computed = alignment_metrics([Alignment(links.sure) for links in gold], gold)
     assert (computed.precision, computed.recall, computed.aer) == (1, 1, 0)
 
 
-@settings(deadline=None)
 @given(st.lists(golds, max_size=5))
 def test_predicting_all_possible_links_has_error_rate_0(gold):
     assert alignment_metrics([Alignment(links.possible) for links in gold], gold).aer == 0
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(links, golds), min_size=1, max_size=5), st.randoms())
 def test_metrics_lie_between_0_and_1_in_any_order_of_pairs(pairs, random):
     def scored(pairs):
@@ -198,7 +193,6 @@ def test_metrics_lie_between_0_and_1_in_any_order_of_pairs(pairs, random):
     assert computed == scored(random.sample(pairs, len(pairs)))
 
 
-@settings(deadline=None)
 @given(links)
 def test_with_all_links_sure_aer_is_one_minus_f1(gold_links):
     predicted = Alignment([(0, 0), (1, 1), (2, 3)])

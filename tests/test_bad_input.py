@@ -610,7 +610,7 @@ def check_settings(folder: Path, content: bytes) -> None:
     assert status in (1, 2)  # there are no pairs to train on
 
 
-@settings(ANY_CASE, max_examples=15)
+@ANY_CASE
 @given(content=CONTENT)
 def test_random_settings_exit_with_1_or_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
@@ -629,7 +629,7 @@ def test_many_random_settings_exit_with_1_or_2(
     check_settings(tmp_path, content)
 
 
-@settings(ANY_CASE, max_examples=60)
+@ANY_CASE
 @given(group=st.sampled_from([DataConfig, TextConfig, ModelConfig, TrainingConfig]), data=st.data())
 def test_random_values_of_settings_raise_only_errors_of_this_package(
     group: type[Any], data: st.DataObject
@@ -655,7 +655,7 @@ def check_arguments(command: str, arguments: list[str]) -> None:
     assert main([command, *arguments]) in (0, 1, 2)
 
 
-@settings(ANY_CASE, max_examples=15)
+@ANY_CASE
 @given(command=st.sampled_from(WITHOUT_TRAINING), arguments=st.lists(ARGUMENT, max_size=6))
 def test_random_arguments_exit_with_a_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, arguments: list[str]
@@ -674,7 +674,7 @@ def test_many_random_arguments_exit_with_a_status(
     check_arguments(command, arguments)
 
 
-@settings(ANY_CASE, max_examples=60)
+@ANY_CASE
 @given(
     text=st.text(st.characters(), min_size=1, max_size=20),
     unit=st.sampled_from(["char", "grapheme"]),

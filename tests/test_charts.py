@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import vl_convert
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
@@ -139,7 +139,6 @@ def test_blank_tokens_have_a_visible_label():
     ]
 
 
-@settings(max_examples=10, deadline=None)
 @given(st.lists(st.text(max_size=6), min_size=1, max_size=4), st.text(max_size=6))
 def test_any_token_gives_a_complete_image_and_page(tokens, title):
     chart = heatmap(uniform_weights(tokens, ["x"]), tokens, ["x"], title=title)

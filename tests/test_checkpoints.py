@@ -26,6 +26,7 @@ from regard.config import Config, DataConfig, ModelConfig, TextConfig, TrainingC
 from regard.errors import ConfigError, Interrupted
 from test_training import DEV, PAIRS, _config, at_update, latest
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 CLOCK = ("minutes", "pairs_per_second", "target_tokens_per_second")
 OPERATIONS = [(os, "replace"), (os, "fsync"), (Path, "touch"), (Path, "write_bytes"),
               (Path, "unlink"), (Path, "mkdir")]  # fmt: skip

@@ -24,6 +24,7 @@ from regard.errors import ConfigError, Interrupted
 from test_checkpoints import assert_same_result
 from test_training import DEV, PAIRS, _config, at_update, latest
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 TOLERANCE = 1e-5
 
 _SECONDS_UNTIL_KILLED = 300

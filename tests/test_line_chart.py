@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.charts import LineChart, Point
@@ -50,7 +50,6 @@ def test_every_line_is_named_at_its_end_with_its_note():
     assert "line 1 (12 parameters)" in texts
 
 
-@settings(max_examples=40)
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=12))
 def test_names_do_not_overlap_and_are_in_the_order_of_the_ends(ends):
     line_chart = chart([[end] for end in ends], y_domain=(0.0, 100.0))
@@ -80,7 +79,6 @@ def test_lines_apart_are_drawn_where_they_are():
     assert not any("side by side" in text for text in svg_texts(line_chart))
 
 
-@settings(max_examples=40)
 @given(st.lists(st.floats(0, 100), min_size=2, max_size=9))
 def test_points_of_one_length_are_apart_and_in_order(values):
     drawn = drawn_points(chart([[value] for value in values], y_domain=(0.0, 100.0)))

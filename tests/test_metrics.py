@@ -6,7 +6,7 @@ from itertools import zip_longest
 import numpy as np
 import pytest
 import sacrebleu
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from regard import metrics
@@ -129,7 +129,6 @@ def test_a_missing_reference_is_not_an_empty_one():
     assert missing.value < empty.value == pytest.approx(100)
 
 
-@settings(max_examples=10, deadline=None)
 @given(corpora)
 def test_intervals_include_the_value_and_are_deterministic(corpus):
     outputs, references = unzip(corpus)
@@ -139,7 +138,6 @@ def test_intervals_include_the_value_and_are_deterministic(corpus):
         assert first == metric(outputs, references)
 
 
-@settings(max_examples=10, deadline=None)
 @given(corpora, st.randoms(use_true_random=False))
 def test_the_order_of_outputs_does_not_matter(corpus, random):
     shuffled = random.sample(corpus, len(corpus))
@@ -147,7 +145,6 @@ def test_the_order_of_outputs_does_not_matter(corpus, random):
         assert metric(*unzip(corpus)).value == pytest.approx(metric(*unzip(shuffled)).value)
 
 
-@settings(max_examples=25, deadline=None)
 @given(corpora)
 def test_wer_is_100_minus_exact_match(corpus):
     exact_match, wer = metrics.exact_match(*unzip(corpus)), metrics.wer(*unzip(corpus))
@@ -156,7 +153,6 @@ def test_wer_is_100_minus_exact_match(corpus):
     )
 
 
-@settings(max_examples=10, deadline=None)
 @given(corpora)
 def test_a_copy_of_a_reference_changes_nothing(corpus):
     outputs, references = unzip(corpus)
@@ -165,7 +161,6 @@ def test_a_copy_of_a_reference_changes_nothing(corpus):
         assert metric(outputs, copied).value == pytest.approx(metric(outputs, references).value)
 
 
-@settings(max_examples=25, deadline=None)
 @given(corpora)
 def test_error_rates_are_zero_only_if_all_outputs_are_correct(corpus):
     all_correct = metrics.exact_match(*unzip(corpus)).value == 100
@@ -173,7 +168,6 @@ def test_error_rates_are_zero_only_if_all_outputs_are_correct(corpus):
     assert (metrics.cer(*unzip(corpus)).value == 0) == all_correct
 
 
-@settings(max_examples=25, deadline=None)
 @given(corpora)
 def test_outputs_equal_to_a_reference_are_correct(corpus):
     _, references = unzip(corpus)
@@ -229,7 +223,6 @@ def test_by_length_bins_the_outputs():
 
 
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=10))
-@settings(max_examples=20, deadline=None)
 def test_every_output_is_in_one_bin(lengths):
     outputs = ["a"] * len(lengths)
     bins = metrics.report(outputs, [["a"]] * len(lengths), lengths).by_length

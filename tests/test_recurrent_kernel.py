@@ -172,7 +172,6 @@ def step_cell(
 
 
 @pytest.mark.parametrize("name", CELLS)
-@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32 - 1),
     count=st.integers(0, 40),
@@ -280,7 +279,6 @@ SEARCHES = [
 
 @pytest.mark.parametrize("cell", CELLS)
 @pytest.mark.parametrize("options", SEARCHES, ids=lambda options: "-".join(map(str, options)))
-@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32 - 1),
     layers=st.integers(1, 2),

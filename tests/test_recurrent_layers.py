@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -22,7 +22,6 @@ def for_inference(layer: nn.RNNBase) -> nn.RNNBase:
 
 
 @pytest.mark.parametrize("kind", LAYERS)
-@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32 - 1),
     count=st.integers(0, 140),
