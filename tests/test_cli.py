@@ -220,7 +220,7 @@ UNWRITTEN = b"out.jsonl was not written, because the reader of standard output h
     ("arguments", "status", "message"),
     [
         (["--help"], 0, b""),
-        (["translate", "MODEL"], 0, b""),
+        pytest.param(["translate", "MODEL"], 0, b"", marks=pytest.mark.soak),
         (["translate", "MODEL", "--attention", "OUT"], 1, UNWRITTEN),
     ],
 )
@@ -261,7 +261,7 @@ def test_training_goes_on_when_the_reader_of_its_messages_has_gone(tmp_path: Pat
     assert len((tmp_path / "m" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGHUP", marks=pytest.mark.soak)])
 def test_a_signal_ends_a_command_without_unfinished_files(
     folders: Folders, tmp_path: Path, name: str
 ) -> None:

@@ -299,7 +299,11 @@ def test_scores_after_os_fork(restore_num_threads: None, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("cannot cache function: no locator available"), EOFError(), OSError()]
+    "error",
+    [
+        RuntimeError("cannot cache function: no locator available"),
+        *(pytest.param(error, marks=pytest.mark.soak) for error in (EOFError(), OSError())),
+    ],
 )
 def test_kernels_compile_without_a_cache_that_can_be_used(
     monkeypatch: pytest.MonkeyPatch, error: Exception

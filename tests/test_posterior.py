@@ -304,9 +304,8 @@ def test_an_ensemble_aligns_the_weights_of_its_members(
         np.testing.assert_allclose(weights[:, 0], np.stack(heads, 1), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "settings", [MODELS[1], pytest.param(MODELS[2], marks=pytest.mark.soak)], ids=str
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("settings", MODELS[1:], ids=str)
 def test_an_exported_model_returns_the_posterior(
     make_translator: Callable[..., regard.Translator],
     settings: dict[str, Any],
