@@ -1,11 +1,14 @@
 """Experiment trackers."""
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
 
 import regard
+from regard.errors import Interrupted
+from regard.trainer import Trainer
 
 pytest.importorskip("tensorboard")
 
@@ -45,7 +48,7 @@ def test_a_tracker_that_is_not_installed_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "model").exists() or not any((tmp_path / "model").iterdir())
 
 
-@pytest.mark.parametrize("method", ["store_init_configuration", "log"])
+@pytest.mark.parametrize("method", ["store_init_configuration", "log", "finish"])
 def test_a_tracker_that_fails_is_reported_and_the_run_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
@@ -58,3 +61,26 @@ def test_a_tracker_that_fails_is_reported_and_the_run_can_be_resumed(
     with pytest.raises(regard.ConfigError, match=r"tensorboard failed \(no key\)"):
         _train(tmp_path / "model", 2)
     _train(tmp_path / "model", 4, resume=True, tracker="none")
+
+
+def test_a_signal_saves_the_run_before_the_tracker_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accelerate.tracking import TensorBoardTracker
+
+    saved = tmp_path / "model" / "checkpoints" / "1.safetensors"
+    update = Trainer._update
+
+    def fail(_: object) -> None:
+        assert saved.exists()
+        raise RuntimeError("no connection")
+
+    def stop_after(trainer: Trainer, batches: list[list[regard.batching.Example]]) -> None:
+        update(trainer, batches)
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(TensorBoardTracker, "finish", fail)
+    monkeypatch.setattr(Trainer, "_update", stop_after)
+    with pytest.raises(Interrupted):
+        _train(tmp_path / "model", 4)
+    assert saved.exists()

@@ -42,11 +42,12 @@ def make_accelerator(config: Config, out: Path) -> Accelerator:
     )
 
 
-def start_tracking(accelerator: Accelerator, config: Config) -> None:
-    """Start the trackers, if there are any, and give them the settings.
+@contextlib.contextmanager
+def tracking(accelerator: Accelerator, config: Config) -> Generator[None]:
+    """Start the trackers, if there are any, give them the settings, and stop them after the block.
 
     Raises:
-        ConfigError: a tracker fails.
+        ConfigError: a tracker fails; after an error in the block, its failure to stop is ignored.
     """
     groups = dataclasses.asdict(config)
     settings = {
@@ -56,6 +57,14 @@ def start_tracking(accelerator: Accelerator, config: Config) -> None:
     }
     with _failures_reported(accelerator):
         accelerator.init_trackers("regard", config=settings)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):
+            _stop(accelerator)
+        raise
+    with _failures_reported(accelerator):
+        _stop(accelerator)
 
 
 def track(accelerator: Accelerator, entry: Mapping[str, Any]) -> None:
@@ -82,7 +91,7 @@ def _failures_reported(accelerator: Accelerator) -> Generator[None]:
         ) from error
 
 
-def stop_tracking(accelerator: Accelerator) -> None:
+def _stop(accelerator: Accelerator) -> None:
     """Let the trackers write everything that they hold."""
     # not end_training, which also ends the processes' connection
     for tracker in accelerator.trackers:

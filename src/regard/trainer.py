@@ -11,13 +11,13 @@ import threading
 import time
 from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
 from regard import checkpoints, model_folder
-from regard.accelerator import make_accelerator, start_tracking, stop_tracking, track
+from regard.accelerator import make_accelerator, track, tracking
 from regard.batching import Example, bucket, collate, epoch
 from regard.config import TrainingConfig
 from regard.copy_mechanism import hide_tokens
@@ -111,11 +111,10 @@ class Trainer:
             Interrupted: on Ctrl-C, SIGTERM or SIGHUP, after a checkpoint has been saved.
             JobError: another process has ended.
         """
-        stop = 0
-        with contextlib.ExitStack() as stack:
-            received = stack.enter_context(_deferred_signals(self.job))
-            start_tracking(self.accelerator, self.trained.config)
-            stack.callback(stop_tracking, self.accelerator)
+        with (
+            _deferred_signals(self.job) as received,
+            tracking(self.accelerator, self.trained.config),
+        ):
             for batches in self._updates():
                 started = time.perf_counter()
                 self._update(batches)
@@ -132,19 +131,22 @@ class Trainer:
                 elif unsaved >= _SECONDS_BETWEEN_CHECKPOINTS:
                     self._save_checkpoint()
                 signals = self.job.gather_numbers([float(received[0]) if received else 0.0])
-                stop = int(max(number for [number] in signals))
-                if stop or over:
+                if stop := int(max(number for [number] in signals)):
+                    self._interrupt(stop, progress)
+                if over:
                     break
-        if stop:
-            self._save_checkpoint()
-            if self.job.is_main and not self.history:
-                model_folder.save_weights(self.out, self.trained.model, self.run)
-            self.job.wait()
-            progress.print(
-                f"stopped at update {self.schedule.update:,}: {self.out} is usable; to continue its "
-                "training, set resume"
-            )
-            raise Interrupted(stop)
+
+    def _interrupt(self, signal_number: int, progress: Progress) -> NoReturn:
+        """Save the state of the run and raise Interrupted."""
+        self._save_checkpoint()
+        if self.job.is_main and not self.history:
+            model_folder.save_weights(self.out, self.trained.model, self.run)
+        self.job.wait()
+        progress.print(
+            f"stopped at update {self.schedule.update:,}: {self.out} is usable; to continue its "
+            "training, set resume"
+        )
+        raise Interrupted(signal_number)
 
     def restore(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Restore the state of a checkpoint.
