@@ -272,6 +272,8 @@ def test_files_with_nul_bytes_or_carriage_returns_only_are_refused(tmp_path: Pat
     path.write_bytes(b"a\tx\nb\0\ty\n")
     with pytest.raises(DataError, match=r"line 2: contains a NUL byte"):
         read_lines(path)
+    with pytest.raises(DataError, match="standard input: its lines end at CR; convert"):
+        list(arriving_lines(Arriving(b"a\r", b"b\r"), "standard input", 9))
     for count in (3, 1 << 19):
         path.write_bytes(b"a\tx\r" * count)
         with pytest.raises(DataError, match=r"f\.tsv: its lines end at CR; convert"):

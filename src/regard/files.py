@@ -80,10 +80,22 @@ def atomic_write(path: str | Path) -> Generator[Path]:
     except OSError as error:
         full = error.errno == errno.ENOSPC
         remedy = "free space on its disk, or choose another path" if full else "choose another path"
-        raise DataError(f"cannot write {path}: {error.strerror}; {remedy}") from None
+        failed = path if _output_works() else "standard output"  # also written inside the block
+        raise DataError(f"cannot write {failed}: {error.strerror}; {remedy}") from None
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def _output_works() -> bool:
+    """Return whether standard output accepts what is still to be written to it."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        return False
+    except (ValueError, AttributeError):  # it is closed
+        pass
+    return True
 
 
 def _is_standard_output(path: Path) -> bool:
@@ -172,7 +184,7 @@ def iterate_lines(path: str | Path) -> Iterator[str]:
     """Yield the lines of a text file, as `read_lines` defines them, without holding it in memory.
 
     Raises:
-        DataError: as for `read_lines`, except that a file whose lines end at CR is one line.
+        DataError: as for `read_lines`, except that a line that ends at LF may contain CR.
     """
     try:
         for part in _decoded(_parts(Path(path)), str(path)):
@@ -188,7 +200,7 @@ def arriving_lines(stream: io.BufferedIOBase, name: str, most: int) -> Iterator[
     Lines are defined as in `read_lines`.
 
     Raises:
-        DataError: a line is not UTF-8, or too long.
+        DataError: as for `iterate_lines`.
     """
 
     def read() -> bytes:
@@ -253,6 +265,8 @@ def _decoded(parts: Iterator[bytes], name: str) -> Iterator[list[str]]:
         lines = decode_lines(complete + newline, name, number)
         number += len(lines)
         yield lines
+    if number == 1 and b"\r" in rest.removesuffix(b"\r"):
+        raise DataError(_CR_ONLY.format(name))
     yield decode_lines(rest, name, number)
 
 
