@@ -321,6 +321,23 @@ def test_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         conversion.require_packages()
 
 
+def test_nothing_is_printed_before_the_folder_is_written(
+    folders: list[Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def export(*_: object, **__: object) -> None:
+        assert capsys.readouterr().out == ""  # otherwise, a closed pipe ends the command here
+        raise ConfigError("reached")
+
+    monkeypatch.setattr("regard.export.folder.export", export)
+    (tmp_path / "dev.tsv").write_text("a b\tb a\n")
+    arguments = ["export", str(folders[0]), "-o", str(tmp_path / "out")]
+    assert main([*arguments, "--dev", str(tmp_path / "dev.tsv")]) == 1
+    assert "reached" in capsys.readouterr().err
+
+
 def test_the_command_prints_size_and_quality(
     folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -214,12 +214,13 @@ def _align_with_models(args: Namespace) -> None:
             symmetrize(output, other, method, args.threshold)
             for output, other in zip(outputs, others, strict=True)
         ]
-    print("".join(f"{alignment}\n" for alignment in alignments), end="")
+    # before the lines, whose reader may close standard output
     if args.attention:
         lines = (json.dumps(_to_dict(output), ensure_ascii=False) + "\n" for output in outputs)
         write_text(args.attention, "".join(lines))
     if gold is not None:
         _report(alignment_metrics(alignments, gold), len(pairs), args.json)
+    print("".join(f"{alignment}\n" for alignment in alignments), end="")
 
 
 def _align(

@@ -40,8 +40,7 @@ def run(arguments: list[str]) -> None:
     if pairs is None:
         _warn("the dev pairs of the training run are not here; measure the quality with --dev")
     round_weights(translator.trained.model, args.weights)
-    if pairs is not None:
-        _print_quality(translator, pairs, args.weights)
+    quality = "" if pairs is None else _quality(translator, pairs, args.weights)
     options: dict[str, Any] = {
         "weights": args.weights,
         "dictionary": dictionary,
@@ -56,6 +55,8 @@ def run(arguments: list[str]) -> None:
         exported = export_site(translator, args.out, runtime, name, **options)
         advice = f"python -m http.server --directory {args.out}"
     parity = exported.parity
+    # after the export, because the reader of standard output may have gone
+    print(quality, end="")
     print(f"{exported.folder}: {exported.size / 1e6:.1f} MB, weights in {args.weights}")
     print(
         f"same outputs as PyTorch for {parity.sources} sources; attention weights differ by at most "
@@ -82,7 +83,8 @@ def _recorded_pairs(translator: "Translator") -> str | None:
     return dev if dev is not None and all(map(os.path.isfile, dev.split(","))) else None
 
 
-def _print_quality(translator: "Translator", pairs: str, weights: str) -> None:
+def _quality(translator: "Translator", pairs: str, weights: str) -> str:
+    """Return the metrics of the model on pairs."""
     from regard.cli.pairs import read_valid_pairs
     from regard.evaluation import evaluate
 
@@ -93,7 +95,7 @@ def _print_quality(translator: "Translator", pairs: str, weights: str) -> None:
     sources = len({pair.key for pair in dev})
     with Progress("translating", sources, "sources") as progress:
         report = evaluate(translator, dev, on_progress=progress.advance)
-    print(f"dev, {pairs}, weights in {weights}:\n{report}")
+    return f"dev, {pairs}, weights in {weights}:\n{report}\n"
 
 
 def make_parser() -> Parser:
