@@ -72,6 +72,13 @@ def test_missing_npm_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         runtime_files()
 
 
+def test_an_unknown_home_folder_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("os.path.expanduser", str)
+    with pytest.raises(ConfigError, match="cache is unknown; set XDG_CACHE_HOME, or unpack"):
+        runtime_files()
+
+
 def test_a_failing_download_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", _npm(tmp_path / "bin", "echo 'no network' >&2; exit 1"))
     with pytest.raises(ConfigError, match=r"could not download .* \(no network\); connect"):

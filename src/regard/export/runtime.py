@@ -54,8 +54,12 @@ def runtime_files(package: str | Path | None = None) -> dict[str, bytes]:
 
 def archive_path() -> Path:
     """Return the path of the package's archive in the user's cache, where it may not be yet."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "regard" / f"onnxruntime-web-{VERSION}.tgz"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    if cache.startswith("~"):  # neither HOME nor the list of users names the home folder
+        raise ConfigError(
+            f"the folder of the user's cache is unknown; set XDG_CACHE_HOME, or {_OFFLINE}"
+        )
+    return Path(cache) / "regard" / f"onnxruntime-web-{VERSION}.tgz"
 
 
 def _selected(read: Callable[[str], bytes]) -> dict[str, bytes]:
