@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,9 @@ def test_links_guide_both_directions(tmp_path: Path, capsys: pytest.CaptureFixtu
     guided = [*command, "--target.unit=whitespace", "--data.train_links"]
     assert main([*guided, str(tmp_path / "outside"), "--out", str(tmp_path / "no")]) == 1
     assert "outside, line 4: 0-2 is outside its texts" in capsys.readouterr().err
+    os.mkfifo(tmp_path / "pipe")
+    assert main([*guided, str(tmp_path / "pipe"), "--out", str(tmp_path / "no")]) == 1
+    assert "pipe is a pipe, which can be read only once" in capsys.readouterr().err
     assert main([*guided, str(tmp_path / "links"), "--out", str(tmp_path / "out")]) == 0
     for name in ("forward", "reverse"):
         config = Translator.load(tmp_path / "out" / name, "cpu").trained.config

@@ -153,6 +153,35 @@ def test_a_full_output_is_reported(
         stream.close()
 
 
+def test_a_full_output_is_not_taken_for_another_file(
+    sentence: Call, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "lines").write_text("a b\n" * 9)
+    arguments = ["translate", folder, tmp_path / "lines", "--attention", tmp_path / "weights"]
+    stream = io.TextIOWrapper(io.BufferedWriter(FullDisk()), encoding="utf-8")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", stream)
+        assert "cannot write standard output: No space left" in sentence(*arguments)
+    with pytest.raises(OSError):
+        stream.close()
+    assert os.listdir(tmp_path) == ["lines"]
+
+
+class NoReader(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_files_are_written_before_lines_that_nobody_reads(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "pairs").write_text("a\tb\n")
+    written = tmp_path / "weights"
+    monkeypatch.setattr(sys, "stdout", NoReader())
+    assert main(["align", str(folder), str(tmp_path / "pairs"), "--attention", str(written)]) == 0
+    assert len(written.read_text().splitlines()) == 1
+
+
 def test_closed_streams_are_reported(
     sentence: Call, monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path
 ) -> None:
@@ -739,6 +768,7 @@ def test_a_folder_as_output_file_is_reported_before_the_work(
         ["curves", "m", "--out", "m/config.json"],
         ["evaluate", "x", "f", "--compare", "m", "--json", "m/config.json"],
         ["translate", "all", "f", "--out", "all/members/0/config.json"],
+        ["translate", "m", "h,i", "--out", "h,i"], ["evaluate", "m", "*.csv", "--json", "p.csv"],
     ],
 )  # fmt: skip
 def test_inputs_are_not_overwritten(
@@ -747,7 +777,7 @@ def test_inputs_are_not_overwritten(
     monkeypatch.chdir(copied.rename(copied.with_name("m")).parent)
     Path("all/members").mkdir(parents=True)
     shutil.copytree("m", "all/members/0")
-    for name in "fg":
+    for name in ("f", "g", "h,i", "p.csv"):
         Path(name).write_text("a\tx\n")
     line = sentence(*arguments)
     assert line.endswith(

@@ -207,10 +207,11 @@ def test_invalid_calls_are_reported_before_anything_is_trained(
     assert not any((tmp_path / "out").glob("*/*"))
 
 
-def test_pairs_from_a_pipe_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["train", "train_links"])
+def test_pairs_and_links_from_a_pipe_are_refused(tmp_path: Path, name: str) -> None:
     settings = _settings(tmp_path)
     os.mkfifo(tmp_path / "pipe")
-    settings["data"] |= {"train": str(tmp_path / "pipe")}
+    settings["data"] |= {name: str(tmp_path / "pipe")}
     with pytest.raises(ConfigError, match=r"pipe is a pipe, which can be read only once"):
         compare(settings, ["dot"], tmp_path / "out", _pairs(5, 3))
 

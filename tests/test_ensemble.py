@@ -3,6 +3,7 @@
 import dataclasses
 import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -465,6 +466,15 @@ def test_invalid_members_are_reported_before_training(
 ) -> None:
     assert train(tmp_path / "all", *options) == status
     assert message in capsys.readouterr().err
+    assert not (tmp_path / "all").exists()
+
+
+def test_pairs_of_several_members_from_a_pipe_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert train(tmp_path / "all", "--members=2", f"--data.train={tmp_path / 'pipe'}") == 1
+    assert "pipe is a pipe, which can be read only once" in capsys.readouterr().err
     assert not (tmp_path / "all").exists()
 
 

@@ -8,7 +8,7 @@ from regard.alignment import Alignment, Link, read_gold
 from regard.config import Symmetrization, from_dict
 from regard.errors import ConfigError, DataError
 from regard.files import atomic_write
-from regard.pairs import Pair, PairLike, ParsedPairs, to_pairs
+from regard.pairs import Pair, PairLike, ParsedPairs, refuse_pipes, to_pairs
 from regard.symmetrization import symmetrize
 from regard.training import train
 from regard.translator import Translator
@@ -53,6 +53,7 @@ def train_both(
         )
     if settings.get("model", {}).get("attention") == "none":
         raise ConfigError("alignments need attention: choose another model.attention")
+    refuse_pipes(data.get("train_links"))
     groups: dict[str, Mapping[str, Any]] = {**settings, "data": data}
     if max_minutes is not None:
         groups["training"] = {**settings.get("training", {}), "max_minutes": max_minutes / 2}

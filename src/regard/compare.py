@@ -21,7 +21,7 @@ from regard.errors import ConfigError, DataError, nearest, quantity
 from regard.evaluation import Report, align, evaluate
 from regard.files import write_json, write_text
 from regard.metrics import LengthBin, MetricValues, length_bins
-from regard.pairs import PairLike
+from regard.pairs import PairLike, refuse_pipes
 from regard.setting_checks import check_beam_size
 from regard.training import train
 from regard.translator import Translator
@@ -111,11 +111,7 @@ def compare(
     """
     if settings.get("data", {}).get("dev") is None:
         raise ConfigError("models are compared on the same pairs: set data.dev")
-    for path in filter(None, (settings["data"].get(name) for name in ("train", "dev"))):
-        if any(Path(part).is_fifo() for part in path.split(",")):
-            raise ConfigError(
-                f"{path} is a pipe, which can be read only once, but every model reads it; give a file"
-            )
+    refuse_pipes(*map(settings["data"].get, ("train", "dev", "train_links")))
     for option, values in (("models", models), ("seeds", seeds)):
         if len(set(values)) < len(values):
             raise ConfigError(f"{option} have a duplicate: {', '.join(map(str, values))}")

@@ -1,6 +1,5 @@
 """Test sources that are also in the training data."""
 
-import glob
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from regard import table_files
 from regard.config import DataConfig
 from regard.errors import RegardError, quantity, shortened
 from regard.files import iterate_lines
-from regard.pairs import split_line
+from regard.pairs import files_of, split_line
 
 _MOST_BYTES = 1 << 30
 """Size of the training data above which it is not read."""
@@ -78,12 +77,7 @@ def training_overlap(
 
 def _is_small(path: str) -> bool:
     """Return whether all files of the training data exist, and are small enough to be read."""
-    names = path.split(",")
-    if Path(path).exists():
-        names = [path]
-    elif table_files.is_table(path):
-        names = glob.glob(path)
-    files = [Path(name) for name in names]
+    files = [Path(name) for name in files_of(path)]
     return (
         bool(files)
         and all(file.is_file() for file in files)

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 from regard import table_files
 from regard.config import DataConfig
-from regard.errors import DataError, is_utf8, quantity
+from regard.errors import ConfigError, DataError, is_utf8, quantity
 from regard.files import read_lines
 
 MAX_LISTED = 20
@@ -118,7 +118,7 @@ def read_pairs(path: str, data: DataConfig | None = None) -> ParsedPairs:
     if isinstance(features_column, str):
         raise DataError(
             f"{path}: columns are identified by number here, got data.features_column "
-            f"{features_column}; give the number of the column, from 1"
+            f"{features_column}; give the number of the column, from 1, or a Parquet, JSONL or CSV file"
         )
     files = path.split(",")
     if len(files) == 2 and not Path(path).exists():
@@ -132,6 +132,22 @@ def read_pairs(path: str, data: DataConfig | None = None) -> ParsedPairs:
     extra_columns = sum(line.count("\t") > 1 + (features_column is not None) for line in lines)
     columns = (split_line(line, features_column) for line in lines)
     return _parse(path, columns, features_column, extra_columns)
+
+
+def files_of(path: str) -> list[str]:
+    """Return the files that `read_pairs` reads: one, two parallel ones, or those that match a pattern."""
+    if table_files.is_table(path):
+        return table_files.matching_files(path)
+    return [path] if Path(path).exists() else path.split(",")
+
+
+def refuse_pipes(*paths: str | None) -> None:
+    """Raise a ConfigError for a pipe, which several models cannot read one after the other."""
+    for path in filter(None, paths):
+        if any(Path(file).is_fifo() for file in files_of(path)):
+            raise ConfigError(
+                f"{path} is a pipe, which can be read only once, but every model reads it; give a file"
+            )
 
 
 def split_line(line: str, features_column: int | None) -> tuple[str, str | None, str | None]:

@@ -39,6 +39,11 @@ def is_table(path: str) -> bool:
     return _format(path) in (".parquet", ".jsonl", ".csv")
 
 
+def matching_files(path: str) -> list[str]:
+    """Return the file with this path, or the files that match it as a pattern, in alphabetical order."""
+    return [path] if Path(path).exists() else sorted(glob.glob(path))
+
+
 def load(path: str, data: DataConfig) -> "Dataset":
     """Return the rows of a file, memory-mapped from the cache of `datasets`.
 
@@ -60,7 +65,7 @@ def load(path: str, data: DataConfig) -> "Dataset":
     if path.lower().endswith(".gz"):
         raise DataError(f"{path}: decompress it first, because a table is memory-mapped")
     names = column_names(path, data)
-    files = [path] if Path(path).exists() else sorted(glob.glob(path))
+    files = matching_files(path)
     with reading(path):
         if not files:
             raise FileNotFoundError(2, "No such file or directory")

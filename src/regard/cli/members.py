@@ -18,6 +18,7 @@ from regard.cli.parser import Parser, settings
 from regard.config import from_dict
 from regard.errors import ConfigError, JobError
 from regard.files import require_empty_folder, write_text
+from regard.pairs import refuse_pipes
 
 _SECONDS_BETWEEN_CHECKS = 0.1
 _MOST_MEMBERS = 1000
@@ -44,6 +45,7 @@ def train_members(parser: Parser, arguments: Sequence[str], args: Namespace) -> 
             "--init-from supplies the tokenizers; leave out --tokenizers-from, or --init-from"
         )
     plans = _plans(parser, arguments, args)
+    refuse_pipes(*map(plans[0]["data"].get, ("train", "dev", "train_links")))
     out = _output_folder(Path(args.out), args.resume)
     commands: list[list[str]] = []
     for index, plan in enumerate(plans):

@@ -13,6 +13,7 @@ from jsonargparse import Namespace
 from regard.cli.parser import Parser
 from regard.config import Device
 from regard.errors import ConfigError
+from regard.pairs import files_of
 from regard.pretrained import find, folder_of, pretrained_models
 
 if TYPE_CHECKING:
@@ -99,8 +100,8 @@ def add_chart_file(parser: Parser) -> None:
 
 def check_output_files(args: Namespace, *names: str) -> None:
     """Raise a ConfigError if one of these options is a folder or an input, or two are the same file."""
-    texts = [part for name in _INPUTS for part in (args.get(name) or "").split(",") if part]
-    inputs = {os.path.realpath(text) for text in texts}
+    texts = [args[name] for name in _INPUTS if args.get(name)]
+    inputs = {os.path.realpath(path) for text in texts for path in files_of(text)}
     folders = [*(args.get("folders") or []), *(args[name] for name in _FOLDERS if args.get(name))]
     parts = (find(folder).glob(part) for folder in folders for part in _PARTS)
     inputs |= {os.path.realpath(path) for paths in parts for path in paths}
