@@ -172,6 +172,16 @@ def test_invalid_interventions_raise(
         make_translator(attention="none").translate(["a"], pin={0: {0: 1.0}})
 
 
+def test_a_prefix_that_pins_make_impossible_is_named(make_translator: MakeTranslator) -> None:
+    translator = make_translator(copy=True)
+    assert translator.translate(["a q"], prefix=[["q"]])[0].tokens[0] == "q"
+    for beam_size in (1, 3):
+        with pytest.raises(ConfigError, match="token 1 of a prefix .* has probability 0"):
+            translator.translate(
+                ["b", "a q"], beam_size, prefix=[["a"], ["a", "q"]], pin=[{}, {1: {1: 0}}]
+            )
+
+
 def test_interventions_may_be_iterators_and_arrays(
     make_translator: MakeTranslator, unchecked: None
 ) -> None:

@@ -50,12 +50,22 @@ class SearchConstraints(NamedTuple):
         return Intervention(pins.expand(len(items), self.pins.shape[2]), self.ablated_heads)
 
     def force(self, totals: Float[Tensor, "A K V"], step: int, items: Int[Tensor, " A"]) -> None:
-        """Within the prefix, set the totals of all tokens except the prefix token to -inf."""
+        """Within the prefix, set the totals of all tokens except the prefix token to -inf.
+
+        Raises:
+            ConfigError: the prefix has probability 0.
+        """
         if step >= self.prefixes.shape[1]:
             return
         token = self.prefixes[items, step, None]
+        forced = token != PAD
         vocabulary = torch.arange(totals.shape[2], device=totals.device)
-        totals.masked_fill_(((token != PAD) & (vocabulary != token))[:, None], -torch.inf)
+        totals.masked_fill_((forced & (vocabulary != token))[:, None], -torch.inf)
+        if bool((forced[:, 0] & (totals.amax((1, 2)) == -torch.inf)).any()):
+            raise ConfigError(
+                f"token {step} of a prefix (counted from 0) has probability 0, as does an unknown word to copy "
+                "to which the model does not attend; leave it out, or pin other weights"
+            )
 
 
 @torch.inference_mode()

@@ -17,6 +17,9 @@ export async function beamSearch({ step, select }, { limit, beamSize, nBest, len
     open.forEach((beam, row) => Object.assign(beam, { weights: rows[row].weights, top: top(rows[row].logProbs, topTokens) }));
     const only = length === limit ? EOS : prefix[length] || null;
     const best = continuations(open, rows, beams > 1 ? 2 * beams : 1, only);
+    if (prefix[length] && rows.every(({ logProbs }) => logProbs[only] === -Infinity)) {
+      throw new Error(`Token ${length} of the prefix (counted from 0) has probability 0; force another one, or pin other weights.`);
+    }
     const opened = best.filter(({ id }) => id !== EOS).slice(0, beams);
     const ended = best.filter(({ id }) => id === EOS);
     for (const hypothesis of [...opened, ...ended]) {
