@@ -176,9 +176,9 @@ def test_a_prefix_that_pins_make_impossible_is_named(make_translator: MakeTransl
     translator = make_translator(copy=True)
     assert translator.translate(["a q"], prefix=[["q"]])[0].tokens[0] == "q"
     for beam_size in (1, 3):
-        with pytest.raises(ConfigError, match="token 1 of a prefix .* has probability 0"):
+        with pytest.raises(ConfigError, match=r"token 1 of a prefix .* has probability 0"):
             translator.translate(
-                ["b", "a q"], beam_size, prefix=[["a"], ["a", "q"]], pin=[{}, {1: {1: 0}}]
+                ["b", "a q"], beam_size, prefix=[["a"], ["a", "q"]], pin=[{}, {1: {1: 0.0}}]
             )
 
 
