@@ -19,6 +19,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import uvicorn
+from fastapi.responses import PlainTextResponse
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
 
@@ -32,6 +34,7 @@ from regard.serving.batching import Batcher, QueueFull
 from regard.serving.limits import BodyLimit, Limits
 from regard.serving.metrics import Metrics
 from regard.serving.schemas import TranslateRequest
+from regard.serving.workers import SingleServer
 from serving_models import make_folder
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
@@ -847,6 +850,27 @@ def _accepted_texts(address: str) -> float:
 
 def _outputs(responses: list[Any]) -> list[list[str]]:
     return [[output["text"] for output in response["translations"]] for response in responses]
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="Windows has no SIGHUP")
+def test_requests_in_flight_finish_after_sighup() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        os.kill(os.getpid(), signal.SIGHUP)
+        await asyncio.sleep(0.1)
+        await PlainTextResponse("complete")(scope, receive, send)
+
+    received: list[int] = []
+    previous = signal.signal(signal.SIGHUP, lambda number, _: received.append(number))
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            response = pool.submit(lambda: urllib.request.urlopen(url).read())
+            SingleServer(uvicorn.Config(app, lifespan="off")).run([listener])
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    assert response.result() == b"complete"
+    assert received == [signal.SIGHUP]  # passed on, for the exit status
 
 
 def test_several_workers_respond_equally(folder: Path) -> None:

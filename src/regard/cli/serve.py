@@ -30,7 +30,7 @@ def run(arguments: list[str]) -> None:
             from regard.serving.app import Settings, create_app
             from regard.serving.connections import uvicorn_options
             from regard.serving.limits import Limits
-            from regard.serving.workers import Workers
+            from regard.serving.workers import SingleServer, Workers
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"serving needs the package {error.name}: pip install 'regard[serve]'"
@@ -55,7 +55,7 @@ def run(arguments: list[str]) -> None:
             with loading(args.folder):
                 app = create_app(settings)
             _announce(args.host, listener)
-            uvicorn.Server(uvicorn.Config(app, **options)).run([listener])
+            SingleServer(uvicorn.Config(app, **options)).run([listener])
             return
         for folder in filter(None, (args.folder, args.compare_with)):
             load_translator(folder, args.device)  # report an error once, not from every worker

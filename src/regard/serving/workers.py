@@ -1,13 +1,37 @@
-"""Several worker processes on one socket, run by uvicorn."""
+"""One process that serves, or several worker processes on one socket, run by uvicorn."""
 
+import contextlib
+import signal
 import socket
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 from uvicorn.config import Config
+from uvicorn.server import Server
 from uvicorn.supervisors import Multiprocess
 
 from regard.errors import ConfigError
+
+
+class SingleServer(Server):
+    """A server in one process, which completes the requests in progress after SIGHUP, too."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        """Handle SIGHUP as uvicorn handles SIGTERM, unless it is ignored, as under nohup."""
+        number = getattr(signal, "SIGHUP", None)  # Windows has none
+        with super().capture_signals():
+            # only the main thread has handlers
+            is_main = threading.current_thread() is threading.main_thread()
+            if number is None or not is_main or signal.getsignal(number) == signal.SIG_IGN:
+                yield
+                return
+            previous = signal.signal(number, self.handle_exit)
+            try:
+                yield
+            finally:
+                signal.signal(number, previous)
 
 
 class Workers(Multiprocess):
