@@ -168,6 +168,13 @@ def test_the_runner_reports_bad_input_in_one_sentence(
         return run.stderr.decode()
 
     assert "can't decode byte 0xff" in sentence(b"a\n\xff\n")
+    assert "line 1 contains NUL; convert" in sentence("a\n".encode("utf-16-le"))
+    assert "20000 tokens, above 10000; split the text" in sentence(b"a " * 20_000)
+    description = json.loads((folder / "model.json").read_bytes())
+    description["target"]["vocabulary"].pop()
+    (folder / "model.json").write_text(json.dumps(description))
+    assert "model.json does not fit decoder.onnx; export" in sentence(b"a b\n")
+    shutil.copyfile(exported_folders[0][1] / "model.json", folder / "model.json")
     graph = onnx.load(folder / "decoder.onnx")
     for tensor in graph.graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT:

@@ -39,6 +39,7 @@ async function main() { // --confidence appends TAB probability TAB margin
   const options = { "beam-size": { type: "string", default: "5" }, confidence: { type: "boolean", default: false } };
   const { values, positionals: [folder = dirname(fileURLToPath(import.meta.url))] } = parseArgs({ allowPositionals: true, options });
   const { translate } = await load(folder), input = new TextDecoder("utf-8", { fatal: true }).decode(readFileSync(0));
+  if (input.includes("\0")) throw new Error("the lines contain NUL: convert them to UTF-8 first");
   for (const line of input ? input.replace(/\r?\n$/, "").split(/\r?\n/) : []) {
     const { text, probability, margin } = await translate(line, { beamSize: Number(values["beam-size"]) });
     console.log([text.replaceAll("\n", " "), ...(values.confidence ? [probability.toFixed(6), margin.toFixed(6)] : [])].join("\t"));

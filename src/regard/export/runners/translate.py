@@ -9,6 +9,8 @@ import numpy as np
 import onnxruntime
 from tokens import BOS, EOS, PAD, UNK, Tokenizer
 
+MAX_TOKENS = 10_000
+
 
 class Model:
     def __init__(self, folder):
@@ -25,6 +27,8 @@ class Model:
         return found[:n_best] or self.search(*self.source.encode(line), beam_size, n_best)
 
     def search(self, tokens, ids, beam_size, n_best):
+        if len(ids) > MAX_TOKENS:
+            raise ValueError(f"a text has {len(ids)} tokens, above {MAX_TOKENS}; split the text")
         info, vocabulary = self.info, len(self.target.tokens)
         names = self.target.tokens + [t for t in dict.fromkeys(tokens) if t not in self.target.ids]
         known = {name: id for id, name in enumerate(names)} | self.target.ids
@@ -34,12 +38,15 @@ class Model:
         ablated = np.zeros((info["layers"], info["heads"]), bool)
         unattended = np.zeros((beam_size, 1, 1, 0))
         rows = run(self.encoder, {"source": [[*ids, EOS]], "lengths": [len(copies)]})
+        width = vocabulary + info["copying"] * len(copies)
         rows |= {"copies": np.array([copies]), "pinned": np.full((1, len(copies)), np.nan, "f")}
         beams, finished = [([], 0.0, [])], []  # ids, log-probability and attention
         for step in range(limit + 1):
             last = [ids[-1] if ids else BOS for ids, _, _ in beams]
             fixed = {"token": [id if id < vocabulary else UNK for id in last], "step": step}
             output = run(self.decoder, rows | fixed | {"ablated": ablated})
+            if output["log_probs"].shape[1] != width:
+                raise ValueError("model.json does not fit decoder.onnx; export the model again")
             if np.isnan(output["log_probs"]).any():
                 raise ValueError("the log-probabilities of the model are NaN; export it again")
             weights = output.get("weights", unattended)[:, info["attention_layer"]].mean(1)
@@ -76,7 +83,9 @@ def main():
     parser.add_argument("--confidence", action="store_true", help="append probability and margin")
     args, model = parser.parse_args(), Model(Path(__file__).parent)
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")
-    for line in open(0, encoding="utf-8-sig", newline="\n"):
+    for number, line in enumerate(open(0, encoding="utf-8-sig", newline="\n"), start=1):
+        if "\0" in line:
+            raise ValueError(f"line {number} contains NUL; convert the lines to UTF-8 first")
         line = line.removesuffix("\n").removesuffix("\r")
         outputs = model.translate(line, args.beam_size, 2 if args.confidence else 1)
         first, *others = [(output["text"], float(np.exp(output["log_prob"]))) for output in outputs]

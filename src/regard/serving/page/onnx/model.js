@@ -3,9 +3,10 @@
 const int64 = (numbers) => BigInt64Array.from(numbers, BigInt);
 
 export class Model {
-  // `ort`: ONNX Runtime; `encoder`, `decoder`: its sessions; `description`: the content of model.json.
-  constructor(ort, encoder, decoder, description) {
-    Object.assign(this, { ort, encoder, decoder, description });
+  // `ort`: ONNX Runtime; `encoder`, `decoder`: its sessions; `description`: the content of model.json;
+  // `vocabulary`: the number of target tokens in it.
+  constructor(ort, encoder, decoder, description, vocabulary) {
+    Object.assign(this, { ort, encoder, decoder, description, vocabulary });
   }
 
   tensor(type, values, dims) {
@@ -42,6 +43,7 @@ export class Model {
           step: this.tensor("int64", int64([number]), []),
           pinned: this.tensor("float32", Float32Array.from(tokens.flatMap(() => pinned)), [count, ids.length]),
         });
+        if (outputs.log_probs.dims[1] !== this.vocabulary + (copies?.length ?? 0)) throw new Error("model.json does not fit decoder.onnx: export the model again");
         states = Object.fromEntries(Object.entries(withPrefix(outputs, "next.")).map(([name, value]) => [name.replace("next.", "state."), value]));
         return tokens.map((_, row) => ({
           logProbs: part(outputs.log_probs, row),

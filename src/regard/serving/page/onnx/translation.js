@@ -14,7 +14,7 @@ export async function loadModel(ort, description, encoderGraph, decoderGraph) {
   const encoder = await ort.InferenceSession.create(encoderGraph);
   const decoder = await ort.InferenceSession.create(decoderGraph);
   const [source, target] = [new Tokenizer(description.source), new Tokenizer(description.target)];
-  return { model: new Model(ort, encoder, decoder, description), description, source, target };
+  return { model: new Model(ort, encoder, decoder, description, target.entries.length), description, source, target };
 }
 
 // `trained`: the result of `loadModel`.
