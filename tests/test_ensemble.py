@@ -5,6 +5,8 @@ import errno
 import json
 import os
 import shutil
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,10 @@ import regard
 from regard import ensemble, model_folder
 from regard.attention import EnsembleMemory, Intervention
 from regard.cli.main import main
+from regard.cli.members import stop_with_parent
 from regard.config import Config, TextConfig, TrainingConfig
 from regard.decoders import EnsembleDecoder, fold
+from regard.decoders.ensemble import _average
 from regard.errors import ConfigError, FolderError, JobError
 
 TEXTS = ["a b c", "d", "a a b d c", "c b"]
@@ -204,6 +208,13 @@ def test_members_that_copy_form_an_ensemble(make_translator: Make) -> None:
         ConfigError, match="0 and 1 cannot form an ensemble, because only one of them copies"
     ):
         combine(members[0], make_translator())
+
+
+def test_members_that_exclude_every_token_between_them_are_averaged() -> None:
+    log_probs = [torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]]).log() for _ in range(2)]
+    log_probs[1][1] = torch.tensor([0.0, 0.0, 1.0]).log()
+    averaged = _average(log_probs).exp()
+    torch.testing.assert_close(averaged, torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.0, 0.5]]))
 
 
 def test_explanations_name_a_member(mixed: regard.Translator) -> None:
@@ -425,6 +436,19 @@ def test_a_first_member_without_a_model_is_reported(
     err = capfd.readouterr().err
     assert "[0] caf\\xe9\n" in err
     assert "member 0 saved no model" in err
+
+
+def test_a_member_stops_when_its_parent_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGARD_PARENT", str(os.getppid()))
+    monkeypatch.setattr("regard.cli.members._SECONDS_UNTIL_STOPPED", 0.01)
+    stopped: list[int] = []
+    monkeypatch.setattr("_thread.interrupt_main", stopped.append)
+    stop_with_parent()
+    time.sleep(0.05)
+    assert stopped == []
+    monkeypatch.setattr("os.getppid", lambda: 1)
+    time.sleep(0.05)
+    assert stopped == [signal.SIGTERM]
 
 
 def test_a_member_that_fails_stops_the_others(

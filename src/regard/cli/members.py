@@ -1,7 +1,9 @@
 """`regard train --members`: train the members of an ensemble, each in its own process."""
 
+import _thread
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +23,9 @@ from regard.files import require_empty_folder, write_text
 from regard.pairs import refuse_pipes
 
 _SECONDS_BETWEEN_CHECKS = 0.1
+_SECONDS_UNTIL_STOPPED = 1.0
+_PARENT = "REGARD_PARENT"
+"""Environment variable of a member: the process that started it."""
 _MOST_MEMBERS = 1000
 _GROUPS = ("model.", "training.")
 """Settings in which members may differ; the tokenizers and the pairs are common to all."""
@@ -143,6 +148,19 @@ def _run(commands: list[list[str]], jobs: int, first_description: Path) -> None:
             time.sleep(_SECONDS_BETWEEN_CHECKS)
 
 
+def stop_with_parent() -> None:
+    """Let a member save its state and stop, as after SIGTERM, when the process that started it is killed."""
+    parent = os.environ.get(_PARENT, "")
+
+    def watch() -> None:
+        while os.getppid() == int(parent):
+            time.sleep(_SECONDS_UNTIL_STOPPED)
+        _thread.interrupt_main(signal.SIGTERM)
+
+    if parent.isdecimal():
+        threading.Thread(target=watch, daemon=True).start()
+
+
 @contextlib.contextmanager
 def _stopped_at_the_end() -> Generator[dict[int, "_Member"]]:
     """Yield a mapping for running members; those that still run at the end save their state and stop."""
@@ -167,7 +185,7 @@ class _Member:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={"OMP_NUM_THREADS": threads, **os.environ},
+            env={"OMP_NUM_THREADS": threads, **os.environ, _PARENT: str(os.getpid())},
             encoding="utf-8",
             errors="backslashreplace",
             start_new_session=True,  # Ctrl-C in the terminal reaches this process only, which stops it

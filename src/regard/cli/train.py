@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jsonargparse import Namespace
 
-from regard.cli.members import train_members
+from regard.cli.members import stop_with_parent, train_members
 from regard.cli.options import add_device, add_output_folder, enable_huge_pages, loading
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
 from regard.errors import ConfigError
@@ -50,6 +50,7 @@ def run(arguments: list[str]) -> None:
         from regard.training import train
 
     config = from_dict({**settings(given), "out": args.out, "device": args.device})
+    stop_with_parent()
     translator = train(
         config,
         resume=args.resume,

@@ -84,7 +84,8 @@ class EnsembleDecoder(nn.Module, EnsembleSteps[Decoder]):
     This is the normalised geometric mean of the distributions, a product of experts (Hinton 2002,
     doi:10.1162/089976602760128018): a token that one member excludes is unlikely. It is what
     OpenNMT-py computes by default, and Marian with equal weights and without log Z; fairseq averages
-    the probabilities instead.
+    the probabilities instead, which is done here only where members that copy exclude every token
+    between them, so that the geometric mean is 0.
 
     The ensemble has one attention layer, with one head for each member that has attention: the weights
     of the member's selected layer, averaged over its heads. A member without attention has no head; it
@@ -162,7 +163,12 @@ def _members(memory: Memory) -> tuple[Memory, ...]:
 
 def _average(log_probs: Sequence[Float[Tensor, "*n V"]]) -> Float[Tensor, "*n V"]:
     """Return the normalised geometric mean of distributions, as log-probabilities."""
-    return torch.stack([*log_probs]).mean(0).log_softmax(-1)
+    members = torch.stack([*log_probs])
+    mean = members.mean(0)
+    excluded = mean.amax(-1, keepdim=True).isneginf()
+    if bool(excluded.any()):
+        mean = torch.where(excluded, members.logsumexp(0), mean)
+    return mean.log_softmax(-1)
 
 
 def _member_weights(
