@@ -91,6 +91,7 @@ def _unchecked() -> Iterator[None]:
             "not enough memory",
         ),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"), "not enough memory"),
+        (RuntimeError("could not create a primitive"), "not enough memory"),
         (RecursionError("maximum recursion depth exceeded"), "the input is nested too deeply"),
         (SafetensorError("Error while deserializing header"), "Error while deserializing header"),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "invalid start byte"),

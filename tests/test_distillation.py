@@ -16,7 +16,8 @@ SOURCES = [("a b", None), ("c d a", None), ("b", None)]
 
 def test_sources_are_distinct_and_fit_on_a_line() -> None:
     given = [("a  b", None), ("a\tb", None), (" ", None), ("a b", "X"), ("a b", None)]
-    assert distinct_sources(given) == [("a b", None), ("a b", "X")]
+    given += [("a b", "X\nY"), ("a b", "X\tY")]  # from a table
+    assert distinct_sources(given) == [("a b", None), ("a b", "X"), ("a b", "X Y")]
 
 
 def test_the_best_outputs_are_written(folders: list[Path], tmp_path: Path) -> None:

@@ -24,7 +24,10 @@ SourceWithFeatures = tuple[str, str | None]
 
 def distinct_sources(sources: Iterable[SourceWithFeatures]) -> list[SourceWithFeatures]:
     """Return the sources that are not blank, each once, with spaces instead of other whitespace."""
-    spaced = ((" ".join(text.split()), features) for text, features in sources)
+    spaced = (
+        (" ".join(text.split()), None if features is None else " ".join(features.split()))
+        for text, features in sources
+    )
     return [source for source in dict.fromkeys(spaced) if source[0]]
 
 

@@ -9,7 +9,9 @@ import re
 from collections.abc import Iterable
 
 _OUT_OF_MEMORY = re.compile(
-    "not enough memory|out of memory|can't allocate memory|failed to map segment", re.IGNORECASE
+    "not enough memory|out of memory|can't allocate memory|failed to map segment"
+    "|could not create a primitive",  # oneDNN
+    re.IGNORECASE,
 )
 
 
