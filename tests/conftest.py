@@ -102,6 +102,17 @@ def unchecked() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def members_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Train the members of an ensemble in this process, which has imported what they need."""
+    from regard.cli.main import main
+
+    def run(commands: list[list[str]], *_: object) -> None:
+        assert [main(["train", *command]) for command in commands] == [0] * len(commands)
+
+    monkeypatch.setattr("regard.cli.members._run", run)
+
+
 @pytest.fixture(scope="session")
 def make_translator() -> Callable[..., regard.Translator]:
     """Return a function that builds a translator of an untrained model with given settings."""

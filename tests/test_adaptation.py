@@ -227,14 +227,8 @@ def test_the_model_that_training_starts_from_keeps_its_settings(
     assert second["training"]["batch_tokens"] < first["training"]["batch_tokens"]
 
 
-def test_members_adapt_to_the_pairs(
-    tmp_path: Path, pairs: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(commands: list[list[str]], *_: object) -> None:
-        """Train in this process, which has imported everything."""
-        assert [main(["train", *command]) for command in commands] == [0, 0]
-
-    monkeypatch.setattr("regard.cli.members._run", run)
+@pytest.mark.usefixtures("members_in_this_process")
+def test_members_adapt_to_the_pairs(tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
     train(tmp_path, pairs, "all", "--members", "2")
     members = [settings_of(tmp_path / "all" / "members" / str(index)) for index in range(2)]
     assert all(member["source"]["lowercase"] for member in members)

@@ -185,7 +185,7 @@ def test_a_custom_score(normalizer: str) -> None:
         assert_all_close(gradients(actual.context, inputs), expected_gradients, 1e-13)
 
 
-@pytest.mark.parametrize(("name", "need_weights"), PATHS)
+@pytest.mark.parametrize(("name", "need_weights"), covering(PATHS, size=1))
 def test_first_and_second_derivatives(name: str, need_weights: bool) -> None:
     attention, rows = _attention(name), _rows(name)
     mask = _float_mask(torch.float64)

@@ -16,6 +16,7 @@ from regard.errors import ConfigError, DataError
 from regard.metrics import report
 from regard.pairs import Pair
 
+pytestmark = pytest.mark.usefixtures("unchecked")
 TINY = {
     "model": {"embedding_dim": 8, "encoder_dim": 8, "decoder_dim": 8, "attention_dim": 8, "feed_forward_dim": 8},
     "training": {"max_updates": 4, "validate_every": 2, "batch_tokens": 200},
@@ -74,7 +75,6 @@ def test_a_misspelt_model_gets_the_nearest(specification: str, nearest: str) -> 
         model_settings(specification)
 
 
-@pytest.mark.usefixtures("unchecked")
 def test_every_model_is_trained_evaluated_and_plotted(tmp_path: Path) -> None:
     test = _pairs(30, 3)
     gold = [

@@ -150,7 +150,7 @@ def test_tokens_absent_from_training_are_copied(tmp_path: Path, unchecked: None)
             embedding_dim=24, encoder_dim=32, decoder_dim=32, attention_dim=32, dropout=0.0, copy=copy
         )  # fmt: skip
         training = TrainingConfig(
-            batch_tokens=1200, max_updates=700, learning_rate=5e-3, schedule="constant", warmup=50,
+            batch_tokens=1200, max_updates=400, learning_rate=5e-3, schedule="constant", warmup=50,
             cooldown=0.4, label_smoothing=0.0,
         )  # fmt: skip
         config = Config(out=str(tmp_path / str(copy)), model=model, training=training, device="cpu")

@@ -83,8 +83,17 @@ def _name(settings: dict[str, object]) -> str:
     return "-".join(str(value) for key, value in settings.items() if not key.endswith("_dim"))
 
 
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("settings", DECODERS, ids=_name)
+def _with_cells(settings: list[dict[str, object]]) -> list[Any]:
+    """Return settings, each with one cell, in turn; with the other cells they are long tests."""
+    return [
+        pytest.param(each, cell, id=f"{_name(each)}-{cell}", marks=marks)
+        for index, each in enumerate(settings)
+        for number, cell in enumerate(CELLS)
+        for marks in [() if index % len(CELLS) == number else pytest.mark.soak]
+    ]
+
+
+@pytest.mark.parametrize(("settings", "cell"), _with_cells(DECODERS))
 def test_step_equals_unroll(settings: dict[str, object], cell: str) -> None:
     model = _model(settings, cell)
     memory = model.encode(*_sources())
@@ -104,8 +113,7 @@ def test_step_equals_unroll(settings: dict[str, object], cell: str) -> None:
                 torch.testing.assert_close(step.weights, expected_weights, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("cell", CELLS)
-@pytest.mark.parametrize("settings", ATTENDING, ids=_name)
+@pytest.mark.parametrize(("settings", "cell"), _with_cells(ATTENDING))
 def test_folded_weights_give_the_same_steps(settings: dict[str, object], cell: str) -> None:
     # widths for which there are kernels
     model = _model({**settings, "encoder_dim": 16, "decoder_dim": 32, "attention_dim": 32}, cell)

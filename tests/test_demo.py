@@ -13,28 +13,45 @@ from regard.pretrained import folder_of, pretrained_models
 from regard.translator import Translator
 
 
+def _demo(folder: Path, monkeypatch: pytest.MonkeyPatch, **training: object) -> demos.DemoResult:
+    """Run the demo with a number of updates instead of a time, and check what it writes and prints."""
+
+    def settings(folder: Path, device: str = "auto") -> Config:
+        config = demo_config(folder, device)
+        changed = {"max_minutes": None, **training}
+        return dataclasses.replace(config, training=dataclasses.replace(config.training, **changed))
+
+    demo_config = demos.demo_config
+    monkeypatch.setattr(demos, "demo_config", settings)
+    threads, messages = torch.get_num_threads(), []
+    torch.set_num_threads(1)  # updates this small are slower with a second thread
+    try:
+        result = demos.demo(folder, device="cpu", log=messages.append)
+    finally:
+        torch.set_num_threads(threads)
+    assert [*result.outputs] == ["我 爱 机器 学习", "te quiero"]
+    assert messages[0].startswith(f"ready model {pretrained_models()[0]}: ")
+    assert messages[1:3] == [f"{source} -> {text}" for source, text in result.outputs.items()]
+    assert (result.folder / "map.html").stat().st_size > 100_000
+    assert (result.folder / "map.png").read_bytes().startswith(b"\x89PNG")
+    assert (result.folder / "model" / "model.safetensors").exists()
+    return result
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_the_demo_writes_a_model_and_two_heatmaps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _demo(tmp_path / "demo", monkeypatch, max_updates=20, validate_every=20)
+
+
+@pytest.mark.soak
 @pytest.mark.usefixtures("unchecked")
 def test_the_demo_gives_the_results_of_the_readme(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def without_clock(folder: Path, device: str = "auto") -> Config:
-        config = settings(folder, device)
-        return dataclasses.replace(
-            config, training=dataclasses.replace(config.training, max_minutes=None)
-        )
-
-    settings = demos.demo_config
-    monkeypatch.setattr(demos, "demo_config", without_clock)
-    threads, messages = torch.get_num_threads(), []
-    torch.set_num_threads(1)  # updates this small are slower with a second thread
-    try:
-        result = demos.demo(tmp_path / "demo", device="cpu", log=messages.append)
-    finally:
-        torch.set_num_threads(threads)
-    assert result.outputs == {
-        "我 爱 机器 学习": "i love machine learning",
-        "te quiero": "i love you",
-    }
+    result = _demo(tmp_path / "demo", monkeypatch)
+    assert [*result.outputs.values()] == ["i love machine learning", "i love you"]
     written = {
         "我爱机器学习": "i love machine learning",
         "Te quiero.": "i love you",
@@ -45,14 +62,6 @@ def test_the_demo_gives_the_results_of_the_readme(
     assert str(outputs[0].alignment()) == "0-0 1-1 2-2 3-3"
     assert result.exact_match >= 95
     assert result.aer <= 0.12
-    assert messages[0].startswith(f"ready model {pretrained_models()[0]}: ")
-    assert messages[1:3] == [
-        "我 爱 机器 学习 -> i love machine learning",
-        "te quiero -> i love you",
-    ]
-    assert (result.folder / "map.html").stat().st_size > 100_000
-    assert (result.folder / "map.png").read_bytes().startswith(b"\x89PNG")
-    assert (result.folder / "model" / "model.safetensors").exists()
 
 
 def test_the_demo_begins_with_a_ready_model(

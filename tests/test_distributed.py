@@ -441,6 +441,7 @@ def test_bad_input_is_reported_once(launch: Callable[..., tuple[int, list[str], 
     assert "regard/" not in written  # no traceback of this package
 
 
+@pytest.mark.soak
 def test_a_killed_process_ends_the_command_with_one_message(
     launch: Callable[..., tuple[int, list[str], str]], tmp_path: Path
 ) -> None:

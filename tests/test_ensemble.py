@@ -385,13 +385,15 @@ def train(out: Path, *options: str) -> int:
     )
 
 
+@pytest.mark.usefixtures("members_in_this_process")
 def test_members_are_trained_with_common_tokenizers_and_resumed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "all"
     options = ["--member=model.attention=dot model.decoder=bahdanau"]
     assert train(out, *options) == 0
-    assert "\n[0] update 4" in capfd.readouterr().err
+    assert "\nupdate 4" in capfd.readouterr().err
+    monkeypatch.undo()  # from here on, members have their own processes
     assert train(out, *options) == 1
     assert "continue its training (--resume)" in capfd.readouterr().err
     assert train(out, "--resume") == 1
@@ -400,7 +402,7 @@ def test_members_are_trained_with_common_tokenizers_and_resumed(
     assert train(out, *options, *more) == 0
     err = capfd.readouterr().err
     assert "[0] resumed at update 4" in err
-    assert "[0] update 6" in err
+    assert "\n[0] update 6" in err
     assert "[1] update 6" in err
     members = regard.Translator.load(out).trained.members
     assert [each.config.training.seed for each in members] == [1, 2]

@@ -23,11 +23,13 @@ import regard
 from regard.attention import Intervention
 from regard.cli.main import main
 from regard.config import TextConfig
+from regard.decoders.output import CopyingOutput
 from regard.errors import ConfigError, ExtraError
 from regard.export import conversion, parity
 from regard.export.compression import compress_weights
 from regard.export.conversion import convert
 from regard.export.folder import export
+from regard.models import Seq2Seq
 from regard.quantization import WeightType, round_weights
 from regard.text import Tokenizer
 
@@ -43,10 +45,8 @@ TEXTS = [
 ]
 UNITS = ["char", "grapheme", "word", "whitespace", "bpe", "unigram"]
 
-FAST = [
+SETTINGS = [
     {"decoder": "bahdanau", "cell": "gru", "attention": "concat", "coverage": True, "copy": True},
-]
-SLOW = [
     {"kind": "transformer", "encoder_layers": 1, "decoder_layers": 1},
     {"decoder": "posterior", "monotonic": True},
     {"decoder": "posterior", "attention": "dot", "input_feeding": True, "cell": "gru"},
@@ -68,21 +68,31 @@ def _name(settings: dict[str, Any]) -> str:
     return "-".join(str(value) for value in settings.values())
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [*FAST, *(pytest.param(settings, marks=pytest.mark.soak) for settings in SLOW)],
-    ids=_name,
-)
-def test_graphs_compute_what_the_model_computes(
+@pytest.mark.soak
+@pytest.mark.parametrize("settings", SETTINGS, ids=_name)
+def test_graphs_of_any_settings_compute_what_the_model_computes(
     make_translator: Callable[..., regard.Translator], settings: dict[str, Any]
 ) -> None:
     model = make_translator(**settings).trained.model
-    encoder, decoder = (
-        onnxruntime.InferenceSession(graph.SerializeToString()) for graph in convert(model)
-    )
+    _check_graphs(model, convert(model))
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["recurrent", "transformer"])
+def test_graphs_compute_what_the_model_computes(
+    exported_folders: list[tuple[regard.Translator, Path]], number: int
+) -> None:
+    translator, folder = exported_folders[number]
+    _check_graphs(translator.trained.model, _graphs(folder))
+
+
+def _check_graphs(model: Seq2Seq, graphs: conversion.OnnxGraphs) -> None:
+    """Assert that graphs give the outputs of their model in float32, interventions included."""
+    encoder, decoder = (onnxruntime.InferenceSession(graph.SerializeToString()) for graph in graphs)
     lengths, beams = torch.tensor([11, 1, 4]), 3
     source = torch.randint(4, 8, (3, 11)).masked_fill(torch.arange(11) >= lengths[:, None], 0)
-    copies = torch.randint(4, 10, (3, 11)) if settings.get("copy") else None
+    copies = (
+        torch.randint(4, 10, (3, 11)) if isinstance(model.decoder.output, CopyingOutput) else None
+    )
     shape = model.decoder.attention_layers, model.decoder.attention_heads
     models = [model, copy.deepcopy(model).double()]  # float64: how exact float32 can be
     with torch.no_grad():
@@ -345,16 +355,25 @@ def test_nothing_is_printed_before_the_folder_is_written(
     assert "reached" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("weights", ["float32", pytest.param("float16", marks=pytest.mark.soak)])
 def test_the_command_prints_size_and_quality(
-    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folders: list[Path],
+    exported_folders: list[tuple[regard.Translator, Path]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    weights: WeightType,
 ) -> None:
+    if weights == "float32":  # these graphs exist
+        graphs = _graphs(exported_folders[0][1])
+        monkeypatch.setattr("regard.export.folder.convert", lambda model: graphs)
     pairs = tmp_path / "dev.tsv"
     pairs.write_text("a b\tb a\nc d\td c\n")
     arguments = ["export", str(folders[0]), "-o", str(tmp_path / "out"), "--dev", str(pairs)]
-    assert main([*arguments, "--weights", "float16"]) == 0
+    assert main([*arguments, "--weights", weights]) == 0
     printed = capsys.readouterr().out
     assert "exact match" in printed
-    assert "MB, weights in float16" in printed
+    assert f"MB, weights in {weights}" in printed
     assert "same outputs as PyTorch" in printed
     assert main(arguments) == 1
     assert "exists and is not empty" in capsys.readouterr().err

@@ -71,22 +71,17 @@ def resume(form: Path, name: str, out: Path) -> None:
 
 
 @pytest.mark.parametrize(("form", "name"), FOLDERS)
-def test_a_folder_of_an_earlier_format_resumes(form: Path, name: str, tmp_path: Path) -> None:
+def test_a_folder_of_an_earlier_format_resumes_and_gets_the_current_format(
+    form: Path, name: str, tmp_path: Path
+) -> None:
     out = tmp_path / name
     shutil.copytree(form / name, out)
     resume(form, name, out)
     last = json.loads((out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
     for key, value in expected(form, name)["resumed"].items():
         assert last[key] == pytest.approx(value, rel=1e-3), key
-
-
-@pytest.mark.parametrize(("form", "name"), FOLDERS)
-def test_resuming_writes_the_current_format(form: Path, name: str, tmp_path: Path) -> None:
-    out = tmp_path / name
-    shutil.copytree(form / name, out)
-    resume(form, name, out)
-    update = expected(form, name)["resumed"]["update"]
-    weights, state = out / "model.safetensors", out / "checkpoints" / f"{update}.safetensors"
+    weights = out / "model.safetensors"
+    state = out / "checkpoints" / f"{last['update']}.safetensors"
     assert json.loads((out / "config.json").read_text())["format"] == FORMAT
     assert not (out / "last").exists()
     with safe_open(str(state), framework="pt") as stored:

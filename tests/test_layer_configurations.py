@@ -1,7 +1,7 @@
 """Random configurations of the attention layers, compared with the float64 reference.
 
 A configuration is a layer, a score, a normaliser, masks, a dtype, a memory layout and a transform of
-PyTorch. `make test` draws 200 of them, `make soak` 10,000; the number of a failure reproduces it.
+PyTorch. `make test` draws 100 of them, `make soak` 10,000; the number of a failure reproduces it.
 
 Tolerance. A result in a dtype of unit roundoff u passes if it is the exact result for other inputs,
 each changed by a relative error of at most c u (backward stability; Higham 2002, section 1.5). With n
@@ -471,7 +471,7 @@ def check(number: int) -> dict[str, float]:
     return shares
 
 
-@pytest.mark.parametrize("first", range(0, 200, 50))
+@pytest.mark.parametrize("first", range(0, 100, 50))
 def test_random_configurations_equal_the_reference(first: int, unchecked: None) -> None:
     for number in range(first, first + 50):
         check(number)

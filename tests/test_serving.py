@@ -479,7 +479,7 @@ def test_the_weights_of_a_response_are_limited(folder: Path) -> None:
 
 @pytest.mark.parametrize("model", [{"attention": "none"}, {"copy": True}], ids=str)
 def test_models_without_attention_or_with_copying_are_served(
-    tmp_path: Path, model: dict[str, object]
+    tmp_path: Path, model: dict[str, object], unchecked: None
 ) -> None:
     folder = make_folder(tmp_path / "model", **model)
     with TestClient(
