@@ -16,6 +16,8 @@ from regard.adaptation import Statistics, adapt, describe
 from regard.cli.main import main
 from regard.config import GROUPS, Config, Unit, from_dict
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 UNITS = [unit for unit in get_args(Unit) if unit != "auto"]
 SPELLINGS = Statistics(8000, "char", "whitespace", 16.0, characters=34, decomposed=28)
 SENTENCES = Statistics(28_000, "bpe", "bpe", 16.0, characters=83, decomposed=77)

@@ -9,6 +9,8 @@ from regard.cli.main import main
 from regard.files import read_lines
 from regard.pairs import read_pairs
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 WORDS = ["a b", "b c d", "d", "c a", "a a d", "b", "d c b a", "c c"]
 SETTINGS = {
     "model": {"embedding_dim": 8, "encoder_dim": 8, "decoder_dim": 8, "attention_dim": 8},

@@ -297,8 +297,9 @@ def test_a_run_that_was_killed_while_it_read_its_pairs_is_started_again(tmp_path
     regard.train(_config(out, max_updates=5), PAIRS, DEV)
 
 
-@pytest.mark.parametrize("update", [2, 12])
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize(
+    ("again", "update"), covering(itertools.product([False, True], [2, 12]), size=1)
+)
 def test_a_run_whose_folder_is_moved_ends_without_a_new_one(
     update: int, again: bool, tmp_path: Path
 ) -> None:

@@ -27,6 +27,8 @@ from regard.symmetrization import symmetrize
 from regard.text import EOS
 from regard.translator import Translator
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 TINY = [
     *("--model.embedding_dim", "16", "--model.encoder_dim", "16", "--model.decoder_dim", "32"),
     *("--model.attention_dim", "8", "--model.dropout", "0", "--source.unit", "char"),

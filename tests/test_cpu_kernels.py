@@ -348,7 +348,7 @@ print(len(caught), caught[0].message)
     "setup",
     [
         'sys.modules["numba"] = None',
-        'import os; os.environ["NUMBA_DISABLE_JIT"] = "1"',
+        pytest.param('import os; os.environ["NUMBA_DISABLE_JIT"] = "1"', marks=pytest.mark.soak),
         'sys.modules["numba"] = type("Broken", (), {"__getattr__": lambda *_: {}["numba"]})()',
     ],
     ids=["missing", "disabled", "broken"],

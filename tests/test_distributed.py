@@ -114,7 +114,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("processes", [2, 3])
+@pytest.mark.parametrize("processes", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_several_processes_make_the_updates_of_one(
     processes: int, alone: Path, tmp_path: Path
 ) -> None:
@@ -244,7 +244,7 @@ def test_the_same_number_of_processes_resumes_exactly_with_dropout(
     assert not torch.equal(tensors["random.cpu"], tensors["random.1.cpu"])
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.soak), 1])
 def test_a_killed_process_ends_the_others(killed: int, tmp_path: Path) -> None:
     out = tmp_path / "model"
 

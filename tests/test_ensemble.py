@@ -28,6 +28,8 @@ from regard.decoders import EnsembleDecoder, fold
 from regard.decoders.ensemble import _average
 from regard.errors import ConfigError, FolderError, JobError
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 TEXTS = ["a b c", "d", "a a b d c", "c b"]
 KINDS: dict[str, dict[str, Any]] = {
     "luong": {"attention": "additive"},

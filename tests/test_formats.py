@@ -16,6 +16,8 @@ import regard
 from regard import migrations, model_folder
 from regard.migrations import FORMAT
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 FORMATS = sorted((Path(__file__).parent / "data").glob("format-*"))
 FOLDERS = [
     pytest.param(form, name, id=f"{form.name}/{name}")

@@ -27,6 +27,8 @@ from regard.text import EOS, Tokenizer
 from test_checkpoints import assert_same_result
 from test_training import DEV, PAIRS, _config, at_update
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 WORDS = ["ana", "banana", "nab", "a", "ban", "anna"]
 LINKS = [[(i, i) for i in range(len(source.split()))] for source, _ in PAIRS]
 """Links from each source word to the target word at the same position, although targets are reversed."""

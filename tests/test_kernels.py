@@ -508,8 +508,10 @@ def test_operators_pass_opcheck(index: int) -> None:
     torch.library.opcheck(operator, arguments)
 
 
-@pytest.mark.parametrize("need_weights", [False, True])
-@pytest.mark.parametrize("workspace", WORKSPACES)
+@pytest.mark.parametrize(
+    ("workspace", "need_weights"),
+    covering(itertools.product(WORKSPACES, [False, True]), size=1),
+)
 def test_compile_with_fullgraph_and_dynamic_shapes(
     workspace: int, need_weights: bool, unchecked: None
 ) -> None:
@@ -740,8 +742,12 @@ print((peak() - before) / 1024)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc/self/status")
-@pytest.mark.parametrize("setup", ["", "dispatch.load_backend = lambda device_type: None"])
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    ("call", "setup"),
+    covering(
+        itertools.product(CALLS, ["", "dispatch.load_backend = lambda device_type: None"]), size=1
+    ),
+)
 def test_memory_stays_near_the_workspace(call: str, setup: str) -> None:
     """The workspace is 16 MiB; three tensors of all pairs would take 256 MiB each."""
     code = PEAK_MEMORY.replace("CALL", call).replace("def peak", setup + "\n\ndef peak", 1)

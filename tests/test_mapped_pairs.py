@@ -26,6 +26,8 @@ from regard.errors import ConfigError, DataError, ExtraError
 from regard.mapped_pairs import MappedExamples, MappedPairs
 from regard.text import Tokenizer
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 FORMATS = ("parquet", "jsonl", "csv")
 WORDS = ("NA", "null", "007", "2024-05-01", "é", 'say "a, b"', "1e5", "True")
 PAIRS = [(f"{WORDS[n % 8]} {n * n}", " ".join(str(n * n))) for n in range(40)]

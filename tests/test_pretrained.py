@@ -17,6 +17,8 @@ from regard.errors import FolderError
 from regard.metrics import METRICS
 from regard.serving.app import Settings, create_app
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 MODELS = regard.pretrained_models()
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from regard.cli.main import COMMANDS, main
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 

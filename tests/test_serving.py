@@ -37,6 +37,8 @@ from regard.serving.schemas import TranslateRequest
 from regard.serving.workers import SingleServer
 from serving_models import make_folder
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
