@@ -11,6 +11,7 @@ from regard.alignment import (
     Alignment,
     GoldAlignment,
     alignment_metrics,
+    best_links,
     from_weights,
     parse_links,
     read_gold,
@@ -64,11 +65,31 @@ def test_the_tokens_of_a_target_word_are_averaged():
     assert from_weights(weights, [0, 1], [0, 1, 1]) == [(0, 0), (1, 1)]
 
 
-def test_a_word_that_attends_to_the_end_symbol_stays_unlinked():
-    weights = np.array([[0.3, 0.2, 0.5], [0.5, 0.1, 0.4]])
+def test_a_word_that_attends_to_almost_nothing_but_the_end_symbol_stays_unlinked():
+    weights = np.array([[0.1, 0.05, 0.85], [0.3, 0.1, 0.6]])
     assert from_weights(weights, [0, 1, None], [0, 1]) == [(0, 1)]
     # the weights of two tokens without a word are summed
-    assert from_weights(np.array([[0.4, 0.3, 0.3]]), [0, None, None], [0]) == []
+    assert from_weights(np.array([[0.1, 0.5, 0.4]]), [0, None, None], [0]) == []
+    assert from_weights(np.array([[0.1, 0.5, 0.4]]), [0, None, 1], [0]) == [(1, 0)]
+
+
+def test_a_source_word_with_some_weight_everywhere_attracts_fewer_links():
+    # agreements by hand: 0.5 / sqrt(1.5) < 0.4 / sqrt(0.4), and 0.5 / sqrt(1.5) > 0.2 / sqrt(0.4)
+    weights = np.array([[0.5, 0.4, 0.1], [1.0, 0.0, 0.0]])
+    assert from_weights(weights, [0, 1, None], [0, 1]) == [(0, 1), (1, 0)]
+    assert from_weights(weights, [0, 1, None], [0, 1], several=True) == [(0, 0), (0, 1), (1, 0)]
+    weights = np.array([[0.5, 0.2, 0.3], [1.0, 0.2, 0.0]])
+    assert from_weights(weights, [0, 1, None], [0, 1]) == [(0, 0), (0, 1)]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 2**16))
+def test_links_agree_best_in_the_definition(targets, sources, seed):
+    weights = np.random.default_rng(seed).dirichlet(np.full(sources + 1, 0.5), size=targets)
+    for source, target in best_links(weights):
+        agreements = [np.sqrt(row[target] * row[target] / row.sum()) for row in weights[:, :-1].T]
+        assert agreements[source] == pytest.approx(max(agreements))
+    assert {target for _, target in best_links(weights)} == {*np.flatnonzero(weights[:, -1] <= 0.8)}
 
 
 def test_target_tokens_without_a_word_are_ignored():
@@ -99,7 +120,7 @@ def test_one_hot_weights_give_their_permutation(order):
 
 def test_a_threshold_removes_links_with_less_weight():
     weights = np.array([[0.75, 0.25], [0.5, 0.5]])
-    assert from_weights(weights, [0, 1], [0, 1], 0.5) == [(0, 0), (0, 1)]
+    assert from_weights(weights, [0, 1], [0, 1], 0.5) == [(0, 0), (1, 1)]
     assert from_weights(weights, [0, 1], [0, 1], 0.6) == [(0, 0)]
     with pytest.raises(ConfigError, match=r"must be from 0 to 1, got 1\.5"):
         from_weights(weights, [0, 1], [0, 1], 1.5)

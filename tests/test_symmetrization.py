@@ -114,7 +114,7 @@ def translation(source, target, rows):
 
 @pytest.fixture
 def both():
-    forward = translation("a b", "x y z", [[0.9, 0.1, 0], [0.6, 0.4, 0], [0.1, 0.2, 0.7]])
+    forward = translation("a b", "x y z", [[0.9, 0.1, 0], [0.8, 0.2, 0], [0.1, 0.05, 0.85]])
     reverse = translation("x y z", "a b", [[0.8, 0.1, 0.1, 0], [0.0, 0.9, 0.1, 0]])
     return forward, reverse
 

@@ -17,6 +17,9 @@ from regard.files import read_lines
 
 Link = tuple[int, int]
 
+_UNLINKED = 0.8
+"""Weight outside words above which a target word has no link."""
+
 _LINK = re.compile(r"([0-9]{1,9})([-?])([0-9]{1,9})")
 
 
@@ -69,23 +72,32 @@ def best_links(
     threshold: float = 0.0,
     several: bool = False,
 ) -> Alignment:
-    """Link each target word to the source word with the highest weight (ties: the leftmost).
+    """Link each target word to the source word with which it agrees best (ties: the leftmost).
 
-    With `several`, it is linked to every source word that has at least half of the highest weight. A
-    target word has no link if the last column, which belongs to no word, has more weight than any
-    word, if no word has at least the weight `threshold`, or if all weights are 0.
+    The agreement of target word `w` and source word `u` is the geometric mean of the weight `alpha[w, u]`
+    and of its share of all weights of `u`, which estimate the probabilities of `u` given `w` and of `w`
+    given `u` (cf. Liang et al. 2006, "Alignment by Agreement", for two models):
+
+        sqrt(alpha[w, u] * alpha[w, u] / sum_v alpha[v, u])
+
+    A source word that has some weight for every target word thus attracts fewer links. With
+    `several`, each target word is linked to all source words that have at least half of its highest
+    weight. A target word has no link if the last column, which belongs to no word, has more than 0.8
+    of the weight, or if the weight of the link would be 0 or less than `threshold`.
 
     Raises:
         ConfigError: `threshold` is not from 0 to 1.
     """
     check_threshold(threshold)
     links: list[Link] = []
-    for target, row in enumerate(weights):
-        best = int(row.argmax())
-        if best == len(row) - 1 or row[best] <= 0:
-            continue
-        sources = np.flatnonzero(row[:-1] >= row[best] / 2) if several else [best]
-        links += [(int(source), target) for source in sources if row[source] >= threshold]
+    words = weights[:, :-1]
+    totals = words.sum(0)
+    scores = words if several else words / np.sqrt(np.where(totals > 0, totals, 1))
+    linked = (weights[:, -1] <= _UNLINKED) & (words > 0).any(1)
+    for target in np.flatnonzero(linked).tolist():
+        row, best = words[target], int(scores[target].argmax())
+        sources = np.flatnonzero(row >= row[best] / 2).tolist() if several else [best]
+        links += [(source, target) for source in sources if row[source] >= threshold]
     return Alignment(links)
 
 

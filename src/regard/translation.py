@@ -211,8 +211,8 @@ class Translation:
         """Return the pairs (source word, target word), 0-based; `str()` returns Pharaoh format, `0-0 1-2`.
 
         Words are separated by spaces, and subwords are merged; in text without spaces, every token is
-        a word. Each target word is linked to the source word with the highest weight (with
-        `several_links`, to all that have at least half of it), unless EOS has a higher one.
+        a word. Each target word is linked to the source word with which it agrees best, or with
+        `several_links` to several words (`regard.alignment.best_links`).
 
         Args:
             threshold: minimum weight of a link, from 0 to 1.
