@@ -82,7 +82,6 @@ def test_a_source_word_with_some_weight_everywhere_attracts_fewer_links():
     assert from_weights(weights, [0, 1, None], [0, 1]) == [(0, 0), (0, 1)]
 
 
-@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 2**16))
 def test_links_agree_best_in_the_definition(targets, sources, seed):
     weights = np.random.default_rng(seed).dirichlet(np.full(sources + 1, 0.5), size=targets)
