@@ -187,6 +187,24 @@ def test_the_monotonic_prior_of_a_long_source_is_the_definition(
         torch.testing.assert_close(prior, weights @ transition, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("score", [1e5, 1e20])
+def test_the_monotonic_prior_does_not_depend_on_the_size_of_the_scores(score: float) -> None:
+    model = _model(attention="dot", monotonic=True).float()
+    decoder = model.decoder
+
+    class Equal(nn.Module):
+        def forward(self, query: Tensor, key: Tensor) -> Tensor:
+            return torch.full((1, 1, 6), score)
+
+    decoder.attention.score = Equal()
+    state = decoder.start(_encode(model, [4, 5, 6, 7, 8, EOS]))
+    transition = torch.ones(6, 6).triu() / torch.arange(6, 0, -1)[:, None]
+    for token in (BOS, 4, 5):
+        step = decoder.step(torch.tensor([token]), state)
+        state, weights = step.state, step.weights[0, 0, 0]
+        torch.testing.assert_close(state.joint[0].logsumexp(1).exp(), weights @ transition)
+
+
 def test_scores_far_apart_keep_finite_gradients() -> None:
     model = _model(attention="dot", monotonic=True).float()
     for parameter in model.decoder.parameters():

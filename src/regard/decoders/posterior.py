@@ -220,14 +220,17 @@ def _monotonic_prior(
 ) -> Float[Tensor, "B L T"]:
     """Return sum_{j <= i} p_j exp(e_i) / Z_j for posteriors p, where Z_j = sum_{k >= j} exp(e_k), in time O(T).
 
-    Masked positions are left out of both sums.
+    Masked positions are left out of both sums. The softmax changes only rounding errors, as the posteriors sum to 1.
     """
     # finite, because the gradient of logcumsumexp at -inf is NaN
     lowest = torch.finfo(scores.dtype).min / 4
     scores = scores.masked_fill(masked, lowest)
+    scores = scores - scores.detach().amax(
+        -1, keepdim=True
+    )  # the logarithms round in proportion to it
     log_partition = scores.flip(-1).logcumsumexp(-1).flip(-1)
     ratios = _log(posterior).clamp(min=lowest) - log_partition
-    return (scores + ratios.logcumsumexp(-1)).exp().masked_fill(masked, 0)
+    return normalize(scores + ratios.logcumsumexp(-1), masked, "softmax")
 
 
 def _first(memory: Memory) -> Float[Tensor, "B T"]:
