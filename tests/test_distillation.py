@@ -16,7 +16,7 @@ SOURCES = [("a b", None), ("c d a", None), ("b", None)]
 
 def test_sources_are_distinct_and_fit_on_a_line() -> None:
     given = [("a  b", None), ("a\tb", None), (" ", None), ("a b", "X"), ("a b", None)]
-    given += [("a b", "X\nY"), ("a b", "X\tY")]  # from a table
+    given += [("a b", "X\nY"), ("a b", "X\tY"), ("\ufeffa b", None)]  # from a table
     assert distinct_sources(given) == [("a b", None), ("a b", "X"), ("a b", "X Y")]
 
 

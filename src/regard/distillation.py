@@ -23,12 +23,16 @@ SourceWithFeatures = tuple[str, str | None]
 
 
 def distinct_sources(sources: Iterable[SourceWithFeatures]) -> list[SourceWithFeatures]:
-    """Return the sources that are not blank, each once, with spaces instead of other whitespace."""
+    """Return the sources that are not blank, each once, with spaces instead of other whitespace.
+
+    A byte-order mark at the beginning is left out, because files of text may begin with one.
+    """
     spaced = (
         (" ".join(text.split()), None if features is None else " ".join(features.split()))
         for text, features in sources
     )
-    return [source for source in dict.fromkeys(spaced) if source[0]]
+    unmarked = ((text.lstrip("\ufeff"), features) for text, features in spaced)
+    return [source for source in dict.fromkeys(unmarked) if source[0]]
 
 
 def write_outputs(

@@ -225,9 +225,8 @@ def _monotonic_prior(
     # finite, because the gradient of logcumsumexp at -inf is NaN
     lowest = torch.finfo(scores.dtype).min / 4
     scores = scores.masked_fill(masked, lowest)
-    scores = scores - scores.detach().amax(
-        -1, keepdim=True
-    )  # the logarithms round in proportion to it
+    # the logarithms round in proportion to the largest score
+    scores = scores - scores.detach().amax(-1, keepdim=True)
     log_partition = scores.flip(-1).logcumsumexp(-1).flip(-1)
     ratios = _log(posterior).clamp(min=lowest) - log_partition
     return normalize(scores + ratios.logcumsumexp(-1), masked, "softmax")
