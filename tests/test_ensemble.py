@@ -444,7 +444,7 @@ def test_a_first_member_without_a_model_is_reported(
 
 def test_a_member_stops_when_its_parent_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REGARD_PARENT", str(os.getppid()))
-    monkeypatch.setattr("regard.cli.members._SECONDS_UNTIL_STOPPED", 0.01)
+    monkeypatch.setattr("regard.cli.members._SECONDS_BETWEEN_CHECKS", 0.01)
     stopped: list[int] = []
     monkeypatch.setattr("_thread.interrupt_main", stopped.append)
     stop_with_parent()

@@ -23,7 +23,6 @@ from regard.files import require_empty_folder, write_text
 from regard.pairs import refuse_pipes
 
 _SECONDS_BETWEEN_CHECKS = 0.1
-_SECONDS_UNTIL_STOPPED = 1.0
 _PARENT = "REGARD_PARENT"
 """Environment variable of a member: the process that started it."""
 _MOST_MEMBERS = 1000
@@ -154,7 +153,7 @@ def stop_with_parent() -> None:
 
     def watch() -> None:
         while os.getppid() == int(parent):
-            time.sleep(_SECONDS_UNTIL_STOPPED)
+            time.sleep(_SECONDS_BETWEEN_CHECKS)
         _thread.interrupt_main(signal.SIGTERM)
 
     if parent.isdecimal():
