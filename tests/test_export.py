@@ -178,7 +178,8 @@ def test_the_runner_reports_bad_input_in_one_sentence(
         return run.stderr.decode()
 
     assert "can't decode byte 0xff" in sentence(b"a\n\xff\n")
-    assert "line 1 contains NUL; convert" in sentence("a\n".encode("utf-16-le"))
+    assert "line 1 contains NUL or CR; convert" in sentence("a\n".encode("utf-16-le"))
+    assert "line 1 contains NUL or CR; convert" in sentence(b"a\rb\r")
     assert "20000 tokens, above 10000; split the text" in sentence(b"a " * 20_000)
     description = json.loads((folder / "model.json").read_bytes())
     description["target"]["vocabulary"].pop()

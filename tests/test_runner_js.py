@@ -110,7 +110,8 @@ def test_bad_input_is_one_sentence(
     exported: list[tuple[regard.Translator, Path]], tmp_path: Path
 ) -> None:
     for options, message in [
-        (["--beam-size", "0"], "expected a whole number above 0 as the beam size"),
+        (["--beam-size", "0"], "expected a whole number from 1 to 100 as the beam size"),
+        (["--beam-size", "101"], "expected a whole number from 1 to 100 as the beam size"),
         ([str(tmp_path)], "model.json"),
         (["--beam"], "--beam"),
     ]:
@@ -121,7 +122,10 @@ def test_bad_input_is_one_sentence(
     result = _command(exported[0][1], "a\n\udcff\n")  # the byte 0xff
     assert (result.returncode, result.stdout) == (1, "")
     assert "not valid for encoding utf-8" in result.stderr
-    assert _command(exported[0][1], "a\0\n").stderr.startswith("the lines contain NUL: convert")
+    for line in ("a\0\n", "a\rb\r"):
+        assert _command(exported[0][1], line).stderr.startswith(
+            "a line contains NUL or CR: convert"
+        )
     folder = shutil.copytree(exported[0][1], tmp_path / "out", symlinks=True)
     description = json.loads((folder / "model.json").read_bytes())
     description["target"]["vocabulary"].pop()

@@ -885,8 +885,10 @@ def test_several_workers_respond_equally(folder: Path) -> None:
         pattern = r'requests_total\{path="/api/translate",status="200"\} 25'
         assert re.search(pattern, _metrics(address))
     finally:
-        process.terminate()
-        process.communicate()
+        process.send_signal(signal.SIGHUP)
+        _, errors = process.communicate()
+    assert errors == "regard serve: stopped\n"
+    assert process.returncode == 128 + signal.SIGHUP
 
 
 def test_a_worker_that_ends_before_it_serves_ends_the_server(folder: Path, tmp_path: Path) -> None:

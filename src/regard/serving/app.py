@@ -5,6 +5,7 @@ import contextlib
 import math
 import os
 import re
+import signal
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,6 +123,8 @@ def create_app(settings: Settings) -> FastAPI:
 
 def from_environment() -> FastAPI:
     """Return the application for a worker process, with the settings in REGARD_SERVE."""
+    if hasattr(signal, "SIGHUP"):  # the parent process receives it, too, and stops the workers
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     return create_app(TypeAdapter(Settings).validate_json(os.environ["REGARD_SERVE"]))
 
 

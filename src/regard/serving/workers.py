@@ -13,6 +13,11 @@ from uvicorn.supervisors import Multiprocess
 
 from regard.errors import ConfigError
 
+_STOPPING = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
+"""Signals that stop the server; Windows has no SIGHUP."""
+
 
 class SingleServer(Server):
     """A server in one process, which completes the requests in progress after SIGHUP, too."""
@@ -50,8 +55,13 @@ class Workers(Multiprocess):
     def __init__(
         self, config: Config, sockets: list[socket.socket], announce: Callable[[], None]
     ) -> None:
+        self._previous = {number: signal.getsignal(number) for number in _STOPPING}
         super().__init__(config, sockets)
+        for number, handler in self._previous.items():
+            if handler == signal.SIG_IGN:
+                signal.signal(number, signal.SIG_IGN)
         self._announce = announce
+        self._received: int | None = None  # the signal that stopped the workers
         self._exit_code: int | None = None  # of a worker that ended before all accepted connections
 
     def init_processes(self) -> None:
@@ -68,9 +78,24 @@ class Workers(Multiprocess):
                 time.sleep(0.05)
         self._announce()
 
+    def handle_signals(self) -> None:
+        """Stop after SIGHUP, too, for which uvicorn restarts the workers."""
+        self._received = next((n for n in self.signal_queue if n in _STOPPING), None)
+        if self._received is not None:
+            self.should_exit.set()
+        else:
+            super().handle_signals()
+
     def run(self) -> None:
-        """Run the workers until a signal arrives, or until one ends before it can serve."""
+        """Run the workers until a signal arrives, or until one ends before it can serve.
+
+        The signal that stops them is then passed on to the handler that was installed before.
+        """
         super().run()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        if self._received is not None:
+            signal.raise_signal(self._received)
         if self._exit_code is not None:
             raise ConfigError(
                 f"a worker process ended with status {self._exit_code} before it could serve; if memory "

@@ -15,7 +15,7 @@ export async function load(folder) {
   const dictionary = existsSync(path("dictionary.json")) ? read("dictionary.json") : {};
   return {
     translate: async (line, { beamSize = 5 } = {}) => {
-      if (!(Number.isInteger(beamSize) && beamSize > 0)) throw new Error("expected a whole number above 0 as the beam size");
+      if (!(Number.isInteger(beamSize) && beamSize > 0 && beamSize <= 100)) throw new Error("expected a whole number from 1 to 100 as the beam size");
       const found = lookUp(dictionary, model, line) ?? await search(model, line, beamSize);
       const [best, second] = found.map(({ text, tokens, score, log_prob: logProb, attention }) =>
         ({ text, tokens, score, attention, probability: Math.exp(logProb) }));
@@ -39,8 +39,8 @@ async function main() { // --confidence appends TAB probability TAB margin
   const options = { "beam-size": { type: "string", default: "5" }, confidence: { type: "boolean", default: false } };
   const { values, positionals: [folder = dirname(fileURLToPath(import.meta.url))] } = parseArgs({ allowPositionals: true, options });
   const { translate } = await load(folder), input = new TextDecoder("utf-8", { fatal: true }).decode(readFileSync(0));
-  if (input.includes("\0")) throw new Error("the lines contain NUL: convert them to UTF-8 first");
   for (const line of input ? input.replace(/\r?\n$/, "").split(/\r?\n/) : []) {
+    if (/[\0\r]/.test(line)) throw new Error("a line contains NUL or CR: convert the lines first");
     const { text, probability, margin } = await translate(line, { beamSize: Number(values["beam-size"]) });
     console.log([text.replaceAll("\n", " "), ...(values.confidence ? [probability.toFixed(6), margin.toFixed(6)] : [])].join("\t"));
   }

@@ -33,7 +33,7 @@ class Model:
         names = self.target.tokens + [t for t in dict.fromkeys(tokens) if t not in self.target.ids]
         known = {name: id for id, name in enumerate(names)} | self.target.ids
         copies = [*map(known.get, tokens), EOS]  # for a model that copies source tokens
-        limit = info["longest_target"] + 2 * len(copies)
+        limit = min(info["longest_target"], MAX_TOKENS) + 2 * len(copies)
         divisors = [((5 + n) / 6) ** info["length_penalty"] for n in range(limit + 2)]
         ablated = np.zeros((info["layers"], info["heads"]), bool)
         unattended = np.zeros((beam_size, 1, 1, 0))
@@ -84,9 +84,9 @@ def main():
     args, model = parser.parse_args(), Model(Path(__file__).parent)
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     for number, line in enumerate(open(0, encoding="utf-8-sig", newline="\n"), start=1):
-        if "\0" in line:
-            raise ValueError(f"line {number} contains NUL; convert the lines to UTF-8 first")
         line = line.removesuffix("\n").removesuffix("\r")
+        if "\0" in line or "\r" in line:
+            raise ValueError(f"line {number} contains NUL or CR; convert the lines first")
         outputs = model.translate(line, args.beam_size, 2 if args.confidence else 1)
         first, *others = [(output["text"], float(np.exp(output["log_prob"]))) for output in outputs]
         margin = first[1] - max((other for text, other in others if text != first[0]), default=0)

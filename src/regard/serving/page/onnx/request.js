@@ -12,7 +12,7 @@ export function prepare({ description, source, target }, line, { pins = {}, pref
   const targetIds = (tokens) => tokens.map((token) => target.ids.get(token) ?? extra.get(token) ?? UNK);
   const copies = description.copying ? [...targetIds(encoding.tokens), EOS] : null;
   const ids = [...encoding.ids, EOS];
-  const limit = description.longest_target + 2 * ids.length + prefix.length;
+  const limit = Math.min(description.longest_target, MAX_TOKENS) + 2 * ids.length + prefix.length;
   check(description, { pins, ablated }, limit, ids.length);
   return { encoding, ids, copies, extraTokens, prefix: targetIds(prefix), pins, ablated, limit };
 }
