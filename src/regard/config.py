@@ -94,11 +94,16 @@ class DataConfig:
     """Column that contains the features of the source, such as V;PST: its number in a TSV file (counted from 1), or its name in other files. The features are split at semicolons, vertical bars, commas and spaces, and appended to the source as tokens."""
     max_length: int = 200
     """Maximum source or target length, in tokens; data.bad_lines determines what happens to longer pairs."""
+    recombined_pairs: int = 0
+    """Number of synthetic training pairs to add, each made of the beginning of one training pair and the end of another one, which are cut after a common pair of tokens; for small training sets whose sources and targets are in the same order, such as words and their pronunciations."""
     bad_lines: Literal["stop", "skip"] = "stop"
     """How to handle lines that are empty, are too long or lack a column: stop and list them, or skip and count them."""
 
     def __post_init__(self) -> None:
-        ranges = {"be at least 1": ["max_length", "features_column"], "be at least 0": ["dev_seed"]}
+        ranges = {
+            "be at least 1": ["max_length", "features_column"],
+            "be at least 0": ["dev_seed", "recombined_pairs"],
+        }
         check_values(self, "data", ranges)
 
 

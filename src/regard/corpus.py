@@ -4,24 +4,19 @@ import functools
 import hashlib
 import random
 import statistics
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from regard import adaptation, table_files
 from regard.alignment import Link
 from regard.batching import Example, Examples, sizes_of
 from regard.config import Config, TextConfig
-from regard.copy_mechanism import make_example
 from regard.errors import ConfigError, DataError, quantity
+from regard.examples import REMEDY, encode, encode_mapped, note_skipped, synthetic_examples
 from regard.guided_alignment import DEFAULT_WEIGHT, Guide
 from regard.mapped_pairs import MappedExamples, MappedPairs
 from regard.pairs import (
-    MAX_LISTED,
-    BadLine,
     PairLike,
     ParsedPairs,
     group_by_source,
@@ -29,13 +24,11 @@ from regard.pairs import (
     read_pairs,
     require_valid,
 )
-from regard.text import UNITS, Tokenizer, format_source, unknown_tokens_message
+from regard.text import UNITS, Tokenizer, format_source
 from regard.text.words import split_words
 
 _BLEU_ORDER = 4
 """BLEU is 0 without a common sequence of this many words, even where every output is right."""
-
-_REMEDY = "correct them, or skip them with data.bad_lines skip"
 
 
 @dataclass(frozen=True)
@@ -129,6 +122,8 @@ def make_corpus(
     notes: list[str] = []
     train_pairs = _read_train(pairs, config, notes)
     guide = _guide(links, train_pairs, config)
+    if config.data.recombined_pairs:
+        _check_recombination(train_pairs, guide)
     if guide is not None:
         count = sum(len(pair.possible) for pair in guide.lines)
         notes.append(f"{guide.name}: {quantity(count, 'link')} to guide the attention")
@@ -153,10 +148,11 @@ def make_corpus(
             f"{side}: unit {tokenizer.unit}{chosen}, vocabulary of {len(tokenizer):,}{features}"
         )
     if isinstance(train_pairs, MappedPairs):
-        train_examples = _encode_mapped(train_pairs, source, target, config, notes)
+        train_examples = encode_mapped(train_pairs, source, target, config, notes)
     else:
-        _, train_examples = _encode(train_pairs, source, target, config, notes, guide)
-    dev_pairs, dev_examples = _encode(dev_pairs, source, target, config, notes)
+        _, train_examples = encode(train_pairs, source, target, config, notes, guide)
+        train_examples += synthetic_examples(train_examples, config, notes)
+    dev_pairs, dev_examples = encode(dev_pairs, source, target, config, notes)
     sources, references = group_by_source(dev_pairs.pairs)
     config = _resolved(config, source, target, guide)
     return Corpus(
@@ -181,6 +177,18 @@ def _guide(
             "file or as two parallel files"
         )
     return Guide.of(given, parsed, config.model)
+
+
+def _check_recombination(parsed: ParsedPairs | MappedPairs, guide: Guide | None) -> None:
+    if isinstance(parsed, MappedPairs):
+        raise ConfigError(
+            f"data.recombined_pairs cannot be used with a table, got {parsed.name}; give the pairs as a "
+            "TSV file or as two parallel files"
+        )
+    if guide is not None:
+        raise ConfigError(
+            "synthetic pairs have no links: leave out data.recombined_pairs or data.train_links"
+        )
 
 
 def _train_tokenizers(
@@ -241,10 +249,10 @@ def _read_train(
             )
         return parsed
     mapped = MappedPairs(path, config.data)
-    remedy = _REMEDY if config.data.bad_lines == "stop" else None
+    remedy = REMEDY if config.data.bad_lines == "stop" else None
     require_valid(path, mapped.unit, mapped.listed, mapped.bad, len(mapped), remedy)
     notes.append(f"train: {quantity(len(mapped), 'pair')} read from {path}")
-    _note_skipped(mapped.listed, mapped.bad, "train", mapped.unit, notes)
+    note_skipped(mapped.listed, mapped.bad, "train", mapped.unit, notes)
     return mapped
 
 
@@ -264,22 +272,13 @@ def _read(
         parsed = read_pairs(path, config.data)
     else:
         return None
-    parsed.require_valid(_REMEDY if config.data.bad_lines == "stop" else None)
+    parsed.require_valid(REMEDY if config.data.bad_lines == "stop" else None)
     origin = "given in memory" if in_memory else f"read from {parsed.name}"
     notes.append(f"{name}: {quantity(len(parsed.pairs), 'pair')} {origin}")
     if parsed.extra_columns:
         notes.append(f"{name}: further columns ignored on {quantity(parsed.extra_columns, 'line')}")
-    _note_skipped(parsed.bad, len(parsed.bad), name, parsed.unit, notes)
+    note_skipped(parsed.bad, len(parsed.bad), name, parsed.unit, notes)
     return parsed
-
-
-def _note_skipped(
-    listed: Sequence[BadLine], bad: int, name: str, unit: str, notes: list[str]
-) -> None:
-    if bad:
-        examples = "; ".join(f"{unit} {number} {reason}" for number, reason in listed[:5])
-        more = "; …" if bad > 5 else ""
-        notes.append(f"{name}: {quantity(bad, unit)} skipped ({examples}{more})")
 
 
 def _hold_out(
@@ -299,95 +298,6 @@ def _hold_out(
     in_dev = [format_source(pair.key) in held_out for pair in parsed.pairs]
     train = [index for index, dev in enumerate(in_dev) if not dev]
     return parsed.select(train), parsed.select([index for index, dev in enumerate(in_dev) if dev])
-
-
-def _encode(
-    parsed: ParsedPairs,
-    source: Tokenizer,
-    target: Tokenizer,
-    config: Config,
-    notes: list[str],
-    guide: Guide | None = None,
-) -> tuple[ParsedPairs, list[Example]]:
-    """Tokenize the pairs; leave out those that are too long."""
-    sources = source.encode_batch([pair.key for pair in parsed.pairs])
-    targets = target.encode_batch([pair.target for pair in parsed.pairs])
-    limit = config.data.max_length
-    indices: list[int] = []
-    bad: list[BadLine] = []
-    for index, number in enumerate(parsed.numbers):
-        reason = _too_long(len(sources[index].ids), len(targets[index].ids), limit)
-        if reason:
-            bad.append(BadLine(number, reason))
-        else:
-            indices.append(index)
-    parsed = parsed.select(indices)._replace(bad=bad)
-    _check_long(parsed.name, parsed.unit, bad, len(bad), len(indices), config, notes)
-    for side, encodings in (("source", sources), ("target", targets)):
-        known = [encodings[index] for index in indices]
-        unknown = Counter(token for e in known for token in (*e.unknown, *e.left_out))
-        if unknown:
-            notes.append(f"{parsed.name}: {side} {unknown_tokens_message(unknown)}")
-    copy = config.model.copy
-    examples = [make_example(sources[i], targets[i], target, copy) for i in indices]
-    if guide is not None:
-        for example, index in enumerate(indices):
-            words = source.words_of(sources[index]), target.words_of(targets[index])
-            found = guide.token_links(parsed.numbers[example], parsed.pairs[example], *words)
-            examples[example] = examples[example]._replace(links=found)
-    return parsed, examples
-
-
-def _encode_mapped(
-    pairs: MappedPairs, source: Tokenizer, target: Tokenizer, config: Config, notes: list[str]
-) -> MappedExamples:
-    """Tokenize the pairs; leave out those that are too long."""
-    examples = pairs.encode(source, target, config.model.copy)
-    limit = config.data.max_length
-    lengths = examples.sizes - 1  # without EOS
-    long = (lengths > limit).any(axis=1)
-    bad = int(np.count_nonzero(long))
-    listed = [
-        BadLine(
-            int(examples.rows[index]) + 1,
-            _too_long(int(lengths[index, 0]), int(lengths[index, 1]), limit),
-        )
-        for index in np.flatnonzero(long)[:MAX_LISTED]
-    ]
-    _check_long(pairs.name, pairs.unit, listed, bad, len(examples) - bad, config, notes)
-    if bad:
-        examples = examples.select(np.flatnonzero(~long))
-    for side, unknown in zip(("source", "target"), examples.unknown(), strict=True):
-        if unknown:
-            notes.append(f"{pairs.name}: {side} tokens not in the vocabulary: {unknown:,}")
-    return examples
-
-
-def _too_long(source: int, target: int, limit: int) -> str:
-    """Return why a pair with these lengths cannot be used; "" for a valid pair."""
-    for side, length in (("source", source), ("target", target)):
-        if length > limit:
-            return f"has a {side} of {length} tokens, above the limit of {limit}"
-    return ""
-
-
-def _check_long(
-    name: str,
-    unit: str,
-    listed: Sequence[BadLine],
-    bad: int,
-    valid: int,
-    config: Config,
-    notes: list[str],
-) -> None:
-    """Raise a DataError or add a note if pairs are too long."""
-    if bad and config.data.bad_lines == "stop":
-        remedy = f"raise data.max_length, {_REMEDY}"
-        require_valid(name, unit, listed, bad, valid, remedy)
-    if not valid:
-        limit = config.data.max_length
-        raise DataError(f"{name}: every pair is longer than data.max_length {limit}")
-    _note_skipped(listed, bad, name, unit, notes)
 
 
 def _ids(examples: Iterable[Example]) -> list[tuple[Any, ...]]:

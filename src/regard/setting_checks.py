@@ -19,7 +19,9 @@ _RANGES: dict[str, Callable[[float], bool]] = {
 DIMENSIONS = ("embedding_dim", "encoder_dim", "decoder_dim", "attention_dim", "feed_forward_dim")
 MAX_LENGTH = 10_000
 """Maximum of `data.max_length`, and of tokens in a text to translate: a search takes as many steps."""
-_LARGEST = {name: 1_000_000 for name in ("vocabulary_size", "heads", *DIMENSIONS)} | {
+_LARGEST = {
+    name: 1_000_000 for name in ("vocabulary_size", "recombined_pairs", "heads", *DIMENSIONS)
+} | {
     "max_length": MAX_LENGTH,
     "encoder_layers": 1000,
     "decoder_layers": 1000,

@@ -1,0 +1,185 @@
+"""Synthetic training pairs for small training sets, recombined from parts of real pairs.
+
+Two pairs with a common token pair, such as *c* and *t͡s*, are cut after it, and the beginning of one is
+joined to the end of the other. The pairs are cut where an alignment of their tokens permits it.
+"""
+
+import itertools
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from regard.batching import Example
+
+_ROUNDS = 10
+"""Rounds of expectation maximisation; the likelihood changes little afterwards."""
+_SMOOTHING = 1e-3
+"""Added to the expected number of occurrences of every operation."""
+_LONGEST = 64
+"""Number of tokens above which a source or a target is not cut."""
+_MOST = 5000
+"""Number of examples that are cut; larger sets have little use for synthetic examples."""
+_ATTEMPTS = 20
+"""Maximum number of attempts per synthetic pair; few pairs have few combinations."""
+
+Cut = tuple[int, int, int]
+"""Index of an example, and the numbers of source and target tokens before the cut."""
+
+
+def recombine(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
+    """Return at most `count` new examples; fewer if the examples have fewer combinations.
+
+    Args:
+        examples: the examples to combine, each with EOS at the end of the source.
+        count: number of examples to make.
+        seed: seed of the random choices.
+    """
+    cuts = cut_points(examples)
+    by_tokens = defaultdict[tuple[int, int], list[Cut]](list)
+    for cut in cuts:
+        by_tokens[_tokens_before(examples, cut)].append(cut)
+    rng = random.Random(seed)
+    known = {_key(example) for example in examples}
+    found = list[Example]()
+    for _ in range(_ATTEMPTS * count if cuts else 0):
+        if len(found) == count:
+            break
+        first = rng.choice(cuts)
+        example = _joined(examples, first, rng.choice(by_tokens[_tokens_before(examples, first)]))
+        if _key(example) not in known:
+            known.add(_key(example))
+            found.append(example)
+    return found
+
+
+def cut_points(examples: Sequence[Example]) -> list[Cut]:
+    """Return the places where the examples can be cut.
+
+    Source and target are aligned by insertions, deletions and substitutions, whose probabilities are
+    learned from the examples (Ristad and Yianilos 1998, "Learning String-Edit Distance"). A place is
+    a cut point if the posterior probability that the alignment passes through it is above 0.5.
+    """
+    # sizes include EOS; a single token cannot be cut
+    short = [
+        index
+        for index, example in enumerate(examples)
+        if min(example.size) > 2 and max(example.size) <= _LONGEST + 1
+    ][:_MOST]
+    if not short:
+        return []
+    # 0 is no token here: the empty side of an operation, or padding
+    sources = _padded([[id + 1 for id in examples[index].source[:-1]] for index in short])
+    targets = _padded([[id + 1 for id in examples[index].target] for index in short])
+    probabilities = _normalized(np.ones((sources.max() + 1, targets.max() + 1)))
+    for _ in range(_ROUNDS):
+        _, counts = expectations(sources, targets, probabilities)
+        probabilities = _normalized(counts + _SMOOTHING)
+    passing, _ = expectations(sources, targets, probabilities)
+    inside = np.zeros(passing.shape, bool)
+    inside[:, 1:-1, 1:-1] = (sources[:, 1:, None] > 0) & (targets[:, None, 1:] > 0)
+    rows, before, after = np.nonzero(inside & (passing > 0.5))
+    return [
+        (short[row], i, j)
+        for row, i, j in zip(rows.tolist(), before.tolist(), after.tolist(), strict=True)
+    ]
+
+
+def expectations(
+    sources: Int[np.ndarray, "B T"],
+    targets: Int[np.ndarray, "B L"],
+    probabilities: Float[np.ndarray, "S V"],
+) -> tuple[Float[np.ndarray, "B T1 L1"], Float[np.ndarray, "S V"]]:
+    """Return the probability that an alignment passes through a place, and the expected operations."""
+    with np.errstate(divide="ignore"):  # the probability of nothing for nothing is 0
+        log = np.log(probabilities)
+    changed = log[sources[:, :, None], targets[:, None]]
+    changed[(sources == 0)[:, :, None] | (targets == 0)[:, None]] = -np.inf
+    deleted, inserted = log[sources, 0], log[0, targets]
+    lengths = (sources > 0).sum(1), (targets > 0).sum(1)
+    forward = _forward(changed, deleted, inserted)
+    backward = _backward(changed, deleted, inserted, lengths)
+    total = backward[:, 0, 0]
+    counts = np.zeros_like(probabilities)
+
+    def expected(before: np.ndarray, operation: np.ndarray, after: np.ndarray) -> np.ndarray:
+        return np.exp(before + operation + after - total[:, None, None])
+
+    both = expected(forward[:, :-1, :-1], changed, backward[:, 1:, 1:])
+    operation = sources[:, :, None] * counts.shape[1] + targets[:, None]
+    np.add.at(counts.reshape(-1), operation, both)
+    alone = expected(forward[:, :-1], deleted[:, :, None], backward[:, 1:])
+    np.add.at(counts[:, 0], sources, alone.sum(2))
+    alone = expected(forward[:, :, :-1], inserted[:, None], backward[:, :, 1:])
+    np.add.at(counts[0], targets, alone.sum(1))
+    return np.exp(forward + backward - total[:, None, None]), counts
+
+
+def _forward(changed: np.ndarray, deleted: np.ndarray, inserted: np.ndarray) -> np.ndarray:
+    """Return the log-probability of all alignments from the beginning to each place."""
+    rows, n, m = changed.shape
+    sums = np.full((rows, n + 1, m + 1), -np.inf)
+    sums[:, 0, 0] = 0
+    for i, j in itertools.product(range(n + 1), range(m + 1)):
+        if i:
+            _add(sums[:, i, j], sums[:, i - 1, j] + deleted[:, i - 1])
+        if j:
+            _add(sums[:, i, j], sums[:, i, j - 1] + inserted[:, j - 1])
+        if i and j:
+            _add(sums[:, i, j], sums[:, i - 1, j - 1] + changed[:, i - 1, j - 1])
+    return sums
+
+
+def _backward(
+    changed: np.ndarray,
+    deleted: np.ndarray,
+    inserted: np.ndarray,
+    lengths: tuple[np.ndarray, np.ndarray],
+) -> np.ndarray:
+    """Return the log-probability of all alignments from each place to the end."""
+    rows, n, m = changed.shape
+    sums = np.full((rows, n + 1, m + 1), -np.inf)
+    sums[np.arange(rows), *lengths] = 0
+    for i, j in itertools.product(range(n, -1, -1), range(m, -1, -1)):
+        if i < n:
+            _add(sums[:, i, j], sums[:, i + 1, j] + deleted[:, i])
+        if j < m:
+            _add(sums[:, i, j], sums[:, i, j + 1] + inserted[:, j])
+        if i < n and j < m:
+            _add(sums[:, i, j], sums[:, i + 1, j + 1] + changed[:, i, j])
+    return sums
+
+
+def _add(sums: np.ndarray, terms: np.ndarray) -> None:
+    np.logaddexp(sums, terms, out=sums)
+
+
+def _normalized(counts: Float[np.ndarray, "S V"]) -> Float[np.ndarray, "S V"]:
+    counts[0, 0] = 0  # no operation replaces nothing by nothing
+    return counts / counts.sum()
+
+
+def _padded(lists: list[list[int]]) -> Int[np.ndarray, "B T"]:
+    array = np.zeros((len(lists), max(map(len, lists))), np.int64)
+    for row, ids in enumerate(lists):
+        array[row, : len(ids)] = ids
+    return array
+
+
+def _tokens_before(examples: Sequence[Example], cut: Cut) -> tuple[int, int]:
+    index, i, j = cut
+    return examples[index].source[i - 1], examples[index].target[j - 1]
+
+
+def _joined(examples: Sequence[Example], first: Cut, second: Cut) -> Example:
+    """Return the beginning of one example and the end of another one."""
+    (index, i, j), (other, k, m) = first, second
+    a, b = examples[index], examples[other]
+    copies = [*a.copies[:i], *b.copies[k:]]
+    return Example([*a.source[:i], *b.source[k:]], [*a.target[:j], *b.target[m:]], copies)
+
+
+def _key(example: Example) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return tuple(example.source), tuple(example.target)

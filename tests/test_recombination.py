@@ -1,0 +1,144 @@
+"""Synthetic pairs: alignments by edit operations, cut points, and what is made of them."""
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.batching import Example
+from regard.config import Config, DataConfig, ModelConfig
+from regard.corpus import make_corpus
+from regard.errors import ConfigError
+from regard.recombination import cut_points, expectations, recombine
+from regard.text import EOS
+
+_IDS = st.lists(st.integers(1, 3), min_size=1, max_size=4)
+
+
+def _alignments(n: int, m: int) -> list[list[tuple[int, int]]]:
+    """Return the places of every alignment of n source with m target tokens."""
+    if n == m == 0:
+        return [[(0, 0)]]
+    before = [(n - i, m - j) for i, j in ((1, 0), (0, 1), (1, 1)) if i <= n and j <= m]
+    return [[*path, (n, m)] for place in before for path in _alignments(*place)]
+
+
+@given(_IDS, _IDS, st.integers(0, 1000))
+def test_expectations_are_those_of_all_alignments(
+    source: list[int], target: list[int], seed: int
+) -> None:
+    probabilities = np.random.default_rng(seed).random((4, 4)) + 0.01
+    probabilities[0, 0] = 0
+    shape, total = (len(source) + 1, len(target) + 1), 0.0
+    passing, counts = np.zeros(shape), np.zeros((4, 4))
+    for path in _alignments(len(source), len(target)):
+        operations = [
+            (source[i] if i < k else 0, target[j] if j < m else 0)
+            for (i, j), (k, m) in itertools.pairwise(path)
+        ]
+        weight = float(np.prod([probabilities[pair] for pair in operations]))
+        total += weight
+        for place in path:
+            passing[place] += weight
+        for pair in operations:
+            counts[pair] += weight
+    # padded beside a longer pair
+    sources = np.array([[*source, *[0] * (5 - len(source))], [1, 2, 3, 1, 2]])
+    targets = np.array([[*target, *[0] * (5 - len(target))], [3, 2, 1, 3, 2]])
+    found, both = expectations(sources, targets, probabilities)
+    other = expectations(sources[1:], targets[1:], probabilities)[1]
+    assert np.allclose(found[0, : shape[0], : shape[1]], passing / total)
+    assert np.allclose(both - other, counts / total)
+
+
+def _examples(*pairs: tuple[str, str]) -> list[Example]:
+    return [Example([*map(ord, source), EOS], [*map(ord, target)]) for source, target in pairs]
+
+
+def _texts(examples: list[Example]) -> set[tuple[str, str]]:
+    assert all(example.source[-1] == EOS for example in examples)
+    return {
+        ("".join(map(chr, example.source[:-1])), "".join(map(chr, example.target)))
+        for example in examples
+    }
+
+
+_WORDS = _examples(
+    ("abba", "ABBA"), ("acha", "AXA"), ("bach", "BAX"), ("chab", "XAB"), ("ba", "BA")
+)
+
+
+def test_pairs_are_cut_between_their_counterparts() -> None:
+    by_example: dict[int, set[tuple[int, int]]] = {}
+    for index, i, j in cut_points(_WORDS):
+        by_example.setdefault(index, set()).add((i, j))
+    assert by_example[0] == {(1, 1), (2, 2), (3, 3)}
+    assert by_example[1] >= {(1, 1), (3, 2)}  # "ch" is X
+    assert by_example[4] == {(1, 1)}
+
+
+def test_synthetic_pairs_are_new_and_have_the_same_counterparts() -> None:
+    made = _texts(recombine(_WORDS, 40, seed=1))
+    assert not made & _texts(_WORDS)
+    for source, target in made:
+        assert source.replace("ch", "x").upper() == target
+    assert len(made) == len(recombine(_WORDS, 40, seed=1)) > 10
+    assert len(recombine(_WORDS, 5, seed=1)) == 5
+    assert recombine(_WORDS, 40, seed=1) == recombine(_WORDS, 40, seed=1)
+    assert recombine(_WORDS, 40, seed=1) != recombine(_WORDS, 40, seed=2)
+
+
+def test_examples_without_cut_points_give_none() -> None:
+    assert recombine([], 5, seed=1) == []
+    assert recombine(_examples(("a", "b"), ("c", "d")), 5, seed=1) == []
+    assert recombine(_examples(("a" * 70, "b" * 70)), 5, seed=1) == []
+    assert recombine(_examples(("ab", "")), 5, seed=1) == []
+
+
+def test_copies_are_recombined_with_their_tokens() -> None:
+    examples = [e._replace(copies=[*(id + 1 for id in e.source[:-1]), EOS]) for e in _WORDS]
+    for example in recombine(examples, 20, seed=1):
+        assert example.copies == [*(id + 1 for id in example.source[:-1]), EOS]
+
+
+_PAIRS = [("abba", "A B B A"), ("acha", "A X A"), ("bach", "B A X"), ("chab", "X A B")]
+
+
+def test_a_corpus_contains_the_synthetic_pairs_that_the_settings_ask_for() -> None:
+    corpora = [
+        make_corpus(Config(data=DataConfig(recombined_pairs=count)), _PAIRS, _PAIRS)
+        for count in (0, 6)
+    ]
+    assert [len(corpus.train) for corpus in corpora] == [4, 10]
+    assert corpora[0].fingerprint() != corpora[1].fingerprint()
+    assert corpora[0].dev == corpora[1].dev
+    assert "train: 6 synthetic pairs recombined from these pairs" in corpora[1].notes
+
+
+def test_features_stay_with_the_end_of_the_source() -> None:
+    config = Config(data=DataConfig(recombined_pairs=6, features_column=3))
+    pairs = [(source, target, "V") for source, target in _PAIRS]
+    corpus = make_corpus(config, pairs, pairs)
+    ends = {tuple(corpus.train[index].source[-2:]) for index in range(len(corpus.train))}
+    assert len(ends) == 1
+
+
+def test_synthetic_pairs_longer_than_the_limit_are_left_out() -> None:
+    config = Config(data=DataConfig(recombined_pairs=30, max_length=4))
+    corpus = make_corpus(config, _PAIRS, _PAIRS)
+    assert corpus.max_source_length <= 4
+
+
+def test_tables_and_links_are_refused(tmp_path: Path) -> None:
+    table = tmp_path / "pairs.jsonl"
+    table.write_text('{"source": "a", "target": "b"}\n{"source": "b", "target": "c"}\n')
+    config = Config(data=DataConfig(recombined_pairs=6, train=str(table)))
+    with pytest.raises(ConfigError, match="recombined_pairs cannot be used with a table"):
+        make_corpus(config, None, None)
+    config = Config(data=DataConfig(recombined_pairs=6), model=ModelConfig(attention="additive"))
+    links = [[(0, 0)]] * len(_PAIRS)
+    with pytest.raises(ConfigError, match="synthetic pairs have no links"):
+        make_corpus(config, _PAIRS, _PAIRS, links=links)
