@@ -86,7 +86,10 @@ def test_a_second_adaptation_changes_nothing() -> None:
 
 
 def test_fewer_pairs_get_more_dropout_and_smaller_batches() -> None:
-    configs = [adapted(SPELLINGS._replace(pairs=pairs)) for pairs in (100, 500, 5000, 10**5, 10**7)]
+    configs = [
+        adapted(SPELLINGS._replace(pairs=pairs), data={"recombined_pairs": 0})
+        for pairs in (100, 500, 5000, 10**5, 10**7)
+    ]
     dropouts = [config.model.dropout for config in configs]
     assert dropouts == sorted(dropouts, reverse=True)
     assert len(set(dropouts)) > 3
@@ -123,6 +126,20 @@ def test_syllables_are_decomposed_and_accents_are_not() -> None:
     assert adapted(SPELLINGS).source.normal_form == "NFC"
     korean = SPELLINGS._replace(target_unit="char", characters=834, decomposed=61)
     assert adapted(korean, model={"copy": True}).source.normal_form == "NFC"
+
+
+def test_few_words_and_their_phones_get_synthetic_pairs() -> None:
+    few = SPELLINGS._replace(pairs=100)
+    assert adapted(few).data.recombined_pairs == 3000
+    assert adapted(SPELLINGS).data.recombined_pairs == 0
+    assert adapted(few._replace(target_unit="char")).data.recombined_pairs == 0
+    assert adapted(few, data={"recombined_pairs": 7}).data.recombined_pairs == 7
+    without, notes = adapt(Config(), few, can_recombine=False)
+    assert without.data.recombined_pairs == 0
+    assert not any("recombined_pairs" in note for note in notes)
+    # an epoch contains the synthetic pairs
+    assert without.model.dropout > adapted(few).model.dropout
+    assert without.training.batch_tokens < adapted(few).training.batch_tokens
 
 
 def test_subwords_get_a_vocabulary_for_the_number_of_pairs() -> None:
@@ -190,7 +207,8 @@ def test_train_adapts_unless_it_has_a_file_of_settings(
 ) -> None:
     chosen = train(tmp_path, pairs, "chosen", "--model.cell", "gru")
     notes = capsys.readouterr().err
-    assert f"model.dropout {chosen['model']['dropout']}: about 1 epoch" in notes
+    assert f"model.dropout {chosen['model']['dropout']}: about 0 epochs" in notes
+    assert "train: 3,000 synthetic pairs recombined from these pairs" in notes
     assert "model.encoder_dim" not in notes
     assert (chosen["model"]["encoder_dim"], chosen["model"]["cell"]) == (8, "gru")
     assert chosen["source"]["lowercase"]

@@ -46,6 +46,10 @@ _FEWEST_PAIRS = 5000
 _FEWEST_MINUTES = 5.0
 """Below either of these limits, a model is small."""
 
+_FEW_PAIRS = 1000
+"""Number of pairs below which synthetic pairs are added, for words and their pronunciations."""
+_SYNTHETIC_PAIRS = 3000
+
 _DROPOUTS = ((5, 0.1), (10, 0.2), (30, 0.3), (300, 0.4))
 """Values below a number of epochs."""
 _VOCABULARY_SIZES = ((5000, 2000), (50_000, 6000), (500_000, 8000))
@@ -93,14 +97,19 @@ def describe(sources: SizedIterable, targets: SizedIterable, config: Config) -> 
     return Statistics(len(sources), units[0], units[1], tokens, characters, decomposed)
 
 
-def adapt(config: Config, statistics: Statistics) -> tuple[Config, list[str]]:
+def adapt(
+    config: Config, statistics: Statistics, can_recombine: bool = True
+) -> tuple[Config, list[str]]:
     """Return the settings, with those that were not given chosen for the pairs, and their reasons.
 
-    A setting counts as given if its name was passed to the constructor of its group.
+    A setting counts as given if its name was passed to the constructor of its group. Synthetic pairs
+    are added only if `can_recombine`.
     """
     given = {f"{group}.{name}" for group in GROUPS for name in getattr(config, group).given}
     if "training.max_updates" in given:  # that is a budget, too
         given.add("training.max_minutes")
+    if not can_recombine:
+        given.add("data.recombined_pairs")
     notes: list[str] = []
     for choose in (_budget, _text, _model, _training, _length):
         for values, reason in choose(config, statistics):
@@ -134,6 +143,8 @@ def _text(config: Config, statistics: Statistics) -> Iterator[Choice]:
     source, target = statistics.source_unit, statistics.target_unit
     if (source, target) == ("char", "whitespace"):
         yield Choice({"source.lowercase": True}, "the targets are phones, which have no case")
+        if statistics.pairs < _FEW_PAIRS:
+            yield Choice({"data.recombined_pairs": _SYNTHETIC_PAIRS}, _pairs(statistics))
     characters, decomposed = statistics.characters, statistics.decomposed
     if source == "char" and not config.model.copy and 2 * decomposed <= characters:
         reason = f"the sources have {characters:,} different characters, {decomposed:,} decomposed"
@@ -157,7 +168,7 @@ def _model(config: Config, statistics: Statistics) -> Iterator[Choice]:
 
 def _training(config: Config, statistics: Statistics) -> Iterator[Choice]:
     size = _size(config, statistics)
-    epoch = statistics.pairs * statistics.tokens
+    epoch = _tokens(config, statistics)
     tokens = max(_SMALLEST_BATCH, min(size.batch_tokens, int(epoch / _BATCHES) // 100 * 100))
     reason = f"about {epoch:,.0f} tokens"
     yield Choice({"training.batch_tokens": tokens}, reason)
@@ -175,7 +186,7 @@ def _length(config: Config, statistics: Statistics) -> Iterator[Choice]:
     training = config.training
     speed = _size(config, statistics).tokens_per_second
     updates = min(training.max_updates, 60 * _minutes(config) * speed / training.batch_tokens)
-    epochs = updates * training.batch_tokens / (statistics.pairs * statistics.tokens)
+    epochs = updates * training.batch_tokens / _tokens(config, statistics)
     yield Choice(
         {"model.dropout": _step(_DROPOUTS, epochs, 0.5)},
         f"about {quantity(round(epochs), 'epoch')}",
@@ -189,6 +200,11 @@ def _size(config: Config, statistics: Statistics) -> _Size:
         return _SMALL
     subwords = {statistics.source_unit, statistics.target_unit} & {"bpe", "unigram"}
     return _SUBWORDS if subwords else _LARGE
+
+
+def _tokens(config: Config, statistics: Statistics) -> float:
+    """Return the number of tokens of an epoch, including those of synthetic pairs."""
+    return (statistics.pairs + config.data.recombined_pairs) * statistics.tokens
 
 
 def _minutes(config: Config) -> float:

@@ -136,7 +136,9 @@ def make_corpus(
         )
     if adapt:
         texts = train_pairs.texts("source"), train_pairs.texts("target")
-        config, reasons = adaptation.adapt(config, adaptation.describe(*texts, config))
+        can_recombine = guide is None and not isinstance(train_pairs, MappedPairs)
+        found = adaptation.describe(*texts, config)
+        config, reasons = adaptation.adapt(config, found, can_recombine)
         notes += reasons
     source, target = tokenizers or _train_tokenizers(train_pairs, config)
     _check_tokenizers(source, target, config)
