@@ -955,6 +955,10 @@ def test_evaluate_writes_every_metric_as_json(
     assert metrics["wer"]["value"] == pytest.approx(100 - metrics["exact_match"]["value"])
     assert sum(part["n"] for part in metrics["by_length"]) == metrics["n"]
     # these pairs are the training data
+    other = tmp_path / "other.tsv"
+    other.write_text("a\tA\n")
+    message = error_line(regard("evaluate", folders.model, other, "--json", folders.pairs), 1)
+    assert "--json would overwrite the input" in message
     assert metrics["training_overlap"]["n"] == metrics["n"]
     assert f"warning: {metrics['n']} of {metrics['n']} distinct sources are in the" in result.err
 

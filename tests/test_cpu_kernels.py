@@ -344,6 +344,30 @@ print(len(caught), caught[0].message)
 """
 
 
+def test_a_signal_during_compilation_is_handled_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compile_function, finished = numba.cfunc, list[bool]()
+
+    def interrupted(*arguments: Any, **options: Any) -> Any:
+        def decorate(kernel: Any) -> Any:
+            signal.raise_signal(signal.SIGINT)
+            function = compile_function(*arguments, **options)(kernel)
+            finished.append(True)
+            return function
+
+        return decorate
+
+    monkeypatch.setattr(numba, "cfunc", interrupted)
+    handler = signal.getsignal(signal.SIGINT)
+    kernel_threads.compiled.cache_clear()
+    with pytest.raises(KeyboardInterrupt):
+        additive.scores(*_inputs(SHAPES[0], dtype=torch.float64))
+    kernel_threads.compiled.cache_clear()
+    assert finished == [True]
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
 @pytest.mark.parametrize(
     "setup",
     [

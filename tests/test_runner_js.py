@@ -122,10 +122,7 @@ def test_bad_input_is_one_sentence(
     result = _command(exported[0][1], "a\n\udcff\n")  # the byte 0xff
     assert (result.returncode, result.stdout) == (1, "")
     assert "not valid for encoding utf-8" in result.stderr
-    for line in ("a\0\n", "a\rb\r"):
-        assert _command(exported[0][1], line).stderr.startswith(
-            "a line contains NUL or CR: convert"
-        )
+    assert _command(exported[0][1], "a\0\n").stderr.startswith("a line contains NUL: convert")
     folder = shutil.copytree(exported[0][1], tmp_path / "out", symlinks=True)
     description = json.loads((folder / "model.json").read_bytes())
     description["target"]["vocabulary"].pop()

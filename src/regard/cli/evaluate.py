@@ -45,6 +45,7 @@ def run(arguments: list[str]) -> None:
     from regard.significance import compare
 
     config = translator.trained.config.data
+    check_output_files(args, "json", data=config.train)  # read again, for the overlap
     pairs = read_valid_pairs(args.pairs, config)
     other = None if args.compare is None else _other_system(args, pairs)
     report = _evaluate(translator, pairs, args)

@@ -98,9 +98,12 @@ def add_chart_file(parser: Parser) -> None:
     )
 
 
-def check_output_files(args: Namespace, *names: str) -> None:
-    """Raise a ConfigError if one of these options is a folder or an input, or two are the same file."""
-    texts = [args[name] for name in _INPUTS if args.get(name)]
+def check_output_files(args: Namespace, *names: str, data: str | None = None) -> None:
+    """Raise a ConfigError if one of these options is a folder or an input, or two are the same file.
+
+    `data` is another input: the data that a model was trained on.
+    """
+    texts = [text for text in (data, *(args.get(name) for name in _INPUTS)) if text]
     inputs = {os.path.realpath(path) for text in texts for path in files_of(text)}
     folders = [*(args.get("folders") or []), *(args[name] for name in _FOLDERS if args.get(name))]
     parts = (find(folder).glob(part) for folder in folders for part in _PARTS)

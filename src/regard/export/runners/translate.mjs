@@ -40,7 +40,7 @@ async function main() { // --confidence appends TAB probability TAB margin
   const { values, positionals: [folder = dirname(fileURLToPath(import.meta.url))] } = parseArgs({ allowPositionals: true, options });
   const { translate } = await load(folder), input = new TextDecoder("utf-8", { fatal: true }).decode(readFileSync(0));
   for (const line of input ? input.replace(/\r?\n$/, "").split(/\r?\n/) : []) {
-    if (/[\0\r]/.test(line)) throw new Error("a line contains NUL or CR: convert the lines first");
+    if (line.includes("\0")) throw new Error("a line contains NUL: convert the lines to UTF-8 first");
     const { text, probability, margin } = await translate(line, { beamSize: Number(values["beam-size"]) });
     console.log([text.replaceAll("\n", " "), ...(values.confidence ? [probability.toFixed(6), margin.toFixed(6)] : [])].join("\t"));
   }

@@ -85,13 +85,13 @@ def main():
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     for number, line in enumerate(open(0, encoding="utf-8-sig", newline="\n"), start=1):
         line = line.removesuffix("\n").removesuffix("\r")
-        if "\0" in line or "\r" in line:
-            raise ValueError(f"line {number} contains NUL or CR; convert the lines first")
+        if "\0" in line:
+            raise ValueError(f"line {number} contains NUL; convert the lines to UTF-8 first")
         outputs = model.translate(line, args.beam_size, 2 if args.confidence else 1)
         first, *others = [(output["text"], float(np.exp(output["log_prob"]))) for output in outputs]
         margin = first[1] - max((other for text, other in others if text != first[0]), default=0)
         columns = [f"{first[1]:.6f}", f"{margin:.6f}"] if args.confidence else []
-        print(first[0], *columns, sep="\t", flush=True)
+        print(first[0].replace("\n", " "), *columns, sep="\t", flush=True)
 
 
 if __name__ == "__main__":

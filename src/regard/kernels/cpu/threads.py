@@ -5,11 +5,14 @@ tasks from a counter until none are left, so any number of threads can run it at
 is computed entirely by one thread, so results are bitwise equal for any number of threads.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -185,6 +188,30 @@ def _executor(size: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(size, thread_name_prefix="regard")
 
 
+@contextlib.contextmanager
+def _signals_afterwards() -> Generator[None]:
+    """Call the handlers of signals that arrive inside only at the end.
+
+    An exception from a handler is lost, or ends the process, while LLVM calls back into Python.
+    """
+    if threading.current_thread() is not threading.main_thread():  # only that one calls handlers
+        yield
+        return
+    numbers = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
+    received = list[int]()
+    previous = {
+        number: signal.signal(number, lambda number, _: received.append(number))
+        for number in numbers
+    }
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        for number in received:
+            signal.raise_signal(number)
+
+
 @functools.cache
 def compiled(factory: KernelFactory, dtype: torch.dtype) -> Callable[[int], None]:
     """Return the kernel as a C function, from numba's cache on disk if one is writable."""
@@ -195,10 +222,11 @@ def compiled(factory: KernelFactory, dtype: torch.dtype) -> Callable[[int], None
     kernel.__qualname__ += f".{hashlib.sha256(sources).hexdigest()[:12]}"
     signature = types.void(types.CPointer(types.int64))
     options: dict[str, Any] = {"error_model": "numpy", "fastmath": FLAGS}
-    try:
-        function = numba.cfunc(signature, cache=True, **options)(kernel)
-    except Exception:  # the cache is damaged, cannot be written, or has no folder
-        function = numba.cfunc(signature, **options)(kernel)
+    with _signals_afterwards():
+        try:
+            function = numba.cfunc(signature, cache=True, **options)(kernel)
+        except Exception:  # the cache is damaged, cannot be written, or has no folder
+            function = numba.cfunc(signature, **options)(kernel)
     pointer: Any = KernelFunction(cast("Any", function.address))
     pointer.owner = function  # the machine code exists as long as this object
     return pointer
