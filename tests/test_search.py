@@ -237,6 +237,14 @@ def test_special_tokens_are_never_generated() -> None:
             r"length_penalty must lie in \[0, 10\], got nan",
         ),
         ({"length_penalty": 1e6}, ConfigError, r"\[0, 10\], got 1000000.0"),
+        *(
+            (
+                {"top_logprobs": count},
+                ConfigError,
+                f"top_logprobs takes a whole number, got {count!r}",
+            )
+            for count in ("3", 2.5, True)
+        ),
         ({"top_logprobs": -1}, ConfigError, "top_logprobs must be at least 0, got -1"),
         ({"beam_size": 1.5}, ConfigError, "beam_size takes a whole number, got 1.5"),
         ({"n_best": True}, ConfigError, "n_best takes a whole number, got True"),

@@ -27,7 +27,13 @@ from regard.hypotheses import (
 )
 from regard.kernels.recurrent.op import OpenHypotheses
 from regard.kernels.weighted_sum import to_compute_dtype
-from regard.setting_checks import check_beam_size, check_ids, check_length_penalty, check_limits
+from regard.setting_checks import (
+    check_beam_size,
+    check_ids,
+    check_length_penalty,
+    check_limits,
+    check_top_logprobs,
+)
 from regard.text import BOS, EOS, PAD
 
 
@@ -227,8 +233,7 @@ def _check_options(
 ) -> None:
     check_beam_size(beam_size=beam_size, n_best=n_best)
     check_length_penalty(length_penalty)
-    if top_logprobs < 0:
-        raise ConfigError(f"top_logprobs must be at least 0, got {top_logprobs}")
+    check_top_logprobs(top_logprobs)
     # other decoders may have their own type of memory
     sources = len(memory.states) if isinstance(memory, Memory) else len(limits)
     if limits.shape != (sources,) or limits.is_floating_point():

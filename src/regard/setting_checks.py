@@ -73,6 +73,14 @@ def check_beam_size(**sizes: Any) -> None:
             raise ConfigError(f"{name} must be at most {MAX_BEAM_SIZE:,}, got {size:,}")
 
 
+def check_top_logprobs(count: Any) -> None:
+    """Raise a ConfigError unless the number of tokens to return is a whole number of at least 0."""
+    if not isinstance(count, SupportsIndex) or isinstance(count, bool):
+        raise ConfigError(f"top_logprobs takes a whole number, got {count!r}")
+    if operator.index(count) < 0:
+        raise ConfigError(f"top_logprobs must be at least 0, got {count}")
+
+
 def check_widths(**widths: Any) -> None:
     """Raise a ConfigError unless every width or count is a positive whole number or None."""
     for name, width in widths.items():

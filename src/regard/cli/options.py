@@ -24,7 +24,7 @@ _INPUTS = ("file", "pairs", "gold", "compare", "dictionary")
 """Arguments that specify files to read."""
 _FOLDERS = ("folder", "reverse", "compare")
 """Arguments that specify model folders to read."""
-_PARTS = ("*", "members/*/*")
+_PARTS = ("*", "checkpoints/*", "members/*/*")
 """Files of a model folder, and of the members of an ensemble."""
 
 
