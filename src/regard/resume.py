@@ -15,8 +15,12 @@ from regard.text import Tokenizer
 
 _FIXED: dict[str, tuple[str, ...]] = {"model": (), "source": (), "target": ()}
 """Groups whose settings cannot change when a model is trained further."""
-_FIXED_ON_RESUME = {**_FIXED, "training": ("seed", "batch_tokens", "optimizer")}
-"""The same for a resumed run, whose state also depends on these settings in `training`."""
+_FIXED_ON_RESUME = {
+    **_FIXED,
+    "data": ("recombined_pairs",),
+    "training": ("seed", "batch_tokens", "optimizer"),
+}
+"""The same for a resumed run, whose state also depends on other settings."""
 
 
 class StartingPoint(NamedTuple):
