@@ -30,7 +30,14 @@ from regard.alignment import GoldAlignment, check_links
 from regard.cli.main import COMMANDS, main
 from regard.cli.parser import Parser, add_settings
 from regard.config import GROUPS, Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
-from regard.errors import ConfigError, DataError, FolderError, RegardError, is_utf8
+from regard.errors import (
+    ConfigError,
+    DataError,
+    FolderError,
+    RegardError,
+    is_out_of_memory,
+    is_utf8,
+)
 from regard.files import read_lines, require_empty_folder
 from regard.pairs import pairs_from, to_pairs
 from regard.text import Tokenizer, unknown_tokens_message
@@ -116,6 +123,11 @@ def test_errors_become_a_sentence_and_debug_shows_the_traceback(
     shown = capsys.readouterr().err
     assert shown.startswith("Traceback (most recent call last):")
     assert shown.endswith(f"{line}\n")
+
+
+def test_what_onednn_cannot_compute_is_no_lack_of_memory() -> None:
+    problem = "could not create a primitive descriptor for the LSTM forward propagation primitive"
+    assert not is_out_of_memory(RuntimeError(problem))
 
 
 def test_a_defect_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -758,6 +770,20 @@ def test_a_folder_as_output_file_is_reported_before_the_work(
 ) -> None:
     line = sentence(*arguments, tmp_path)
     assert line.endswith(f"{arguments[-1]} takes an output file, got the folder {tmp_path}")
+
+
+def test_standard_input_is_not_overwritten(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = copied.with_name("lines.txt")
+    lines.write_text("a\n")
+    with lines.open() as file:
+        status = os.fstat(file.fileno())
+        monkeypatch.setattr("regard.cli.options.os.fstat", lambda _: status)
+        for option in ("--out", "--attention", "--alignments"):
+            assert main(["translate", str(copied), option, str(lines)]) == 1
+            assert f"{option} would overwrite the input" in capsys.readouterr().err
+    assert lines.read_text() == "a\n"
 
 
 @pytest.mark.parametrize(

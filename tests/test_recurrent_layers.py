@@ -76,6 +76,8 @@ def test_a_recurrent_layer_with_a_first_state_or_another_dtype_is_left_to_pytorc
 def test_a_recurrent_layer_under_autocast_is_left_to_pytorch(
     kind: type[nn.RNNBase], length: int
 ) -> None:
+    if kind is nn.LSTM and not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        pytest.skip("PyTorch cannot compute an LSTM in bfloat16 on this processor")
     layer, x = kind(3, LANES, batch_first=True), torch.randn(1, length, 3)
     with torch.no_grad(), torch.autocast("cpu"):
         torch.testing.assert_close(for_inference(layer)(x), layer(x))

@@ -263,12 +263,30 @@ def test_messages_before_and_during_training(
     assert messages.count("    a b -> ") == 4
 
 
+@pytest.mark.skipif(
+    not torch.backends.cpu.get_cpu_capability().startswith("AVX512"),
+    reason="float32 replaces bfloat16 on this processor",
+)
 def test_bfloat16_trains(tmp_path: Path) -> None:
     regard.train(_config(tmp_path / "a", precision="bfloat16", max_updates=5), PAIRS, DEV)
     regard.train(_config(tmp_path / "b", max_updates=5), PAIRS, DEV)
     a, b = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
     assert all(value.dtype == torch.float32 for value in a.values())
     assert not all(torch.equal(value, b[name]) for name, value in a.items())
+
+
+def test_float32_replaces_bfloat16_on_a_device_that_computes_it_slowly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    for name in ("bfloat16", "float32"):
+        regard.train(_config(tmp_path / name, precision=name, max_updates=5), PAIRS, DEV)
+        said = "training.precision: float32 instead of bfloat16" in capsys.readouterr().err
+        assert said == (name == "bfloat16")
+    a, b = (load_file(tmp_path / name / "model.safetensors") for name in ("bfloat16", "float32"))
+    assert all(torch.equal(value, b[name]) for name, value in a.items())
+    config = json.loads((tmp_path / "bfloat16" / "config.json").read_text())
+    assert config["training"]["precision"] == "bfloat16"  # for a resumed run on another device
 
 
 def test_an_accelerator_of_the_caller_that_accumulates_gradients_stops_no_step(

@@ -7,7 +7,8 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from regard.config import GROUPS, Config
+from regard.adaptation import has_fast_bfloat16
+from regard.config import GROUPS, Config, Precision
 from regard.errors import ConfigError
 from regard.translator import find_device
 
@@ -34,12 +35,23 @@ def make_accelerator(config: Config, out: Path) -> Accelerator:
     # its state is shared within the process and would otherwise keep the precision of the first run
     AcceleratorState._reset_state(reset_partial_state=True)  # pyright: ignore[reportPrivateUsage]
     return Accelerator(
-        mixed_precision="bf16" if config.training.precision == "bfloat16" else "no",
+        mixed_precision="bf16" if precision(config) == "bfloat16" else "no",
         cpu=device.type == "cpu",
         dynamo_backend="no",
         log_with=None if tracker == "none" else tracker,
         project_dir=out / "tracking",
     )
+
+
+def precision(config: Config) -> Precision:
+    """Return the precision of matrix products: float32 on a device that would compute bfloat16 slowly.
+
+    In PyTorch, a CPU without AVX-512 cannot compute an LSTM in bfloat16, and computes other layers many
+    times as slowly as in float32.
+    """
+    wanted = config.training.precision
+    is_mps = find_device(config.device).type == "mps"
+    return wanted if is_mps or has_fast_bfloat16(config) else "float32"
 
 
 @contextlib.contextmanager

@@ -177,7 +177,7 @@ def _training(config: Config, statistics: Statistics) -> Iterator[Choice]:
     if size is _SMALL:
         schedule = {"training.schedule": "constant", "training.cooldown": 0.4}
         yield Choice(schedule, _scale(config, statistics))
-    if _has_fast_bfloat16(config):
+    if has_fast_bfloat16(config):
         yield Choice({"training.precision": "bfloat16"}, "this device computes it faster")
 
 
@@ -226,7 +226,7 @@ def _step(steps: Sequence[tuple[int, _T]], number: int | float, otherwise: _T) -
     return next((value for limit, value in steps if number < limit), otherwise)
 
 
-def _has_fast_bfloat16(config: Config) -> bool:
+def has_fast_bfloat16(config: Config) -> bool:
     """Return whether the device is a GPU with bfloat16, or a CPU whose vectors have 512 bits."""
     if config.device in ("auto", "cuda") and torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)

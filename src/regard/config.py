@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 else:
     AttentionName = Literal[("none", *ALL_NAMES)]
 Device = Literal["auto", "cpu", "cuda", "mps"]
+Precision = Literal["float32", "bfloat16"]
 Symmetrization = Literal["soft", "intersection", "union", "grow-diag-final-and"]
 Tracker = Literal[
     "none",
@@ -336,8 +337,8 @@ class TrainingConfig:
     """Weight of the loss between the attention and the links in data.train_links (Garg et al. 2019); default: 0.05 with links. A Transformer is guided in the last layer but one, which is then displayed."""
     clip_norm: float = 1.0
     """Gradient-norm clipping threshold."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Precision of matrix products during training; bfloat16 uses autocast."""
+    precision: Precision = "float32"
+    """Precision of matrix products during training; bfloat16 uses autocast, and float32 replaces it on devices that compute it slowly, such as CPUs without AVX-512."""
     log_with: Tracker = "none"
     """Experiment tracker that receives the metrics of every validation and the settings; its package must be installed. Trackers that write files write to the folder tracking of the model folder."""
 

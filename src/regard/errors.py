@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 _OUT_OF_MEMORY = re.compile(
     "not enough memory|out of memory|can't allocate memory|failed to map segment"
-    "|could not create a primitive",  # oneDNN
+    "|could not create a primitive(?! descriptor)",  # oneDNN, which has no descriptor of what it cannot compute
     re.IGNORECASE,
 )
 

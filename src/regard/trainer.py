@@ -325,8 +325,6 @@ class Trainer:
         if not self.job.is_main:
             return
         checkpoints.require_lock(self.out)
-        lines = (json.dumps(entry) + "\n" for entry in self.history)
-        write_text(self.out / "metrics.jsonl", "".join(lines))
         state = {
             "config": dataclasses.asdict(self.trained.config),
             "schedule": self.schedule.to_dict(),
@@ -341,7 +339,13 @@ class Trainer:
         }
         model, optimizer = self.trained.model, self.optimizer
         checkpoints.save(self.out, model, optimizer, state, generators)
+        self.write_metrics()
         self._saved = time.monotonic()
+
+    def write_metrics(self) -> None:
+        """Write metrics.jsonl: the metrics of all validations, which a checkpoint contains too."""
+        lines = (json.dumps(entry) + "\n" for entry in self.history)
+        write_text(self.out / "metrics.jsonl", "".join(lines))
 
 
 def _target_tokens(examples: Iterable[Example]) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from regard import checkpoints, distributed, model_card, model_folder
+from regard.accelerator import precision
 from regard.alignment import Link
 from regard.checkpoints import Checkpoint
 from regard.config import Config, from_dict
@@ -105,8 +106,8 @@ def train(
             `config.data.train`; or the result of `regard.pairs.read_pairs`.
         dev: validation pairs in memory, instead of `config.data.dev`.
         resume: continue from the latest checkpoint in the output folder, exactly as if training had
-            not stopped. The settings of the run are kept unless `config` overrides them. If the
-            folder has no checkpoint, training starts from scratch.
+            not stopped. The settings of the run are kept unless `config` overrides them. A run that
+            has saved nothing starts from scratch.
         init_from: a model folder that supplies the initial weights, tokenizers and model settings.
         tokenizers_from: a model folder that supplies the tokenizers only, so that both models can form
             an ensemble.
@@ -181,11 +182,19 @@ def _train(
         metadata["run"] = run
     trained = TrainedModel(config, model, corpus.source, corpus.target, metadata)
     trainer = Trainer(trained, corpus, out, job)
+    wanted, used = config.training.precision, precision(config)
     notes = [
         *([f"model folder: {out} (temporary)"] if config.out is None else []),
         *([f"{job.processes} processes share each batch"] if job.processes > 1 else []),
         *start.notes,
         *corpus.notes,
+        *(
+            []
+            if used == wanted
+            else [
+                f"training.precision: {used} instead of {wanted}, which this device computes slowly"
+            ]
+        ),
         f"model: {metadata['parameters']:,} parameters on {trainer.device.type} "
         f"({metadata['encoder_states']}); loss at chance ln V = {math.log(len(corpus.target)):.2f}",
     ]
@@ -198,6 +207,8 @@ def _train(
     if job.is_main:
         checkpoints.require_lock(out)
         model_folder.save_description(out, trained)
+        if trainer.history:
+            trainer.write_metrics()  # a run that was killed between the two may have written fewer
     updates, done = config.training.max_updates, trainer.schedule.update
     with Progress("training", updates, "updates", done, not job.is_main) as progress:
         for note in notes:
