@@ -289,6 +289,21 @@ MODELS = [
 
 
 @pytest.mark.parametrize("settings", MODELS, ids=str)
+def test_an_empty_output_has_an_attention_without_rows(
+    make_translator: Callable[..., regard.Translator], settings: dict[str, Any]
+) -> None:
+    translator = make_translator(**settings)
+    output_layer = translator.trained.model.decoder.get_submodule("output")
+    with torch.no_grad():
+        output_layer.get_parameter("bias")[EOS] = 1e3
+    for beam_size in (1, 2):
+        output = translator.translate("a b", beam_size)
+        assert output.tokens == []
+        assert output.attention.shape == (0, 3)
+        assert output.alignment() == []
+
+
+@pytest.mark.parametrize("settings", MODELS, ids=str)
 def test_every_search_returns_the_posterior(
     make_translator: Callable[..., regard.Translator], settings: dict[str, Any]
 ) -> None:

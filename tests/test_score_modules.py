@@ -128,6 +128,17 @@ def test_forward_hooks_can_replace_the_scores() -> None:
         assert_close(attention(query, key).context, expected, 1e-5)
 
 
+@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+@pytest.mark.parametrize("name", ["dot", "additive"])
+def test_backward_hooks_can_replace_the_gradients(name: str, kind: str) -> None:
+    attention = regard.Attention(name, query_dim=4, key_dim=4)
+    getattr(attention.score, kind)(lambda _, given, *__: tuple(map(torch.zeros_like, given)))
+    query, key = (torch.randn(2, n, 4, requires_grad=True) for n in (3, 5))
+    attention(query, key).context.sum().backward()
+    assert query.grad is not None
+    assert not query.grad.any()
+
+
 def test_decoders_call_the_hooks_of_their_score() -> None:
     config = ModelConfig(encoder_dim=8, decoder_dim=8, embedding_dim=8, attention_dim=6)
     model = build(config, 12, 12).eval()

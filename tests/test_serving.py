@@ -340,6 +340,26 @@ def test_an_ablated_head_changes_the_later_layers_only(client: TestClient) -> No
     assert response.status_code == 422
 
 
+def test_pinned_weights_change_the_later_layers_only(client: TestClient) -> None:
+    body = {"model": 1, "text": "a b c", "target": ["b", "a"]}
+    before = client.post("/api/self-attention", json=body).json()
+    pin = {"0": {"1": 1.0}, "1": {"0": 0.25}}
+    after = client.post("/api/self-attention", json={**body, "pin": pin}).json()
+    cross = np.array(after["cross"])
+    np.testing.assert_allclose(cross[..., 0, :], np.eye(4)[1] * np.ones_like(cross[..., 0, :]))
+    np.testing.assert_allclose(cross[..., 1, 0], 0.25)
+    np.testing.assert_allclose(cross.sum(-1), 1, atol=1e-6)
+    assert after["decoder"][0] == before["decoder"][0]
+    assert after["decoder"][1] != before["decoder"][1]
+    # the weights that a search with these pins returns
+    options = {"prefix_tokens": body["target"], "pin": pin, "heads": True}
+    (output,) = _translate(client, model=1, text="a b c", **options)
+    heads = np.array(output["attention_heads"])[:2].transpose(1, 2, 0, 3)
+    np.testing.assert_allclose(cross[:, :, :2], heads, atol=2e-6)
+    response = client.post("/api/self-attention", json={**body, "pin": {"0": {"9": 1.0}}})
+    assert response.status_code == 422
+
+
 def test_a_recurrent_model_has_no_self_attention(client: TestClient) -> None:
     body = {"text": "a b c", "target": ["b"]}
     result = client.post("/api/self-attention", json=body).json()

@@ -202,7 +202,7 @@ class FinishedHypotheses:
         lengths = self.lengths[items, ranks]
         ids, rows = _trace(steps, items, lengths, self.beams[items, ranks])
         by_step = [step.weights for step in steps]
-        weights = _gather(by_step[attention_delay:], rows[:, attention_delay:])
+        weights = _gather(by_step, rows, attention_delay)
         tops = [step.top for step in steps if step.top is not None]
         outputs: list[list[Hypothesis]] = [[] for _ in self.scores]
         scores = self.scores[items, ranks]
@@ -245,13 +245,16 @@ def _trace(
     return ids, rows
 
 
-def _gather(by_step: list[np.ndarray | None], rows: np.ndarray) -> np.ndarray | None:
+def _gather(
+    by_step: list[np.ndarray | None], rows: np.ndarray, attention_delay: int
+) -> np.ndarray | None:
     """Return the attention weights of n hypotheses, (n, L, layers, heads, T); None without attention."""
     present = [weights for weights in by_step if weights is not None]
     if not present:
         return None
+    rows = rows[:, attention_delay:]
     out = np.zeros((*rows.shape, *present[0].shape[1:]), present[0].dtype)
-    for t, weights in enumerate(present):
+    for t, weights in enumerate(present[attention_delay:]):
         out[:, t] = weights[rows[:, t]]
     return out
 

@@ -55,6 +55,14 @@ class SearchConstraints(NamedTuple):
             return None
         return Intervention(pins.expand(len(items), self.pins.shape[2]), self.ablated_heads)
 
+    def interventions(self, steps: int) -> Intervention | None:
+        """Return the interventions at all of the first steps; None if there are none."""
+        if self.ablated_heads is None and not self.pins.shape[1]:
+            return None
+        missing = max(0, steps - self.pins.shape[1])
+        pins = torch.nn.functional.pad(self.pins, (0, 0, 0, missing), value=torch.nan)
+        return Intervention(pins[:, :steps], self.ablated_heads)
+
     def force(self, totals: Float[Tensor, "A K V"], step: int, items: Int[Tensor, " A"]) -> None:
         """Within the prefix, set the totals of all tokens except the prefix token to -inf.
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 class Intervention(NamedTuple):
-    """Changes to the attention at one step, for every source."""
+    """Changes to the attention, for every source: at one step, or at each of K steps."""
 
-    pinned_weights: Float[Tensor, "B T"]
-    """Weights to impose; NaN where the weight is free."""
+    pinned_weights: Float[Tensor, "B *K T"]
+    """Weights to impose, (B, T) or (B, K, T); NaN where the weight is free."""
     ablated_heads: Bool[Tensor, "layers heads"] | None = None
     """True for heads whose weights are set to 0."""
 
@@ -32,7 +32,8 @@ class Intervention(NamedTuple):
     def pin(self, weights: Float[Tensor, "B *h K T"]) -> Float[Tensor, "B *h K T"]:
         """Return the weights with the pinned ones; free weights are scaled as in `apply`."""
         rows = self.pinned_weights
-        rows = rows[:, None] if weights.dim() == 3 else rows[:, None, None]
+        rows = rows[:, None] if rows.dim() == 2 else rows
+        rows = rows if weights.dim() == 3 else rows[:, None]
         is_pinned = ~rows.isnan()
         pinned = rows.nan_to_num(0).to(weights.dtype)
         free = weights.masked_fill(is_pinned, 0)

@@ -108,6 +108,7 @@ def check_output_files(args: Namespace, *names: str, data: str | None = None) ->
     folders = [*(args.get("folders") or []), *(args[name] for name in _FOLDERS if args.get(name))]
     parts = (find(folder).glob(part) for folder in folders for part in _PARTS)
     inputs |= {os.path.realpath(path) for paths in parts for path in paths}
+    reads_standard_input = "file" in args and args.file is None
     options: dict[str, str] = {}
     for name in names:
         if args[name] is None or Path(args[name]).is_char_device():
@@ -115,7 +116,8 @@ def check_output_files(args: Namespace, *names: str, data: str | None = None) ->
         path = os.path.realpath(args[name])
         if os.path.isdir(path):
             raise ConfigError(f"--{name} takes an output file, got the folder {args[name]}")
-        if path in inputs and os.path.exists(path):
+        is_input = path in inputs or (reads_standard_input and _is_standard_input(path))
+        if is_input and os.path.exists(path):
             raise ConfigError(
                 f"--{name} would overwrite the input {args[name]}; choose another file"
             )
@@ -123,6 +125,14 @@ def check_output_files(args: Namespace, *names: str, data: str | None = None) ->
             raise ConfigError(
                 f"--{options[path]} and --{name} are the same file; choose two different files"
             )
+
+
+def _is_standard_input(path: str) -> bool:
+    """Return whether standard input is redirected from this file."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(0))
+    except OSError:  # there is no such file, or standard input is closed
+        return False
 
 
 def load_translator(folder: str, device: str) -> "Translator":

@@ -6,12 +6,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from regard.attention import Intervention
 from regard.decoders import TransformerDecoder
 from regard.encoders import TransformerEncoder
 from regard.inference import for_inference
 from regard.kernels.weighted_sum import without_autocast
-from regard.request import TextOrTokens, prepare
+from regard.request import Pins, TextOrTokens, prepare
 from regard.text import BOS, BOS_TOKEN, EOS_TOKEN, SourceLike
 from regard.translator import Translator
 
@@ -48,6 +47,7 @@ def layer_weights(
     text: SourceLike,
     target: TextOrTokens,
     ablate_heads: Sequence[tuple[int, int]] = (),
+    pin: Pins | None = None,
 ) -> LayerWeights:
     """Return the attention weights in all layers and heads of a Transformer for a given target.
 
@@ -56,11 +56,12 @@ def layer_weights(
         text: the source text, or pair (text, features).
         target: the target, as text or as tokens.
         ablate_heads: (layer, head) pairs; the source attention weights of these heads are set to 0.
+        pin: attention weights to impose, {step: {source token: weight}}.
 
     Raises:
-        ConfigError: there is no such layer or head.
+        ConfigError: there is no such layer, head, step or source token.
     """
-    request = prepare(translator.trained, [text], [target], ablate_heads=ablate_heads, forced=True)
+    request = prepare(translator.trained, [text], [target], pin, ablate_heads, forced=True)
     model, device = for_inference(translator.trained.model), translator.device
     (source,) = request.sources
     encoder = decoder = cross = None
@@ -70,10 +71,9 @@ def layer_weights(
         if isinstance(model.decoder, TransformerDecoder):
             memory = request.encode(model, device)
             tokens = torch.tensor([[BOS, *source.prefix.ids]], device=device)
-            ablated = request.ablated_heads(model.decoder, device)
-            free = torch.full((1, source.length), torch.nan, device=device)
-            intervention = None if ablated is None else Intervention(free, ablated)
-            decoder, cross = model.decoder.weights_of_layers(memory, tokens, intervention)
+            constraints = request.constraints(model.decoder, device)
+            interventions = constraints and constraints.interventions(tokens.shape[1])
+            decoder, cross = model.decoder.weights_of_layers(memory, tokens, interventions)
     return LayerWeights(
         [*source.encoding.tokens, EOS_TOKEN],
         [BOS_TOKEN, *source.prefix.tokens],

@@ -58,8 +58,9 @@ class InferenceLinear(nn.Linear):
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether hooks are called before or after the module's `forward`."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)  # pyright: ignore[reportPrivateUsage]
+    """Return whether hooks are called before or after the module's `forward` or its gradients."""
+    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    return any(getattr(module, kind) for kind in kinds)
 
 
 def _padded_count(count: int) -> int:

@@ -216,7 +216,7 @@ async def self_attention(request: SelfAttentionRequest, http: Request) -> Respon
     batcher: Batcher = http.app.state.batcher
     translator, lengths = await asyncio.to_thread(_check_target, request, batcher)
     _check_weights(count_layer_weights(translator, *lengths), batcher.limits)
-    arguments = translator, request.source, request.target, request.ablate_heads
+    arguments = translator, request.source, request.target, request.ablate_heads, request.pin
     weights = await batcher.call(lambda: layer_weights(*arguments))
     return await asyncio.to_thread(lambda: JSONResponse(layer_weights_response(weights)))
 

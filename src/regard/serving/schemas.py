@@ -161,6 +161,9 @@ class ExplainRequest(_TargetRequest):
 class SelfAttentionRequest(_TargetRequest):
     """All layers of a Transformer, for one output."""
 
+    pin: Pins | None = Field(
+        None, description="attention weights to impose, {step: {source token: weight}}, 0-based"
+    )
     ablate_heads: AblatedHeads = []
 
 

@@ -38,7 +38,7 @@ export async function open({ models, examples, suggestions, max_beam_size: maxBe
 
     explain: (model, line, target, step, layer, head) => post("api/explain", { ...fields(model, line), target, step, layer, head }),
 
-    selfAttention: (model, line, target, ablated) => post("api/self-attention", { ...fields(model, line), target, ablate_heads: ablated }),
+    selfAttention: (model, line, target, { pins, ablated }) => post("api/self-attention", { ...fields(model, line), target, pin: pins, ablate_heads: ablated }),
   };
 }
 

@@ -39,7 +39,8 @@ export class Heads {
   render() {
     if (!this.shown) return;
     const { view } = this;
-    const key = JSON.stringify([view.output.source, view.output.tokens, view.interventions.ablated]);
+    const { pins, ablated } = view.interventions;
+    const key = JSON.stringify([view.output.source, view.output.tokens, pins, ablated]);
     if (this.key !== key) {
       this.key = key;
       // the old weights stay until the new ones arrive, so that the thumbnails do not move
@@ -59,7 +60,7 @@ export class Heads {
 
   async request(key) {
     const { view } = this;
-    const own = view.output.tokens.length && await view.page.engine.selfAttention?.(view.number, view.output.source, view.output.tokens, view.interventions.ablated).catch(() => null);
+    const own = view.output.tokens.length && await view.page.engine.selfAttention?.(view.number, view.output.source, view.output.tokens, view.interventions).catch(() => null);
     if (key !== this.key) return;
     this.own = own || null;
     this.render();
