@@ -297,6 +297,35 @@ def test_a_run_that_was_killed_while_it_read_its_pairs_is_started_again(tmp_path
     regard.train(_config(out, max_updates=5), PAIRS, DEV)
 
 
+def test_a_run_that_has_lost_its_checkpoints_is_not_started_again(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    interrupted = _config(out, max_updates=5)
+    regard.train(interrupted, PAIRS, DEV)
+    (out / "README.md").unlink()  # written when a run is complete
+    weights = (out / "model.safetensors").read_bytes()
+    for path in (out / "checkpoints").glob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="contains no checkpoint to resume from"):
+        regard.train(interrupted, PAIRS, DEV, resume=True)
+    assert (out / "model.safetensors").read_bytes() == weights
+
+
+def test_a_resumed_run_writes_only_files_of_its_folder(tmp_path: Path) -> None:
+    out, elsewhere = tmp_path / "model", tmp_path / "elsewhere"
+    regard.train(_config(out, max_updates=5), PAIRS, DEV)
+    elsewhere.mkdir()
+    files = [path for path in (*out.iterdir(), *(out / "checkpoints").iterdir()) if path.is_file()]
+    for path in files:
+        if path.name != ".lock":  # a lock is never opened through a link
+            path.rename(elsewhere / path.name)
+            path.symlink_to(elsewhere / path.name)
+    (out / "note.txt").symlink_to(elsewhere / "missing")
+    before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
+    regard.train(_config(out, max_updates=10), PAIRS, DEV, resume=True)
+    assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
+    assert not any(path.is_symlink() for path in out.rglob("*"))
+
+
 @pytest.mark.parametrize(
     ("again", "update"), covering(itertools.product([False, True], [2, 12]), size=1)
 )

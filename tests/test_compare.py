@@ -11,7 +11,7 @@ import pytest
 
 from regard.alignment import GoldAlignment
 from regard.cli.main import main
-from regard.compare import Run, by_length, compare, model_settings, table
+from regard.compare import MINUTES, Run, by_length, compare, model_settings, table
 from regard.errors import ConfigError, DataError
 from regard.metrics import report
 from regard.pairs import Pair
@@ -172,13 +172,35 @@ def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([*call, "--resume"]) == 0
     assert (out / "none" / "seed-1" / "model.safetensors").read_bytes() == before
     metrics = out / "additive" / "seed-1" / "metrics.jsonl"
-    for content in ("", "{"):
-        metrics.write_text(content)
-        assert main([*call, "--resume"]) == 1
-        assert f"{metrics} is damaged" in capsys.readouterr().err
+    written = metrics.read_bytes()
+    metrics.write_text("{")  # a checkpoint contains it too
+    assert main([*call, "--resume"]) == 0
+    assert metrics.read_bytes() == written
     other_pairs = _write(tmp_path / "other.tsv", _pairs(60, 9))
     assert main([*call, "--data.train", other_pairs, "--resume"]) == 1
     assert "was trained on other pairs" in capsys.readouterr().err
+
+
+def test_models_that_are_added_have_the_settings_and_the_budget_of_the_others(
+    tmp_path: Path,
+) -> None:
+    settings, out = _settings(tmp_path), tmp_path / "out"
+
+    def run(*models: str, **training: float) -> None:
+        changed = {**settings, "training": {**settings["training"], **training}}
+        compare(changed, models, out, _pairs(5, 3), resume=out.exists(), log=lambda _: None)
+
+    run("none", "dot")
+    before = (out / "none" / "seed-1" / "config.json").read_bytes()
+    run("none", "dot", "additive")
+    configs = [json.loads(path.read_text()) for path in out.glob("*/seed-1/config.json")]
+    assert [config["training"]["max_minutes"] for config in configs] == [MINUTES / 2] * 3
+    with pytest.raises(ConfigError, match=r"trained with training.learning_rate .* equal settings"):
+        run("none", "additive", learning_rate=0.1)
+    with pytest.raises(ConfigError, match=r"trained with training.max_minutes 4.0, .* got 1"):
+        run("none", "additive", max_minutes=1)
+    assert (out / "none" / "seed-1" / "config.json").read_bytes() == before
+    run("none", "dot", max_minutes=5)  # trains both for longer
 
 
 @pytest.mark.parametrize(

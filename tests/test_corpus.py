@@ -140,6 +140,16 @@ def test_without_dev_pairs_sources_are_held_out() -> None:
     assert corpus(pairs, None, seed=2).dev_sources != result.dev_sources
 
 
+def test_the_part_without_a_pair_of_valid_length_is_named() -> None:
+    messages: set[str] = set()
+    for seed in range(8):
+        with pytest.raises(DataError) as caught:
+            corpus([("aaaaa", "A"), ("b", "B")], None, max_length=4, bad_lines="skip", seed=seed)
+        messages.add(str(caught.value))
+    problem = "every pair is longer than data.max_length 4; raise it"
+    assert messages == {f"train: {problem}", f"train (held-out pairs): {problem}"}
+
+
 @pytest.mark.parametrize("index", [0, 7, 11])
 def test_lines_keep_their_numbers_when_sources_are_held_out(index: int) -> None:
     pairs = [("ab" * n + "a", "A") for n in range(1, 13)]

@@ -27,6 +27,7 @@ from regard.config import Config, TextConfig, TrainingConfig
 from regard.decoders import EnsembleDecoder, fold
 from regard.decoders.ensemble import _average
 from regard.errors import ConfigError, FolderError, JobError
+from regard.files import exclusive
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -410,6 +411,11 @@ def test_members_are_trained_with_common_tokenizers_and_resumed(
     assert [each.config.training.seed for each in members] == [1, 2]
     assert [each.config.model.decoder for each in members] == ["bahdanau", "luong"]
     assert {each.config.data.dev_seed for each in members} == {1}
+    before = (out / "members" / "1.yaml").read_bytes()
+    with exclusive(out, out / "members" / ".lock"):  # as another such command does
+        assert train(out, *options, "--resume", "--members=2", "--training.max_updates=9") == 1
+    assert f"another process is training {out}" in capfd.readouterr().err
+    assert (out / "members" / "1.yaml").read_bytes() == before
 
 
 @pytest.mark.parametrize("options", [[], ["--data.dev_seed=null"]])

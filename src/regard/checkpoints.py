@@ -15,14 +15,13 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import filelock
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regard.errors import ConfigError, FolderError
-from regard.files import atomic_write, remove_temporary_files
+from regard.errors import FolderError
+from regard.files import atomic_write, exclusive, remove_temporary_files, replace_links
 from regard.migrations import FORMAT, convert_tensors, convert_training_state
 from regard.model_folder import checksum, load_tensors, unshared_tensors, write_tensors
 
@@ -47,39 +46,28 @@ def locked(folder: Path) -> Generator[None]:
     """Hold the exclusive lock on a training folder, which is created if it is missing.
 
     The operating system releases the lock when the process ends, however it ends. Unfinished files left
-    by a killed process are removed.
+    by a killed process are removed, and symbolic links to files outside the folder become files in it.
 
     Raises:
         ConfigError: another process holds the lock, or the folder cannot be written.
     """
     path, is_new = _lock_file(folder), not folder.exists()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path)
-        lock.acquire(timeout=0)
-        _held[path] = path.stat()
-        remove_temporary_files(folder)
-        remove_temporary_files(path.parent)
-    except filelock.Timeout:
-        raise ConfigError(
-            f"another process is training {folder}; wait for it to end, or choose another folder (out)"
-        ) from None
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {folder}: {error.strerror}; choose another folder (out)"
-        ) from None
-    try:
-        yield
-    finally:
-        if _is_held(path) and holds_only_lock(
-            folder
-        ):  # nothing was saved: restore the previous state
-            path.unlink()
-            path.parent.rmdir()
-            if is_new:
-                folder.rmdir()
-        del _held[path]
-        lock.release()
+    with exclusive(folder, path):
+        try:
+            _held[path] = path.stat()
+            for each in (folder, path.parent):
+                remove_temporary_files(each)
+                replace_links(each)
+            yield
+        finally:
+            if _is_held(path) and holds_only_lock(
+                folder
+            ):  # nothing was saved: restore the previous state
+                path.unlink()
+                path.parent.rmdir()
+                if is_new:
+                    folder.rmdir()
+            _held.pop(path, None)
 
 
 def require_lock(folder: Path) -> None:
@@ -119,6 +107,9 @@ def has_training(folder: Path) -> bool:
     names = {path.name for path in folder.iterdir()}
     if _files(folder) or "last" in names:  # last: formats 1 and 2
         return True
+    metrics = folder / "metrics.jsonl"
+    if metrics.exists() and metrics.stat().st_size:  # written after a checkpoint, which is gone
+        return False
     has_begun = names <= {"checkpoints"} or _lock_file(folder).exists()
     return has_begun and "README.md" not in names  # the model card of a complete run
 

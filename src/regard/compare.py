@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, get_args
 
+from regard import model_folder
 from regard.alignment import GoldAlignment
 from regard.charts import LineChart, Point
 from regard.config import AttentionName, Config, from_dict
@@ -121,10 +122,16 @@ def compare(
             f"{quantity(len(gold), 'line')} of gold links for {quantity(len(test), 'pair')}; one "
             "line per pair is needed"
         )
-    plans = [
-        (name, _config(settings, name, seed, len(models) * len(seeds), out))
-        for name, seed in product(models, seeds)
-    ]
+    specifications = [*product(models, seeds)]
+    begun = _begun(out, specifications) if resume else {}
+    minutes = max(
+        (config.training.max_minutes or 0.0 for config in begun.values()),
+        default=MINUTES / len(specifications),
+    )
+    plans = [(name, _config(settings, name, seed, minutes, out)) for name, seed in specifications]
+    for _, config in plans:
+        if config.out in begun:
+            _require_equal_settings(config, begun[config.out])
     runs: list[Run] = []
     for number, (name, config) in enumerate(plans, start=1):
         label = f"{name}, seed {config.training.seed}"
@@ -182,17 +189,43 @@ def by_length(runs: Sequence[Run]) -> LineChart:
     )
 
 
-def _config(
-    settings: Mapping[str, Any], name: str, seed: int, number_of_runs: int, out: Path
-) -> Config:
+def _config(settings: Mapping[str, Any], name: str, seed: int, minutes: float, out: Path) -> Config:
     training = {**settings.get("training", {}), "seed": seed}
     if training.get("max_minutes") is None:
-        training["max_minutes"] = MINUTES / number_of_runs
+        training["max_minutes"] = minutes
     model = {**settings.get("model", {}), **model_settings(name)}
-    folder = out / name.replace(":", "-") / f"seed-{seed}"
-    config = from_dict({**settings, "model": model, "training": training, "out": str(folder)})
+    folder = str(_folder(out, name, seed))
+    config = from_dict({**settings, "model": model, "training": training, "out": folder})
     config.check_groups()
     return config
+
+
+def _folder(out: Path, name: str, seed: int) -> Path:
+    return out / name.replace(":", "-") / f"seed-{seed}"
+
+
+def _begun(out: Path, specifications: Sequence[tuple[str, int]]) -> dict[str, Config]:
+    """Return the stored settings of the models whose training has begun, by folder."""
+    folders = (_folder(out, name, seed) for name, seed in specifications)
+    return {
+        str(folder): model_folder.describe(folder).config
+        for folder in folders
+        if (folder / "config.json").exists()
+    }
+
+
+def _require_equal_settings(config: Config, stored: Config) -> None:
+    """Raise a ConfigError if a model was trained with other settings, or for longer."""
+    for group in ("source", "target", "model", "training"):
+        new, old = getattr(config, group), getattr(stored, group)
+        for name in sorted(new.given):
+            value, before = getattr(new, name), getattr(old, name)
+            longer = name == "max_minutes" and before is not None and value > before
+            if value not in (None, "auto", before) and not longer:
+                raise ConfigError(
+                    f"{config.out} was trained with {group}.{name} {before}, and the models compared need "
+                    f"equal settings, got {value}: leave it out, or choose another folder (out)"
+                )
 
 
 def _evaluate(

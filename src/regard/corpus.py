@@ -287,8 +287,9 @@ def _hold_out(
     parsed: ParsedPairs | MappedPairs, seed: int
 ) -> tuple[ParsedPairs | MappedPairs, ParsedPairs]:
     """Hold out sources for validation; no source is in both sets."""
+    name = f"{parsed.name} (held-out pairs)"
     if isinstance(parsed, MappedPairs):
-        return parsed, parsed.hold_out(seed)
+        return parsed, parsed.hold_out(seed)._replace(name=name)
     sources = sorted({format_source(pair.key) for pair in parsed.pairs})
     if len(sources) < 2:
         raise DataError(
@@ -298,8 +299,9 @@ def _hold_out(
     random.Random(seed).shuffle(sources)
     held_out = set(sources[: min(1000, max(1, len(sources) // 20))])
     in_dev = [format_source(pair.key) in held_out for pair in parsed.pairs]
-    train = [index for index, dev in enumerate(in_dev) if not dev]
-    return parsed.select(train), parsed.select([index for index, dev in enumerate(in_dev) if dev])
+    train = [index for index, held in enumerate(in_dev) if not held]
+    dev = [index for index, held in enumerate(in_dev) if held]
+    return parsed.select(train), parsed.select(dev)._replace(name=name)
 
 
 def _ids(examples: Iterable[Example]) -> list[tuple[Any, ...]]:

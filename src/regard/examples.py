@@ -118,7 +118,7 @@ def _check_long(
         require_valid(name, unit, listed, bad, valid, remedy)
     if not valid:
         limit = config.data.max_length
-        raise DataError(f"{name}: every pair is longer than data.max_length {limit}")
+        raise DataError(f"{name}: every pair is longer than data.max_length {limit}; raise it")
     note_skipped(listed, bad, name, unit, notes)
 
 

@@ -17,6 +17,8 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from regard.errors import ConfigError, DataError
 
 _READ_BYTES = 1 << 20
@@ -106,11 +108,52 @@ def _is_standard_output(path: Path) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def exclusive(folder: Path, path: Path) -> Generator[None]:
+    """Hold an exclusive lock on a file, which is created if it is missing, for training in `folder`.
+
+    Raises:
+        ConfigError: another process holds the lock, or the file cannot be written.
+    """
+    lock = filelock.FileLock(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise ConfigError(
+            f"another process is training {folder}; wait for it to end, or choose another folder (out)"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {folder}: {error.strerror}; choose another folder (out)"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def remove_temporary_files(folder: Path) -> None:
     """Remove temporary files of `atomic_write` that a killed process has left in a folder."""
     for path in folder.iterdir():
         if _TEMPORARY_STEM.fullmatch(path.stem):
             path.unlink()
+
+
+def replace_links(folder: Path) -> None:
+    """Replace the symbolic links in a folder by copies of their files, which can be written safely.
+
+    Links to folders are kept; links to anything else, or to nothing, are removed.
+    """
+    for path in folder.iterdir():
+        if not path.is_symlink() or path.is_dir():
+            continue
+        if not path.is_file():
+            path.unlink()
+            continue
+        temporary = path.parent / f".{secrets.token_hex(8)}{path.suffix}"
+        shutil.copyfile(path, temporary)
+        os.replace(temporary, path)
 
 
 def _synchronize(path: Path) -> None:

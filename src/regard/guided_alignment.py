@@ -5,6 +5,7 @@ section 4. Where they guide one head, the average over the heads of a layer is g
 `Translation.alignment` reads.
 """
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from regard.alignment import GoldAlignment, Link, check_pair_links, read_gold
 from regard.batching import TokenLink
 from regard.config import ModelConfig
-from regard.errors import ConfigError, DataError, quantity
+from regard.errors import ConfigError, DataError, quantity, shortened
 from regard.pairs import Pair, ParsedPairs
 
 DEFAULT_WEIGHT = 0.05
@@ -47,7 +48,7 @@ class Guide(NamedTuple):
         if isinstance(links, str):
             guide = cls(links, read_gold(links))
         else:
-            guide = cls("links", [GoldAlignment(frozenset(line)) for line in links])
+            guide = cls("links", [_checked(line, n) for n, line in enumerate(links, start=1)])
         lines = len(parsed.pairs) + len(parsed.bad)
         if len(guide.lines) != lines:
             raise DataError(
@@ -101,6 +102,20 @@ class Guide(NamedTuple):
                 for token in tokens
             ]
         return found
+
+
+def _checked(line: Iterable[Link], number: int) -> GoldAlignment:
+    """Return the links of a pair; raise a DataError if they are no pairs of whole numbers."""
+    try:
+        found = frozenset(
+            (operator.index(source), operator.index(target)) for source, target in line
+        )
+    except (TypeError, ValueError):
+        raise DataError(
+            f"links, item {number:,}: links are pairs of a source word and a target word, such as "
+            f"[(0, 1), (2, 0)], got {shortened(repr(line))}"
+        ) from None
+    return GoldAlignment(found)
 
 
 def guided_layer(layers: int) -> int:

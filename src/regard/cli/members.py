@@ -19,7 +19,7 @@ from regard.cli import job
 from regard.cli.parser import Parser, settings
 from regard.config import from_dict
 from regard.errors import ConfigError, JobError
-from regard.files import require_empty_folder, write_text
+from regard.files import exclusive, require_empty_folder, write_text
 from regard.pairs import refuse_pipes
 
 _SECONDS_BETWEEN_CHECKS = 0.1
@@ -51,6 +51,14 @@ def train_members(parser: Parser, arguments: Sequence[str], args: Namespace) -> 
     plans = _plans(parser, arguments, args)
     refuse_pipes(*map(plans[0]["data"].get, ("train", "dev", "train_links")))
     out = _output_folder(Path(args.out), args.resume)
+    with exclusive(out, out / "members" / ".lock"):
+        commands = _write_plans(plans, out, args)
+        _run(commands, min(args.jobs, len(plans)), out / "members" / "0" / "config.json")
+    return len(plans)
+
+
+def _write_plans(plans: list[dict[str, Any]], out: Path, args: Namespace) -> list[list[str]]:
+    """Write the settings of each member; return the arguments of the commands that train them."""
     commands: list[list[str]] = []
     for index, plan in enumerate(plans):
         folder = out / "members" / str(index)
@@ -60,8 +68,7 @@ def train_members(parser: Parser, arguments: Sequence[str], args: Namespace) -> 
         options += ["--adapt"] if args.adapt or args.config is None else []
         options += ["--resume"] if args.resume else []
         commands.append([*options, *_origin(args, index)])
-    _run(commands, min(args.jobs, len(plans)), out / "members" / "0" / "config.json")
-    return len(plans)
+    return commands
 
 
 def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[dict[str, Any]]:

@@ -163,6 +163,12 @@ class Parser(ArgumentParser):
                 self.error(f"{self._as_typed(action.dest)} takes a path, got an empty string")
         return values
 
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:  # type: ignore[override]
+        """Add an argument, which takes a text unless specified otherwise, also in a settings file."""
+        if "action" not in options:
+            options.setdefault("type", str)
+        return super().add_argument(*names, **options)
+
     def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Return the help with the common options, or with all options if none is marked as common."""
         for action in self._actions:

@@ -105,9 +105,8 @@ def _to_onnx(graph: nn.Module, examples: Sequence[dict[str, Any]]) -> "onnx.Mode
     inputs = examples[-1]
     with _quiet():
         program = torch.export.export(graph, (), inputs, dynamic_shapes=shapes, strict=False)
-        table = {**torch.export.default_decompositions(), **_DECOMPOSITIONS}
         exported = torch.onnx.export(
-            program.run_decompositions(table),
+            program.run_decompositions(_DECOMPOSITIONS),
             dynamo=True,
             verbose=False,
             opset_version=OPSET,
