@@ -425,6 +425,15 @@ def test_downloads(page: Page, folders: list[Path], name: str) -> None:
     assert np.allclose(data["displayed"]["weights"], expected.attention, atol=1e-4)
 
 
+def test_pictures_of_control_characters_are_valid(page: Page) -> None:
+    _submit(page, "a \x01 b")
+    for format in ("PNG", "SVG"):
+        with page.expect_download() as download:
+            _view(page).get_by_label(f"Download heatmap as {format}").click()
+        content = Path(download.value.path()).read_bytes()
+    assert "\ufffd" in "".join(xml.etree.ElementTree.fromstring(content).itertext())
+
+
 def test_the_tree_has_a_root_and_joined_edges(page: Page) -> None:
     view = _view(page)
     view.get_by_text("Search tree").click()

@@ -58,7 +58,7 @@ def run(arguments: list[str]) -> None:
         ):
             best = outputs[0]
             truncated += not best.complete
-            too_short += bool(pins) and max(pins) > len(best.tokens)
+            too_short += bool(pins and best.source.strip()) and max(pins) > len(best.tokens)
             without_features += reads_features and bool(best.tokens) and features is None
             unreliable += best.warning is not None
             unknown.update(best.unknown)
@@ -113,7 +113,7 @@ def make_parser() -> Parser:
         metavar="I/N",
         help="divide FILE into N consecutive parts and translate only the I-th, such as 1/4, so that "
         "several processes or machines can share the work; the concatenated outputs of 1/N to N/N "
-        "equal the output for FILE",
+        "equal the output for FILE, except for the last digits of scores",
     )
     add_search(parser)
     parser.add_argument(

@@ -140,7 +140,7 @@ def _validation_error(_: Request, invalid: RequestValidationError) -> Response:
     field = ".".join(parts[:1] + [part for part in parts[1:] if not _TYPE.fullmatch(part)])
     field = shortened(field)
     if error["type"] == "extra_forbidden":
-        fields = {*TranslateRequest.model_fields, *ExplainRequest.model_fields}
+        fields = {*TranslateRequest.model_fields, *ExplainRequest.model_fields} - {field}
         return error_response(422, f"there is no field {field}{nearest(field, fields)}")
     reason = error["msg"].removeprefix("Value error, ")
     return error_response(422, f"{field}: {reason}" if field else reason)

@@ -5,7 +5,7 @@ const SCALE = 2; // pixels of the PNG per unit of the SVG
 
 // Buttons that download what `picture()` (an SVG element) and `data()` return.
 export function downloads(name, picture, data) {
-  const svg = () => new XMLSerializer().serializeToString(picture());
+  const svg = () => serialize(picture());
   const makers = {
     PNG: async () => save(`${name}.png`, await png(picture())),
     SVG: () => save(`${name}.svg`, new Blob([svg()], { type: "image/svg+xml" })),
@@ -15,9 +15,14 @@ export function downloads(name, picture, data) {
     element("button", { type: "button", class: "download", "aria-label": `Download ${name} as ${format}`, onclick: make }, format));
 }
 
+// As XML, which permits few control characters.
+function serialize(svg) {
+  return new XMLSerializer().serializeToString(svg).replace(/[^\t\n\r\u0020-\uD7FF\uE000-\uFFFD\u{10000}-\u{10FFFF}]/gu, "\uFFFD");
+}
+
 async function png(svg) {
   const image = new Image();
-  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(new XMLSerializer().serializeToString(svg))}`;
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(serialize(svg))}`;
   await image.decode();
   const canvas = element("canvas", { width: SCALE * Number(svg.getAttribute("width")), height: SCALE * Number(svg.getAttribute("height")) });
   canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
