@@ -46,12 +46,7 @@ def test_there_is_a_line_of_links_for_every_line_of_the_file(out: Path, pairs_fi
     lines, links = read_lines(pairs_file), read_lines(out / "links.pharaoh")
     assert len(links) == len(lines) == 12
     assert [not line for line in links] == [i in (3, 4, 5, 11) for i in range(12)]
-    forward, reverse = (Translator.load(out / name, "cpu") for name in ("forward", "reverse"))
-    for line, expected in zip(lines, links, strict=True):
-        if expected:
-            source, target = line.split("\t")
-            there, back = forward.align(source, target), reverse.align(target, source)
-            assert str(symmetrize(there, back)) == expected
+    assert links == read_lines(out / "guide.pharaoh")
 
 
 def test_the_directions_share_the_budget_and_exchange_source_and_target(out: Path) -> None:
@@ -61,6 +56,20 @@ def test_the_directions_share_the_budget_and_exchange_source_and_target(out: Pat
     assert configs[0].target.unit == configs[1].source.unit
 
 
+def test_links_of_hidden_markov_models_guide_both_directions(out: Path, pairs_file: Path) -> None:
+    lines, links = read_lines(pairs_file), read_lines(out / "guide.pharaoh")
+    assert [not line for line in links] == [i in (3, 4, 5, 11) for i in range(12)]
+    found = list[tuple[str, str]]()
+    for line, text in zip(lines, links, strict=True):
+        source, target = (side.split() for side in (line.split("\t") if text else ("", "")))
+        pairs = (link.split("-") for link in text.split())
+        found += [(source[int(i)], target[int(j)]) for i, j in pairs]
+    assert {target for _, target in found} == {"A", "B", "C", "D"}
+    assert sum(source.upper() == target for source, target in found) > 0.8 * len(found)
+    for name in ("forward", "reverse"):
+        assert Translator.load(out / name, "cpu").trained.config.training.guided_alignment == 0.05
+
+
 def test_training_is_resumed(
     out: Path, pairs_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -68,12 +77,20 @@ def test_training_is_resumed(
     assert main(arguments) == 1
     assert "exists and is not empty" in capsys.readouterr().err
     (out / "links.pharaoh").unlink()
+    assert main([*arguments, "--resume", "--threshold", "0.1"]) == 1
+    assert "minimum weight of a link of the trained models" in capsys.readouterr().err
     assert main([*arguments, "--resume", "--symmetrize", "union"]) == 0
     result = capsys.readouterr()
     assert result.err.count("resumed at update 2") == 2
     assert "the links of 12 pairs are saved" in result.out
     assert "4 could not be aligned" in result.out
-    assert len(read_lines(out / "links.pharaoh")) == 12
+    forward, reverse = (Translator.load(out / name, "cpu") for name in ("forward", "reverse"))
+    links = read_lines(out / "links.pharaoh")
+    for line, expected in zip(read_lines(pairs_file), links, strict=True):
+        if expected:
+            source, target = line.split("\t")
+            there, back = forward.align(source, target), reverse.align(target, source)
+            assert str(symmetrize(there, back, "union")) == expected
 
 
 def test_links_guide_both_directions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,20 +1,33 @@
-"""Alignment of parallel text by two models, which are trained on it in opposite directions."""
+"""Alignment of parallel text by two models, which are trained on it in opposite directions.
+
+Links of hidden Markov models, which need no neural network, guide the attention of both models.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from regard.alignment import Alignment, Link, read_gold
-from regard.config import Symmetrization, from_dict
+import numpy as np
+from jaxtyping import Float
+
+from regard.alignment import Alignment, Link, read_gold, word_weights
+from regard.config import Config, Symmetrization, from_dict
 from regard.errors import ConfigError, DataError
 from regard.files import atomic_write
-from regard.pairs import Pair, PairLike, ParsedPairs, refuse_pipes, to_pairs
+from regard.hidden_markov import ROUNDS, HiddenMarkovAligner
+from regard.pairs import Pair, PairLike, ParsedPairs, pairs_from, refuse_pipes, to_pairs
+from regard.progress import Progress
 from regard.symmetrization import symmetrize
+from regard.text import Tokenizer
 from regard.training import train
 from regard.translator import Translator
 
+GUIDE = "guide.pharaoh"
+"""File with the links of hidden Markov models."""
 _CHUNK = 1000
 """Number of pairs that are aligned between two writes."""
+_LIKELY = 0.15
+"""Minimum weight of a link of hidden Markov models; chosen on 100 sentences of Tatoeba."""
 
 
 def train_both(
@@ -29,6 +42,10 @@ def train_both(
     **settings: Mapping[str, Any],
 ) -> tuple[Translator, Translator]:
     """Train a model from source to target in `OUT/forward`, and its reverse in `OUT/reverse`.
+
+    The attention of both is guided by the links in `data.train_links` or, by default, by those of
+    hidden Markov models that are trained on the same pairs (`HiddenMarkovAligner`), which are written to
+    `OUT/guide.pharaoh`.
 
     Args:
         out: the folder.
@@ -54,19 +71,25 @@ def train_both(
     if settings.get("model", {}).get("attention") == "none":
         raise ConfigError("alignments need attention: choose another model.attention")
     refuse_pipes(data.get("train_links"))
+    guide = Path(out) / GUIDE
+    if data.get("train_links") is None and settings.get("model", {}).get("normalizer") != "none":
+        data["train_links"] = str(guide)
     groups: dict[str, Mapping[str, Any]] = {**settings, "data": data}
     if max_minutes is not None:
         groups["training"] = {**settings.get("training", {}), "max_minutes": max_minutes / 2}
 
     def run(name: str, swap: bool, links: Sequence[Iterable[Link]] | None = None) -> Translator:
         config = from_dict({**groups, "out": str(Path(out) / name), "device": device})
-        ordered = [None if each is None else _ordered(each, swap) for each in checked]
+        ordered = [None if each is None else _ordered(each, swap) for each in (checked, dev_pairs)]
         return train(config, *ordered, resume=resume, command=command, links=links)
 
-    checked = [
-        each if each is None or isinstance(each, ParsedPairs) else to_pairs(each)
-        for each in (pairs, dev)
-    ]
+    checked = pairs if isinstance(pairs, ParsedPairs) else to_pairs(pairs)
+    dev_pairs = dev if dev is None or isinstance(dev, ParsedPairs) else to_pairs(dev)
+    if data.get("train_links") == str(guide) and not guide.exists():
+        parsed = checked if isinstance(checked, ParsedPairs) else pairs_from(checked)
+        parsed.require_valid(None)
+        guide.parent.mkdir(parents=True, exist_ok=True)
+        _write_guide(guide, parsed, from_dict({**groups, "out": None}))
     forward = run("forward", swap=False)
     # both models split a text into the same words
     units = forward.trained.config.source.unit, forward.trained.config.target.unit
@@ -113,11 +136,60 @@ def write_links(
         threshold: minimum weight of a link, as for `symmetrize`.
         on_progress: called with the number of pairs just completed.
     """
+
+    def align(chunk: slice) -> list[Alignment | None]:
+        return _alignments(forward, reverse, parsed.pairs[chunk], method, threshold)
+
+    return _write(path, parsed, align, on_progress)
+
+
+def _write_guide(path: Path, parsed: ParsedPairs, config: Config) -> None:
+    """Write the links of hidden Markov models, which are trained on these pairs, in Pharaoh format."""
+    limit = config.data.max_length
+    ids: list[list[Sequence[int]]] = []
+    words: list[list[list[int | None]]] = []
+    sides = (config.source, parsed.texts("source")), (config.target, parsed.texts("target"))
+    for side, texts in sides:
+        tokenizer = Tokenizer.train(texts, side)
+        encodings = tokenizer.encode_batch(texts)
+        ids.append([each.ids if len(each.ids) <= limit else () for each in encodings])
+        words.append([tokenizer.words_of(each) for each in encodings])
+    with Progress("hidden Markov models", sum(ROUNDS), "rounds") as progress:
+        aligner = HiddenMarkovAligner(ids[0], ids[1], progress.advance)
+
+    def align(chunk: slice) -> list[Alignment | None]:
+        sources, targets = (side[chunk] for side in ids)
+        found = zip(
+            aligner.weights(sources, targets), *(side[chunk] for side in words), strict=True
+        )
+        return [_likely_links(*each) if each[0].size else None for each in found]
+
+    with Progress("links", len(parsed.pairs), "pairs") as progress:
+        _write(path, parsed, align, progress.advance)
+
+
+def _likely_links(
+    weights: Float[np.ndarray, "L T"],
+    source_words: Sequence[int | None],
+    target_words: Sequence[int | None],
+) -> Alignment:
+    by_word = word_weights(weights, source_words, target_words)[:, :-1]
+    targets, sources = np.nonzero(by_word >= _LIKELY)
+    return Alignment(zip(sources.tolist(), targets.tolist(), strict=True))
+
+
+def _write(
+    path: str | Path,
+    parsed: ParsedPairs,
+    align: Callable[[slice], list[Alignment | None]],
+    on_progress: Callable[[int], None] | None,
+) -> int:
+    """Write a line of links for every line of the pairs, and return the number of failures."""
     lines, failures = 0, len(parsed.bad)
     with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         for start in range(0, len(parsed.pairs), _CHUNK):
             chunk = slice(start, start + _CHUNK)
-            alignments = _alignments(forward, reverse, parsed.pairs[chunk], method, threshold)
+            alignments = align(chunk)
             for number, alignment in zip(parsed.numbers[chunk], alignments, strict=True):
                 failures += alignment is None
                 file.write("\n" * (number - 1 - lines) + f"{alignment or ''}\n")

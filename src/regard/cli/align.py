@@ -1,8 +1,9 @@
 """Align sentence pairs using the attention of a model, or of two models of opposite directions.
 
 `regard align DIR PAIRS` uses the attention of DIR when it is forced to output the target. `regard align
---train PAIRS --out OUT` trains two models on the pairs, in opposite directions, as OUT/forward and
-OUT/reverse, and writes OUT/links.pharaoh, one line per pair.
+--train PAIRS --out OUT` aligns the pairs by hidden Markov models, whose links it writes to
+OUT/links.pharaoh, one line per pair, and trains two models that agree with them, in opposite directions,
+as OUT/forward and OUT/reverse.
 """
 
 import json
@@ -24,7 +25,7 @@ from regard.cli.options import (
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
 from regard.config import DataConfig, Symmetrization
 from regard.errors import ConfigError, DataError, quantity
-from regard.files import require_empty_folder, write_json, write_text
+from regard.files import read_lines, require_empty_folder, write_json, write_text
 from regard.progress import Progress
 
 if TYPE_CHECKING:
@@ -80,7 +81,8 @@ def make_parser() -> Parser:
     option(
         "--symmetrize",
         type=Symmetrization | None,
-        help="how to combine the alignments of both directions; default: soft",
+        help="how to combine the alignments of both directions; default: soft, or with --train the links of "
+        "hidden Markov models instead of those of the trained models",
     )
     option("--threshold", type=float, default=0.0, help="minimum weight of a link, from 0 to 1")
     option(
@@ -150,11 +152,16 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
         require_empty_folder(out, "choose another folder (--out), or continue (--resume)")
     enable_huge_pages()
     with loading("PyTorch"):
-        from regard.aligner import train_both, write_links
+        from regard.aligner import GUIDE, train_both, write_links
         from regard.alignment import check_threshold
         from regard.pairs import read_pairs
 
     check_threshold(args.threshold)
+    has_guide = data.train_links is None and groups["model"].get("normalizer") != "none"
+    if args.threshold and not args.symmetrize and has_guide:
+        raise ConfigError(
+            "--threshold is the minimum weight of a link of the trained models: give --symmetrize too"
+        )
     parsed = read_pairs(args.train, data)
     parsed.require_valid(None)
     dev = None if data.dev is None else read_pairs(data.dev, data)
@@ -163,10 +170,15 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
         device=args.device, command=command, **groups,
     )  # fmt: skip
     path, method = out / "links.pharaoh", args.symmetrize or "soft"
-    with Progress("aligning", len(parsed.pairs), "pairs") as progress:
-        failures = write_links(
-            path, forward, reverse, parsed, method, args.threshold, progress.advance
-        )
+    if args.symmetrize or not has_guide:
+        with Progress("aligning", len(parsed.pairs), "pairs") as progress:
+            failures = write_links(
+                path, forward, reverse, parsed, method, args.threshold, progress.advance
+            )
+    else:
+        links = read_lines(out / GUIDE)
+        write_text(path, "".join(f"{line}\n" for line in links))
+        failures = links.count("")
     total = len(parsed.pairs) + len(parsed.bad)
     print(
         f"the links of {quantity(total, 'pair')} are saved in {path}"

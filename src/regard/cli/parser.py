@@ -163,7 +163,7 @@ class Parser(ArgumentParser):
                 self.error(f"{self._as_typed(action.dest)} takes a path, got an empty string")
         return values
 
-    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:  # type: ignore[override]
+    def add_argument(self, *names: Any, **options: Any) -> Any:  # type: ignore[override]
         """Add an argument, which takes a text unless specified otherwise, also in a settings file."""
         if "action" not in options:
             options.setdefault("type", str)
