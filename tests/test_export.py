@@ -1,8 +1,10 @@
 """Exported folders: ONNX graphs, the Python runner, and the comparison with PyTorch."""
 
 import copy
+import dataclasses
 import importlib.util
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -28,10 +30,12 @@ from regard.errors import ConfigError, ExtraError
 from regard.export import conversion, parity
 from regard.export.compression import compress_weights
 from regard.export.conversion import convert
-from regard.export.folder import export
+from regard.export.folder import describe, export
 from regard.models import Seq2Seq
 from regard.quantization import WeightType, round_weights
 from regard.text import Tokenizer
+from tokenizer_texts import TEXTS as TEXTS_IN_MANY_SCRIPTS
+from tokenizer_texts import random_texts
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -264,6 +268,76 @@ def test_the_runner_tokenizes_like_the_package(unit: str) -> None:
             assert exported.decode(expected.tokens) == tokenizer.detokenize(expected.tokens)
 
     check()
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+@pytest.mark.parametrize("unit", UNITS)
+def test_texts_in_many_scripts_are_tokenized_like_the_package(unit: str, lowercase: bool) -> None:
+    drawn = random_texts(300)
+    # words and parts of words without spaces, and marks among them, known and unknown
+    unspaced = ["".join(random.choices("我爱机器学习今日はいい・฿‿。? ", k=12)) for _ in range(300)]
+    config = TextConfig(
+        unit=unit, vocabulary_size=150, min_frequency=2, lowercase=lowercase, match_vocabulary=True
+    )
+    training = [*TEXTS_IN_MANY_SCRIPTS, "我 爱 机器 学习 。 今日 は いい ?"] * 3
+    tokenizer = Tokenizer.train(training + drawn[:100], config)
+    texts = [*TEXTS_IN_MANY_SCRIPTS, *drawn, *unspaced]
+    encodings = tokenizer.encode_batch(texts)
+    with parity._python_runner():
+        from tokens import Tokenizer as Exported
+
+        exported = Exported(json.loads(tokenizer.to_json()))
+        for text, encoding in zip(texts, encodings, strict=True):
+            assert exported.encode(text) == (encoding.tokens, encoding.ids), text
+            assert exported.decode(encoding.tokens) == tokenizer.detokenize(encoding.tokens), text
+    assert any(encoding.left_out for encoding in encodings) == (unit == "word")
+
+
+@pytest.fixture
+def matching(
+    exported_folders: list[tuple[regard.Translator, Path]], tmp_path: Path
+) -> tuple[regard.Translator, Path]:
+    """A translator that matches unknown words to its vocabulary, and its exported folder."""
+    trained = exported_folders[0][0].trained
+    config = TextConfig(unit="word", match_vocabulary=True)
+    source = Tokenizer.train(["我 爱 机器 学习"], config)
+    assert len(source) == len(trained.source)
+    metadata = trained.metadata | {"examples": ["我 爱 机器 学习"]}
+    trained = dataclasses.replace(trained, source=source, metadata=metadata)
+    translator = regard.Translator(trained, torch.device("cpu"))
+    folder = shutil.copytree(exported_folders[0][1], tmp_path / "matching")
+    (folder / "model.json").write_text(json.dumps(describe(translator, "matching")))
+    return translator, folder
+
+
+def test_the_runner_matches_unknown_words_to_the_vocabulary(
+    matching: tuple[regard.Translator, Path],
+) -> None:
+    translator, folder = matching
+    lines = ["我爱机器学习", "机器  爱!", "¿我?", "我 爱 x", "学习好爱我!?", "!"]
+    command = [sys.executable, folder / "translate.py", "--confidence"]
+    run = subprocess.run(command, input="\n".join(lines).encode(), capture_output=True, check=True)
+    printed = [line.split("\t") for line in run.stdout.decode().splitlines()]
+    expected = translator.translate(lines, 5, 2)
+    assert [line[0] for line in printed] == [outputs[0].text for outputs in expected]
+    for line, outputs in zip(printed, expected, strict=True):
+        assert float(line[1]) == pytest.approx(outputs[0].probability, abs=1e-4)
+
+
+def test_the_comparison_includes_sources_with_unknown_words(
+    matching: tuple[regard.Translator, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translator, folder = matching
+    sources = parity.sample_sources(translator)
+    assert "我爱机器学习" in sources
+    assert any(encoding.left_out for encoding in translator.source.encode_batch(sources))
+    assert parity.check_parity(translator, folder).sources == len(sources)
+    runners = shutil.copytree(parity.RUNNERS, tmp_path / "runners")
+    with (runners / "words.py").open("a") as file:
+        file.write("def match(tokens, ids): return [(t, ids.get(t, UNK)) for t in tokens]\n")
+    monkeypatch.setattr(parity, "RUNNERS", runners)
+    with pytest.raises(ConfigError, match="the tokenizer of the exported runner differs"):
+        parity.check_parity(translator, folder)
 
 
 def test_features_follow_a_tab() -> None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import regard
 from regard.config import NormalForm, TextConfig, Unit
 from regard.text import UNITS, Tokenizer
 from static_server import serve_folder
+from tokenizer_texts import TEXTS, random_texts
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PAGE = Path(regard.__file__).parent / "serving" / "page"
@@ -22,21 +22,6 @@ PAGE = Path(regard.__file__).parent / "serving" / "page"
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None and not os.environ.get("CI"), reason="Chromium is not installed"
 )
-
-TEXTS = [
-    "¿Qué es esto? No lo sé.", "l'été où j'étais là-bas", "rock-and-roll ‑ x‐y", "col·legi a·b",
-    "我爱机器学习。你呢？", "今日はいい天気ですね", "ไทยกำลัง น้ำ", "क्षि हिन्दी में लिखा है।",
-    "বাংলা ভাষা ক্ষ", "தமிழ் மொழி", "മലയാളം ക്ഷ", "👩‍👩‍👧 🎉🏳️‍🌈 a👍🏽b 🇩🇪🇫🇷🇪", "t͡ʃ d͡ʒ ʰ́",
-    "‿ a‿b ‿‿ ‿? x‿", "▁ a▁b ▁▁ ▁x", "<pad> <unk> </s> <s>", "ΟΔΥΣΣΕΥΣ ΣΑΣ İSTANBUL ǅ ﬁ ẞ",
-    "a\u00a0b\u3000c\u2028d\x1ce\x85f", "e\u0301 \u0301a ! \u0301 .\u0301a", "שלום עולם", "مرحبا ١٢٣",
-    "한국어 ᄒ\u1161ᆫ", "$5.00 (10%) \"quoted\" «x» …", "don’t won't o'clock ' '' a'", "ﾊﾟﾋﾟ",
-    "x\u200dy \u200c", "\ufeffa b\ufeff", "a\r\nb\tc  d", "",
-]  # fmt: skip
-
-
-def _random_texts(count: int) -> list[str]:
-    characters = sorted(set("".join(TEXTS))) + list(" ab.-'‿▁क्\u200d\u0301") * 5
-    return ["".join(random.choices(characters, k=random.randrange(14))) for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +55,8 @@ def test_texts_are_tokenized_as_in_python(page: Page, unit: Unit, form: NormalFo
         unit=unit, vocabulary_size=120, min_frequency=2, normal_form=form, lowercase=lowercase,
         match_vocabulary=lowercase,
     )  # fmt: skip
-    training = TEXTS * 3 + _random_texts(200)
-    texts = TEXTS + _random_texts(400)
+    training = TEXTS * 3 + random_texts(200)
+    texts = TEXTS + random_texts(400)
     features = ["V;PST", "N,PL|x", "", "V x"]
     tokenizer = Tokenizer.train(training, config, (features * len(training))[: len(training)])
     sources = [(text, [*features, None][i % 5]) for i, text in enumerate(texts)]

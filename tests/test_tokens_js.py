@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 from pathlib import Path
 
 import pytest
@@ -11,25 +10,22 @@ from node import NODE, run_script
 from regard.config import TextConfig, Unit
 from regard.export.folder import copy_runners
 from regard.text import UNITS, Tokenizer
+from tokenizer_texts import TEXTS, random_texts
 
 pytestmark = pytest.mark.skipif(
     NODE is None and not os.environ.get("CI"), reason="Node.js is not installed"
 )
 
-TEXTS = [
-    "¿Qué es esto? No lo sé.", "l'été où j'étais là-bas", "我爱机器学习。", "क्षि हिन्दी में है।",
-    "👩‍👩‍👧 🎉 a👍🏽b 🇩🇪", "t͡ʃ d͡ʒ ʰ́", "‿ a‿b ‿‿ ‿? x‿", "▁ a▁b ▁▁ ▁x", "</s> <s>", "ΣΑΣ İ ǅ ﬁ",
-    "a\u00a0b\u3000c\x1ce", "$5.00 (10%) \"x\" …", "don’t o'clock ' ''", "",
-]  # fmt: skip
-
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_texts_are_tokenized_as_in_python(unit: Unit, tmp_path: Path) -> None:
     copy_runners(tmp_path)
-    characters = sorted(set("".join(TEXTS))) + list(" ab.-'‿▁") * 5
-    drawn = ["".join(random.choices(characters, k=random.randrange(14))) for _ in range(400)]
+    drawn = random_texts(400)
     for lowercase in (False, True):
-        config = TextConfig(unit=unit, vocabulary_size=120, min_frequency=2, lowercase=lowercase)
+        config = TextConfig(
+            unit=unit, vocabulary_size=120, min_frequency=2, lowercase=lowercase,
+            match_vocabulary=lowercase,
+        )  # fmt: skip
         tokenizer = Tokenizer.train(TEXTS * 3 + drawn, config)
         script = """
             import { readFileSync } from "node:fs";

@@ -1,11 +1,11 @@
 """Export of a model: a folder that translates in ONNX Runtime, without this package.
 
-encoder.onnx decoder.onnx     the graphs
-model.json                    sizes, search settings and the tables of both tokenizers
-dictionary.json               listed targets by source; empty without a dictionary
-translate.py tokens.py        the runner in Python
-translate.mjs onnx/           the runner in JavaScript, and its modules, which are those of the page
-README.md NOTICE              how to use the folder; the licence of its data, if the model has one
+encoder.onnx decoder.onnx         the graphs
+model.json                        sizes, search settings and the tables of both tokenizers
+dictionary.json                   listed targets by source; empty without a dictionary
+translate.py tokens.py words.py   the runner in Python
+translate.mjs onnx/               the runner in JavaScript, and its modules, which are those of the page
+README.md NOTICE                  how to use the folder; the licence of its data, if the model has one
 """
 
 import json

@@ -11,7 +11,7 @@ import numpy as np
 
 from regard.errors import ConfigError, shortened
 from regard.hypotheses import length_normalization
-from regard.text import SPECIAL_TOKENS, SourceLike
+from regard.text import SPECIAL_TOKENS, Encoding, SourceLike
 from regard.translation import Translation
 from regard.translator import Translator
 
@@ -39,38 +39,50 @@ class Parity(NamedTuple):
 def check_parity(translator: Translator, folder: Path) -> Parity:
     """Compare the outputs of the Python runner with those of PyTorch.
 
-    The sources are the model's examples and random ones of several lengths, except those with unknown words that
-    only this package maps to the vocabulary. Where the runner gives other tokens, their log-probability must be
-    that of PyTorch's output: the order of equally probable outputs is arbitrary.
+    The sources are those of `sample_sources`. The source tokens and their ids must be the same. Where the runner
+    gives other output tokens, their log-probability must be that of PyTorch's output: the order of equally
+    probable outputs is arbitrary.
 
     Raises:
-        ConfigError: an output, an attention weight or a log-probability differs.
+        ConfigError: a source token, an output, an attention weight or a log-probability differs.
     """
-    largest, compared = np.zeros(2), 0
+    largest, lines = np.zeros(2), sample_sources(translator)
     with _python_runner() as runner:
         model = runner.Model(folder)
-        for line in sample_sources(translator):
+        for line in lines:
             source = translator.source.parse_source(line)
-            same = model.source.encode(line)[1] == translator.source.encode(*source).ids
-            if not same and translator.source.match_vocabulary:
-                continue
-            compared += 1
+            _check_tokens(model.source.encode(line), translator.source.encode(*source), line)
             for beam_size in _BEAM_SIZES:
                 expected = translator.translate([source], beam_size)[0]
                 output = model.translate(line, beam_size)[0]
                 largest = np.maximum(largest, _difference(translator, source, output, expected))
-    return Parity(compared, *largest.tolist())
+    return Parity(len(lines), *largest.tolist())
 
 
 def sample_sources(translator: Translator) -> list[str]:
-    """Return the model's examples and random sources of different lengths, as lines."""
+    """Return the model's examples and random sources of different lengths, as lines.
+
+    For a tokenizer that matches unknown words and punctuation to its vocabulary, each of them is
+    repeated with punctuation at both ends, and without spaces.
+    """
     generator = np.random.default_rng(1)
     known = range(len(SPECIAL_TOKENS), len(SPECIAL_TOKENS) + len(translator.source.vocabulary))
     longest = translator.trained.metadata.get("max_source_length", max(_LENGTHS))
     lengths = [length for length in _LENGTHS if length <= longest]
     ids = [generator.choice(known, length).tolist() for length in lengths for _ in range(2)]
     texts = [*translator.trained.metadata.get("examples", []), *map(translator.source.decode, ids)]
+    if translator.source.match_vocabulary:
+        texts += [f"«{text}!" for text in texts] + ["".join(text.split()) for text in texts]
     return [text for text in texts if text.strip()]
+
+
+def _check_tokens(found: tuple[list[str], list[int]], expected: Encoding, line: str) -> None:
+    if found != (expected.tokens, expected.ids):
+        raise ConfigError(
+            f"the tokenizer of the exported runner differs for the source {shortened(line)!r}: expected "
+            f"{shortened(' '.join(expected.tokens))!r}, got {shortened(' '.join(found[0]))!r}; please report "
+            "this with the model's source.json"
+        )
 
 
 def _difference(
@@ -98,7 +110,7 @@ def _difference(
 @contextlib.contextmanager
 def _python_runner() -> Generator[Any]:
     """Import the runner as a user of an exported folder does, with its own folder on the path."""
-    names = ["tokens", "translate"]
+    names = ["words", "tokens", "translate"]
     saved = {name: sys.modules.pop(name) for name in names if name in sys.modules}
     sys.path.insert(0, str(RUNNERS))
     try:

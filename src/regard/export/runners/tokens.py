@@ -3,7 +3,10 @@
 import re
 import unicodedata
 
+from words import attach, detach, match
+
 PAD, UNK, BOS, EOS = range(4)
+SPECIAL = ["<pad>", "<unk>", "<s>", "</s>"]
 LETTERS = r"[^\s\x1c-\x1f\p{P}\p{S}]+"
 WORD = rf"{LETTERS}(?:['’\-‐‑·]{LETTERS})*"
 PATTERNS = {"grapheme": r"\X", "word": rf"‿|{WORD}|\X"}
@@ -16,13 +19,13 @@ class Tokenizer:
     def __init__(self, table):
         self.table, self.unit, entries = table, table["unit"], table["vocabulary"]
         self.split = {"char": list, "whitespace": str.split}.get(self.unit)
-        self.split = self.split or self.make_splitter(entries)
+        self.split = self.split or self.make_splitter([*SPECIAL, *entries])
         subwords = map(mark_space, entries) if self.unit in ("bpe", "unigram") else entries
-        self.tokens = ["<pad>", "<unk>", "<s>", "</s>", *subwords]
+        self.tokens = [*SPECIAL, *subwords]
         self.ids = {token: id for id, token in enumerate(self.tokens) if id > EOS}
         self.tags = {tag: id for id, tag in enumerate(table["features"] or [], len(self.tokens))}
 
-    def make_splitter(self, entries):
+    def make_splitter(self, names):
         from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
         pattern = Regex(PATTERNS.get(self.unit, SUBWORDS))
@@ -31,7 +34,6 @@ class Tokenizer:
         if self.unit in PATTERNS:
             words = lambda text: [part for chunk in text.split() for part in attach(find(chunk))]
             return words if self.unit == "word" else find
-        names = ["<pad>", "<unk>", "<s>", "</s>", *entries]
         if self.unit == "bpe":
             ids, merges = {name: id for id, name in enumerate(names)}, self.table["merges"]
             model = models.BPE(ids, [tuple(pair) for pair in merges], unk_token="<unk>")
@@ -59,8 +61,11 @@ class Tokenizer:
     def encode(self, line):
         """Return the tokens of a line and their ids."""
         text, tags = self.parse(line)
-        tokens, tags = self.split(self.normalize(text)), re.split(r"[;|,\s]+", self.compose(tags))
+        tokens = self.split(self.normalize(text))
         known = [(token, self.ids.get(token, UNK)) for token in tokens]
+        if self.table["match_vocabulary"] and self.unit == "word":
+            known = match(tokens, self.ids)
+        tags = re.split(r"[;|,\s]+", self.compose(tags))
         known += [(tag, self.tags.get(tag, UNK)) for tag in tags if tag]
         return [token for token, _ in known], [id for _, id in known]
 
@@ -75,25 +80,3 @@ class Tokenizer:
 
 def mark_space(part):
     return "▁▁" if part == "▁" else "▁" + part[1:] if part.startswith(" ") else part
-
-
-def attach(parts):
-    """Mark with ‿ the side on which a punctuation mark touches its neighbour."""
-    marks = [part != "‿" and unicodedata.category(part[0])[0] in "PS" for part in parts]
-    for index in range(len(parts) - 1):
-        if marks[index] and not marks[index + 1]:
-            parts[index] += "‿"
-        else:
-            parts[index + 1] = "‿" + parts[index + 1]
-    return parts
-
-
-def detach(tokens):
-    text, joined = "", True
-    for token in tokens:
-        left = len(token) > 1 and token.startswith("‿")
-        part = token[1:] if left else token
-        right = len(part) > 1 and part.endswith("‿")
-        text += ("" if joined or left else " ") + (part[:-1] if right else part)
-        joined = right
-    return text
