@@ -35,17 +35,15 @@ class Model:
         copies = [*map(known.get, tokens), EOS]  # for a model that copies source tokens
         limit = min(info["longest_target"], MAX_TOKENS) + 2 * len(copies)
         divisors = [((5 + n) / 6) ** info["length_penalty"] for n in range(limit + 2)]
-        ablated = np.zeros((info["layers"], info["heads"]), bool)
-        unattended = np.zeros((beam_size, 1, 1, 0))
         rows = run(self.encoder, {"source": [[*ids, EOS]], "lengths": [len(copies)]})
-        width = vocabulary + info["copying"] * len(copies)
         rows |= {"copies": np.array([copies]), "pinned": np.full((1, len(copies)), np.nan, "f")}
-        beams, finished = [([], 0.0, [])], []  # ids, log-probability and attention
+        unattended = np.zeros((beam_size, 1, 1, 0))
+        fixed = {"ablated": np.zeros((info["layers"], info["heads"]), bool)}
+        beams, finished = [([BOS], 0.0, [])], []  # ids, log-probability and attention
         for step in range(limit + 1):
-            last = [ids[-1] if ids else BOS for ids, _, _ in beams]
-            fixed = {"token": [id if id < vocabulary else UNK for id in last], "step": step}
-            output = run(self.decoder, rows | fixed | {"ablated": ablated})
-            if output["log_probs"].shape[1] != width:
+            last = [path[-1] if path[-1] < vocabulary else UNK for path, _, _ in beams]
+            output = run(self.decoder, rows | fixed | {"token": last, "step": step})
+            if output["log_probs"].shape[1] != vocabulary + info["copying"] * len(copies):
                 raise ValueError("model.json does not fit decoder.onnx; export the model again")
             if np.isnan(output["log_probs"]).any():
                 raise ValueError("the log-probabilities of the model are NaN; export it again")
@@ -57,8 +55,8 @@ class Model:
             for parent, id in zip(*np.unravel_index(candidates, totals.shape), strict=True):
                 (path, _, attention), total = beams[parent], float(totals[parent, id])
                 if id == EOS:
-                    kept = [*attention, weights[parent]][info["attention_delay"] :][: len(path)]
-                    found = {"tokens": [names[id] for id in path], "attention": kept}
+                    kept = [*attention, weights[parent]][info["attention_delay"] :][: len(path) - 1]
+                    found = {"tokens": [names[id] for id in path[1:]], "attention": kept}
                     found |= {"log_prob": total, "score": total / divisors[step + 1]}
                     finished.append(found | {"text": self.target.decode(found["tokens"])})
                 elif total > -np.inf and len(following) < beam_size:
