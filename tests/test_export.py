@@ -248,6 +248,32 @@ def test_a_dictionary_is_looked_up_first(
         assert model.translate("b a")[0]["text"] == translator.translate("b a").text
 
 
+@pytest.mark.parametrize("options", [[], ["--confidence"], ["--confidence", "--beam-size", "1"]])
+def test_a_dictionary_is_read_as_by_regard_translate(
+    folders: list[Path],
+    exported_folders: list[tuple[regard.Translator, Path]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+) -> None:
+    folder = shutil.copytree(exported_folders[0][1], tmp_path / "out")
+    for name, text in (("words", "a b\tx  y\na b\tz\nd\tone\n"), ("lines", " a b\nd\nc\n\n")):
+        (tmp_path / name).write_text(text)
+    listed = regard.Dictionary.read(tmp_path / "words", exported_folders[0][0]).targets
+    (folder / "dictionary.json").write_text(json.dumps(listed))
+    arguments = ["translate", str(folders[0]), str(tmp_path / "lines"), *options]
+    assert main([*arguments, "--device", "cpu", "--dictionary", str(tmp_path / "words")]) == 0
+    expected = [line.split("\t") for line in capsys.readouterr().out.split("\n")]
+    with (tmp_path / "lines").open() as lines:
+        command = [sys.executable, folder / "translate.py", *options]
+        run = subprocess.run(command, stdin=lines, capture_output=True, check=True)
+    found = [line.split("\t") for line in run.stdout.decode().split("\n")]
+    assert [line[0] for line in found] == [line[0] for line in expected]
+    assert found[0][0] == "x  y"  # the first of two targets
+    for line, other in zip(found, expected, strict=True):
+        assert list(map(float, line[1:])) == pytest.approx([*map(float, other[1:])], abs=1e-4)
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_runner_tokenizes_like_the_package(unit: str) -> None:
     lower = unit in ("word", "unigram")

@@ -100,10 +100,12 @@ def test_a_dictionary_is_looked_up_first(
     exported: list[tuple[regard.Translator, Path]], tmp_path: Path
 ) -> None:
     shutil.copytree(exported[0][1], tmp_path / "out", symlinks=True)
-    (tmp_path / "out" / "dictionary.json").write_text('{"a b": ["X  y", "x y"]}')
+    (tmp_path / "out" / "dictionary.json").write_text('{"a b": ["X  y", "x y"], "d": ["z"]}')
     result = _command(tmp_path / "out", "\ufeffa b \r\nb a\r\n")
     expected = exported[0][0].translate("b a").text
     assert result.stdout == f"X  y\n{expected}\n"
+    result = _command(tmp_path / "out", "a b\nd\n", "--confidence")
+    assert result.stdout == "X  y\t1.000000\t0.000000\nz\t1.000000\t1.000000\n"
 
 
 def test_bad_input_is_one_sentence(

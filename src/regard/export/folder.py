@@ -164,12 +164,18 @@ def _card(name: str, translator: Translator, weights: WeightType, parity: Parity
         "",
         "`--confidence` appends the probability of the output and its margin over the second-best",
         "output, separated by TABs. `model.json` describes the tokens; `encoder.onnx` runs once per",
-        "source, and `decoder.onnx` once per output token. `dictionary.json` lists outputs by source.",
+        "source, and `decoder.onnx` once per output token.",
         "",
-        f"Checked at export on {quantity(parity.sources, 'source')}, greedily and with 5 beams: the "
-        "same outputs as",
-        f"in PyTorch; attention weights differ by at most {parity.weights:.1g}, log-probabilities by "
-        f"{parity.log_probs:.1g}.",
+        "`dictionary.json` lists outputs by source. The commands print the first one. In Python,",
+        "`translate.Model(folder).translate(line, n_best=N)` returns up to N of them.",
+        "",
+        f"Checked at export on {quantity(parity.sources, 'source')} (the examples of the model and "
+        "random ones), greedily and",
+        "with 5 beams: the graphs, and the tokenizer and the search of the Python runner, without the",
+        "dictionary. They give the source tokens of regard and its outputs in PyTorch, or equally",
+        f"probable outputs; attention weights differ by at most {parity.weights:.1g}, "
+        f"log-probabilities by {parity.log_probs:.1g}.",
+        "The JavaScript runner is not run at export; the tests of regard compare it with PyTorch.",
         "",
     ]
     if "attribution" in metadata:
