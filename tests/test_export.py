@@ -485,9 +485,42 @@ def test_the_command_prints_size_and_quality(
     assert "exact match" in printed
     assert f"MB, weights in {weights}" in printed
     assert "same outputs as PyTorch" in printed
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"- weights in {weights}, dev pairs (2 sources), beam size 5: BLEU " in card
+    assert "the graphs, and the tokenizer and the search of the Python runner" in card
+    assert "The JavaScript runner is not run at export" in card
     assert main(arguments) == 1
     assert "exists and is not empty" in capsys.readouterr().err
     assert (
         main(["export", str(folders[0]), "-o", str(tmp_path / "x"), "--onnxruntime-web", "y"]) == 2
     )
     assert "add --web" in capsys.readouterr().err
+
+
+def test_the_dev_figures_of_the_model_card_are_kept(
+    folders: list[Path],
+    exported_folders: list[tuple[regard.Translator, Path]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graphs = _graphs(exported_folders[0][1])
+    monkeypatch.setattr("regard.export.folder.convert", lambda model: graphs)
+    model = shutil.copytree(folders[0], tmp_path / "model")
+    card = (model / "README.md").read_text()
+    figures = "- weights in int8, dev pairs (1 source), beam size 5: BLEU 12.34"
+    (model / "README.md").write_text(
+        card.replace("\nTrained with\n", f"{figures}\n\nTrained with\n")
+    )
+    best = next(line for line in card.splitlines() if line.startswith("- best weights at update"))
+    assert main(["export", str(model), "-o", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()
+    exported = (tmp_path / "out" / "README.md").read_text()
+    for text in (printed.out, exported):
+        assert f"{best}\n{figures}\n" in text
+        assert "not measured again for this folder (weights in float32)" in text
+    assert "measure the quality with --dev" in printed.err
+    (model / "README.md").unlink()
+    assert main(["export", str(model), "-o", str(tmp_path / "bare")]) == 0
+    assert "Dev figures" not in capsys.readouterr().out
+    assert "Dev figures" not in (tmp_path / "bare" / "README.md").read_text()

@@ -149,15 +149,9 @@ def _dev_figures(name: str, folder: Path, data: Path) -> str:
     recipe = RECIPES[name]
     pairs = read_pairs(str(data / recipe.files[1]), DataConfig()).pairs
     report = evaluate(Translator.load(folder, "cpu"), pairs)
-    values = report.to_dict()
-    parts = [
-        f"{METRICS[metric].label} {values[metric]['value']:.2f} "
-        f"({values[metric]['low']:.2f} – {values[metric]['high']:.2f})"
-        for metric in recipe.metrics
-    ]
     return (
-        f"weights in int8, dev pairs ({values['n']:,} sources), beam size 5: {', '.join(parts)}; "
-        f"expected calibration error {values['calibration']['value']:.2f}"
+        f"weights in int8, dev pairs ({report.metrics.n:,} sources), beam size 5: "
+        f"{report.summary(recipe.metrics)}"
     )
 
 

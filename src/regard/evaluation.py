@@ -80,6 +80,15 @@ class Report:
         values = [f"{name}={metrics[name]['value']:.2f}" for name in METRICS]
         return f"Report({quantity(metrics['n'], 'source')}, {', '.join(values)})"
 
+    def summary(self, metrics: Sequence[str] = tuple(METRICS)) -> str:
+        """Return metrics with their 95 % intervals, and the calibration error, on one line."""
+        parts: list[str] = []
+        for name in metrics:
+            metric: MetricValue = getattr(self.metrics, name)
+            interval = f"{metric.low:.2f} – {metric.high:.2f}"
+            parts.append(f"{METRICS[name].label} {metric.value:.2f} ({interval})")
+        return f"{', '.join(parts)}; expected calibration error {self.calibration.value:.2f}"
+
     def _repr_html_(self) -> str:
         """Return the tables for notebooks."""
         return f"<pre>{html.escape(str(self))}</pre>"

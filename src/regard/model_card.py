@@ -1,5 +1,6 @@
 """The model card: README.md in a model folder."""
 
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,19 @@ from regard.config import ModelConfig
 from regard.errors import quantity
 from regard.files import write_text
 from regard.version import __version__
+
+_DEV_FIGURES = re.compile(r"- (?:best weights at update|weights in) .*\bdev\b")
+
+
+def dev_figures(folder: Path) -> list[str]:
+    """Return the lines of a model card with metrics on the dev pairs.
+
+    A line begins with the weights that were evaluated: the best weights of the training run, or weights in
+    int8. The result is empty if the folder has no card.
+    """
+    path = folder / "README.md"
+    lines = path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else []
+    return [line for line in lines if _DEV_FIGURES.match(line)]
 
 
 def write(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from regard.cli.options import add_model_folder, load_translator
 from regard.cli.parser import Parser
-from regard.errors import DataError, UsageError
+from regard.errors import DataError, UsageError, quantity
 from regard.progress import Progress
 from regard.quantization import WeightType
 
@@ -40,11 +40,16 @@ def run(arguments: list[str]) -> None:
     if pairs is None:
         _warn("the dev pairs of the training run are not here; measure the quality with --dev")
     round_weights(translator.trained.model, args.weights)
-    quality = "" if pairs is None else _quality(translator, pairs, args.weights)
+    if pairs is None:
+        figures = _recorded_figures(pretrained.find(args.folder), args.weights)
+        quality = "".join(f"{line}\n" for line in figures)
+    else:
+        quality, figures = _quality(translator, pairs, args.weights)
     options: dict[str, Any] = {
         "weights": args.weights,
         "dictionary": dictionary,
         "notice": pretrained.find(args.folder) / "NOTICE",
+        "figures": figures,
         "on_stage": _warn,
     }
     if runtime is None:
@@ -83,8 +88,23 @@ def _recorded_pairs(translator: "Translator") -> str | None:
     return dev if dev is not None and all(map(os.path.isfile, dev.split(","))) else None
 
 
-def _quality(translator: "Translator", pairs: str, weights: str) -> str:
-    """Return the metrics of the model on pairs."""
+def _recorded_figures(folder: Path, weights: str) -> list[str]:
+    """Return the dev figures of the model card as lines; empty if it has none."""
+    from regard.model_card import dev_figures
+
+    figures = dev_figures(folder)
+    if not figures:
+        return []
+    introduction = [
+        f"Dev figures from the model card; not measured again for this folder (weights in {weights}).",
+        "The best weights are those of the training run, before any rounding.",
+        "",
+    ]
+    return [*introduction, *figures]
+
+
+def _quality(translator: "Translator", pairs: str, weights: str) -> tuple[str, list[str]]:
+    """Return the metrics of the model on pairs: as tables, and as lines of the exported README."""
     from regard.cli.pairs import read_valid_pairs
     from regard.evaluation import evaluate
 
@@ -95,7 +115,12 @@ def _quality(translator: "Translator", pairs: str, weights: str) -> str:
     sources = len({pair.key for pair in dev})
     with Progress("translating", sources, "sources") as progress:
         report = evaluate(translator, dev, on_progress=progress.advance)
-    return f"dev, {pairs}, weights in {weights}:\n{report}\n"
+    figures = [
+        "Dev figures, measured at export:",
+        "",
+        f"- weights in {weights}, dev pairs ({quantity(sources, 'source')}), beam size 5: {report.summary()}",
+    ]
+    return f"dev, {pairs}, weights in {weights}:\n{report}\n", figures
 
 
 def make_parser() -> Parser:

@@ -51,6 +51,7 @@ def export(
     weights: WeightType = "float32",
     dictionary: Mapping[str, Sequence[str]] | None = None,
     notice: Path | None = None,
+    figures: Sequence[str] = (),
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Exported:
     """Write a folder with which a model translates in ONNX Runtime, without this package.
@@ -63,6 +64,7 @@ def export(
         weights: how the weights are stored: float32, float16 or int8 (one scale per row).
         dictionary: targets by source, which the runners return instead of the model's output.
         notice: file with the licence of the data that the model and the dictionary contain.
+        figures: lines of the README about the quality of the model.
         on_stage: called with a description of each stage before it starts.
 
     Raises:
@@ -88,7 +90,7 @@ def export(
         write_json(folder / "dictionary.json", dict(dictionary or {}))
         if notice is not None and notice.is_file():
             shutil.copyfile(notice, folder / "NOTICE")
-        write_text(folder / "README.md", _card(out.name, translator, weights, parity))
+        write_text(folder / "README.md", _card(out.name, translator, weights, parity, figures))
         move(folder, out)
     return Exported(out, size(out), parity)
 
@@ -146,7 +148,13 @@ def check_decoder(translator: Translator) -> None:
         )
 
 
-def _card(name: str, translator: Translator, weights: WeightType, parity: Parity) -> str:
+def _card(
+    name: str,
+    translator: Translator,
+    weights: WeightType,
+    parity: Parity,
+    figures: Sequence[str],
+) -> str:
     metadata = translator.trained.metadata
     lines = [
         f"# {name}",
@@ -178,6 +186,8 @@ def _card(name: str, translator: Translator, weights: WeightType, parity: Parity
         "The JavaScript runner is not run at export; the tests of regard compare it with PyTorch.",
         "",
     ]
+    if figures:
+        lines += [*figures, ""]
     if "attribution" in metadata:
         lines += ["Data: " + metadata["attribution"], ""]
     return "\n".join(lines)
