@@ -22,6 +22,7 @@ import torch
 import yaml
 
 import regard
+from regard.accelerator import precision
 from regard.batching import Batch, collate, epoch
 from regard.config import from_dict
 from regard.corpus import make_corpus
@@ -40,7 +41,7 @@ def make_update(config: regard.Config, sizes: tuple[int, int]) -> Callable[[Batc
     torch.manual_seed(settings.seed)
     model = build(config.model, *sizes).train()
     optimizer = torch.optim.AdamW(model.parameters(), settings.learning_rate)
-    bfloat16 = settings.precision == "bfloat16"
+    bfloat16 = precision(config) == "bfloat16"
 
     def update(batch: Batch) -> float:
         start = time.perf_counter()

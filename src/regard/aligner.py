@@ -72,7 +72,10 @@ def train_both(
         raise ConfigError("alignments need attention: choose another model.attention")
     refuse_pipes(data.get("train_links"))
     guide = Path(out) / GUIDE
-    if data.get("train_links") is None and settings.get("model", {}).get("normalizer") != "none":
+    has_begun = (Path(out) / "forward" / "config.json").exists()
+    can_guide = settings.get("model", {}).get("normalizer") != "none"
+    # a run that has begun without a guide goes on without one
+    if data.get("train_links") is None and can_guide and (guide.exists() or not has_begun):
         data["train_links"] = str(guide)
     groups: dict[str, Mapping[str, Any]] = {**settings, "data": data}
     if max_minutes is not None:

@@ -157,8 +157,7 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
         from regard.pairs import read_pairs
 
     check_threshold(args.threshold)
-    has_guide = data.train_links is None and groups["model"].get("normalizer") != "none"
-    if args.threshold and not args.symmetrize and has_guide:
+    if args.threshold and not args.symmetrize and data.train_links is None:
         raise ConfigError(
             "--threshold is the minimum weight of a link of the trained models: give --symmetrize too"
         )
@@ -170,13 +169,14 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
         device=args.device, command=command, **groups,
     )  # fmt: skip
     path, method = out / "links.pharaoh", args.symmetrize or "soft"
-    if args.symmetrize or not has_guide:
+    guide = out / GUIDE
+    if args.symmetrize or data.train_links is not None or not guide.exists():
         with Progress("aligning", len(parsed.pairs), "pairs") as progress:
             failures = write_links(
                 path, forward, reverse, parsed, method, args.threshold, progress.advance
             )
     else:
-        links = read_lines(out / GUIDE)
+        links = read_lines(guide)
         write_text(path, "".join(f"{line}\n" for line in links))
         failures = links.count("")
     total = len(parsed.pairs) + len(parsed.bad)
