@@ -83,7 +83,7 @@ def test_training_is_resumed(
     result = capsys.readouterr()
     assert result.err.count("resumed at update 2") == 2
     assert "the links of 12 pairs are saved" in result.out
-    assert "4 could not be aligned" in result.out
+    assert "4 have an empty line" in result.out
     forward, reverse = (Translator.load(out / name, "cpu") for name in ("forward", "reverse"))
     links = read_lines(out / "links.pharaoh")
     for line, expected in zip(read_lines(pairs_file), links, strict=True):
@@ -91,6 +91,28 @@ def test_training_is_resumed(
             source, target = line.split("\t")
             there, back = forward.align(source, target), reverse.align(target, source)
             assert str(symmetrize(there, back, "union")) == expected
+
+
+def test_a_run_that_fails_leaves_no_links_for_the_next_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, pairs = tmp_path / "out", tmp_path / "pairs.tsv"
+    pairs.write_text("a b\tA B\nb c\tB C\nc a\tC A\n")
+    command = ["align", "--train", str(pairs), "--data.dev", str(pairs), "--out", str(out), *FLAGS]
+    assert main([*command, "--data.max_length=1"]) == 1
+    assert "every pair is longer than data.max_length 1" in capsys.readouterr().err
+    assert not any(out.iterdir())
+    assert main([*command, "--data.max_length=10"]) == 0
+    assert all(read_lines(out / "links.pharaoh"))
+    with pytest.raises(ConfigError, match="exists and is not empty"):
+        train_both(out, read_pairs(str(pairs)), **SETTINGS)
+
+
+def test_synthetic_pairs_are_not_guided(tmp_path: Path) -> None:
+    pairs = [(text, text.upper()) for text in WORDS]
+    forward, _ = train_both(tmp_path, pairs, pairs[:3], **SETTINGS, data={"recombined_pairs": 2})
+    assert forward.trained.config.training.guided_alignment is None
+    assert not (tmp_path / "guide.pharaoh").exists()
 
 
 def test_links_guide_both_directions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -323,7 +323,18 @@ def test_a_resumed_run_writes_only_files_of_its_folder(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in elsewhere.iterdir()}
     regard.train(_config(out, max_updates=10), PAIRS, DEV, resume=True)
     assert {path.name: path.read_bytes() for path in elsewhere.iterdir()} == before
-    assert not any(path.is_symlink() for path in out.rglob("*"))
+    assert [path.name for path in out.rglob("*") if path.is_symlink()] == ["note.txt"]
+
+
+def test_a_full_disk_is_reported_when_links_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoints, "replace_links", fail)
+    with pytest.raises(ConfigError, match=r"cannot write .*: No space left on device"):
+        regard.train(_config(tmp_path / "model", max_updates=5), PAIRS, DEV)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from jaxtyping import Float
 
 from regard.alignment import Alignment, Link, read_gold, word_weights
 from regard.config import Config, Symmetrization, from_dict
-from regard.errors import ConfigError, DataError
-from regard.files import atomic_write
+from regard.errors import ConfigError, DataError, RegardError
+from regard.files import atomic_write, require_empty_folder
 from regard.hidden_markov import ROUNDS, HiddenMarkovAligner
 from regard.pairs import Pair, PairLike, ParsedPairs, pairs_from, refuse_pipes, to_pairs
 from regard.progress import Progress
@@ -25,7 +25,9 @@ from regard.translator import Translator
 GUIDE = "guide.pharaoh"
 """File with the links of hidden Markov models."""
 _CHUNK = 1000
-"""Number of pairs that are aligned between two writes."""
+"""Number of pairs that two models align between two writes."""
+_GUIDE_CHUNK = 20_000
+"""The same for hidden Markov models, which compute pairs of equal lengths together."""
 _LIKELY = 0.15
 """Minimum weight of a link of hidden Markov models; chosen on 100 sentences of Tatoeba."""
 
@@ -71,11 +73,8 @@ def train_both(
     if settings.get("model", {}).get("attention") == "none":
         raise ConfigError("alignments need attention: choose another model.attention")
     refuse_pipes(data.get("train_links"))
-    guide = Path(out) / GUIDE
-    has_begun = (Path(out) / "forward" / "config.json").exists()
-    can_guide = settings.get("model", {}).get("normalizer") != "none"
-    # a run that has begun without a guide goes on without one
-    if data.get("train_links") is None and can_guide and (guide.exists() or not has_begun):
+    guide = guide_of(out, settings)
+    if guide is not None:
         data["train_links"] = str(guide)
     groups: dict[str, Mapping[str, Any]] = {**settings, "data": data}
     if max_minutes is not None:
@@ -88,12 +87,21 @@ def train_both(
 
     checked = pairs if isinstance(pairs, ParsedPairs) else to_pairs(pairs)
     dev_pairs = dev if dev is None or isinstance(dev, ParsedPairs) else to_pairs(dev)
-    if data.get("train_links") == str(guide) and not guide.exists():
+    config = from_dict({**groups, "device": device})
+    config.check_groups()
+    if _has_begun(out) and not resume:
+        remedy = "choose another folder (out), or continue its training (resume)"
+        require_empty_folder(Path(out) / "forward", remedy)
+    if guide is not None and not _has_begun(out):
         parsed = checked if isinstance(checked, ParsedPairs) else pairs_from(checked)
         parsed.require_valid(None)
-        guide.parent.mkdir(parents=True, exist_ok=True)
-        _write_guide(guide, parsed, from_dict({**groups, "out": None}))
-    forward = run("forward", swap=False)
+        _write_guide(guide, parsed, config)
+    try:
+        forward = run("forward", swap=False)
+    except RegardError:
+        if guide is not None and not _has_begun(out):
+            guide.unlink()
+        raise
     # both models split a text into the same words
     units = forward.trained.config.source.unit, forward.trained.config.target.unit
     source, target = {**settings.get("source", {})}, settings.get("target", {})
@@ -101,6 +109,22 @@ def train_both(
     groups |= {"source": {**target, "unit": units[1]}, "target": {**source, "unit": units[0]}}
     links = data.pop("train_links", None)
     return forward, run("reverse", swap=True, links=None if links is None else _swapped(links))
+
+
+def guide_of(out: str | Path, settings: Mapping[str, Mapping[str, Any]]) -> Path | None:
+    """Return the file with the links of hidden Markov models that guide a run; None if none do.
+
+    A run that has begun without such a file goes on without it.
+    """
+    data, model = settings.get("data", {}), settings.get("model", {})
+    others = data.get("train_links") is not None or data.get("recombined_pairs")
+    path = Path(out) / GUIDE
+    absent = _has_begun(out) and not path.exists()
+    return None if others or model.get("normalizer") == "none" or absent else path
+
+
+def _has_begun(out: str | Path) -> bool:
+    return (Path(out) / "forward" / "config.json").exists()
 
 
 def _ordered(pairs: Sequence[Pair] | ParsedPairs, swap: bool) -> list[Pair] | ParsedPairs:
@@ -143,7 +167,7 @@ def write_links(
     def align(chunk: slice) -> list[Alignment | None]:
         return _alignments(forward, reverse, parsed.pairs[chunk], method, threshold)
 
-    return _write(path, parsed, align, on_progress)
+    return _write(path, parsed, align, _CHUNK, on_progress)
 
 
 def _write_guide(path: Path, parsed: ParsedPairs, config: Config) -> None:
@@ -168,7 +192,7 @@ def _write_guide(path: Path, parsed: ParsedPairs, config: Config) -> None:
         return [_likely_links(*each) if each[0].size else None for each in found]
 
     with Progress("links", len(parsed.pairs), "pairs") as progress:
-        _write(path, parsed, align, progress.advance)
+        _write(path, parsed, align, _GUIDE_CHUNK, progress.advance)
 
 
 def _likely_links(
@@ -185,13 +209,14 @@ def _write(
     path: str | Path,
     parsed: ParsedPairs,
     align: Callable[[slice], list[Alignment | None]],
+    size: int,
     on_progress: Callable[[int], None] | None,
 ) -> int:
-    """Write a line of links for every line of the pairs, and return the number of failures."""
+    """Write a line of links for every line of the pairs, `size` at a time; return the number of failures."""
     lines, failures = 0, len(parsed.bad)
     with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for start in range(0, len(parsed.pairs), _CHUNK):
-            chunk = slice(start, start + _CHUNK)
+        for start in range(0, len(parsed.pairs), size):
+            chunk = slice(start, start + size)
             alignments = align(chunk)
             for number, alignment in zip(parsed.numbers[chunk], alignments, strict=True):
                 failures += alignment is None

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regard.errors import FolderError
+from regard.errors import ConfigError, FolderError
 from regard.files import atomic_write, exclusive, remove_temporary_files, replace_links
 from regard.migrations import FORMAT, convert_tensors, convert_training_state
 from regard.model_folder import checksum, load_tensors, unshared_tensors, write_tensors
@@ -31,6 +31,17 @@ _NAME = re.compile(r"[0-9]+\.safetensors")
 
 _held: dict[Path, os.stat_result] = {}
 """The lock files that this process holds."""
+
+
+_WRITTEN = (
+    "config.json",
+    "source.json",
+    "target.json",
+    "model.safetensors",
+    "metrics.jsonl",
+    "README.md",
+)
+"""Files of a model folder that a run writes."""
 
 
 class Checkpoint(NamedTuple):
@@ -46,7 +57,7 @@ def locked(folder: Path) -> Generator[None]:
     """Hold the exclusive lock on a training folder, which is created if it is missing.
 
     The operating system releases the lock when the process ends, however it ends. Unfinished files left
-    by a killed process are removed, and symbolic links to files outside the folder become files in it.
+    by a killed process are removed, and symbolic links to the files that the run writes become files.
 
     Raises:
         ConfigError: another process holds the lock, or the folder cannot be written.
@@ -54,10 +65,12 @@ def locked(folder: Path) -> Generator[None]:
     path, is_new = _lock_file(folder), not folder.exists()
     with exclusive(folder, path):
         try:
-            _held[path] = path.stat()
-            for each in (folder, path.parent):
-                remove_temporary_files(each)
-                replace_links(each)
+            with _errors_reported(folder):
+                _held[path] = path.stat()
+                for each in (folder, path.parent):
+                    remove_temporary_files(each)
+                replace_links(folder / name for name in _WRITTEN)
+                replace_links(path.parent.glob("*.safetensors"))
             yield
         finally:
             if _is_held(path) and holds_only_lock(
@@ -68,6 +81,16 @@ def locked(folder: Path) -> Generator[None]:
                 if is_new:
                     folder.rmdir()
             _held.pop(path, None)
+
+
+@contextlib.contextmanager
+def _errors_reported(folder: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {folder}: {error.strerror}; choose another folder (out)"
+        ) from None
 
 
 def require_lock(folder: Path) -> None:

@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -140,20 +140,18 @@ def remove_temporary_files(folder: Path) -> None:
             path.unlink()
 
 
-def replace_links(folder: Path) -> None:
-    """Replace the symbolic links in a folder by copies of their files, which can be written safely.
-
-    Links to folders are kept; links to anything else, or to nothing, are removed.
-    """
-    for path in folder.iterdir():
-        if not path.is_symlink() or path.is_dir():
+def replace_links(paths: Iterable[Path]) -> None:
+    """Replace symbolic links to files by copies, which can be written safely, and remove those to nothing."""
+    for path in paths:
+        if not path.is_symlink():
             continue
-        if not path.is_file():
+        if path.is_file():
+            temporary = path.parent / f".{secrets.token_hex(8)}{path.suffix}"
+            shutil.copyfile(path, temporary)
+            _synchronize(temporary)
+            os.replace(temporary, path)
+        elif not path.exists():
             path.unlink()
-            continue
-        temporary = path.parent / f".{secrets.token_hex(8)}{path.suffix}"
-        shutil.copyfile(path, temporary)
-        os.replace(temporary, path)
 
 
 def _synchronize(path: Path) -> None:

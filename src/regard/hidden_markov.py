@@ -27,7 +27,10 @@ _SPAN = 7
 ROUNDS = (5, 5)
 """Rounds of expectation maximisation with uniform jumps (IBM model 1), then with learned ones."""
 _TYPES = 8192
-"""Types of tokens with probabilities of their own, the most frequent ones; all others share those of one type."""
+"""Types of tokens with probabilities of their own, the most frequent ones; all others share those of one type.
+
+With as many types on both sides, a table takes 268 MB, and training has four of them.
+"""
 _CELLS = 1 << 19
 """Maximum number of pairs of positions in a batch."""
 _SMOOTHING = 1e-6
@@ -169,7 +172,7 @@ class HiddenMarkovAligner:
                 if each.jumps is not None:
                     length += each.jumps
         for model, count, length in zip(models, counts, lengths, strict=True):
-            model.table = count / count.sum(1, keepdim=True)
+            model.table = count.div_(count.sum(1, keepdim=True))
             model.jumps = length if jumps else None
 
     def _batches(self, sources: Ids, targets: Ids) -> Iterator[Batch]:

@@ -2,8 +2,8 @@
 
 `regard align DIR PAIRS` uses the attention of DIR when it is forced to output the target. `regard align
 --train PAIRS --out OUT` aligns the pairs by hidden Markov models, whose links it writes to
-OUT/links.pharaoh, one line per pair, and trains two models that agree with them, in opposite directions,
-as OUT/forward and OUT/reverse.
+OUT/links.pharaoh, one line per pair, and trains two models whose attention is guided by these links, in
+opposite directions, as OUT/forward and OUT/reverse.
 """
 
 import json
@@ -152,12 +152,13 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
         require_empty_folder(out, "choose another folder (--out), or continue (--resume)")
     enable_huge_pages()
     with loading("PyTorch"):
-        from regard.aligner import GUIDE, train_both, write_links
+        from regard.aligner import guide_of, train_both, write_links
         from regard.alignment import check_threshold
         from regard.pairs import read_pairs
 
     check_threshold(args.threshold)
-    if args.threshold and not args.symmetrize and data.train_links is None:
+    guide = None if args.symmetrize else guide_of(out, groups)
+    if args.threshold and guide is not None:
         raise ConfigError(
             "--threshold is the minimum weight of a link of the trained models: give --symmetrize too"
         )
@@ -169,8 +170,7 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
         device=args.device, command=command, **groups,
     )  # fmt: skip
     path, method = out / "links.pharaoh", args.symmetrize or "soft"
-    guide = out / GUIDE
-    if args.symmetrize or data.train_links is not None or not guide.exists():
+    if guide is None:
         with Progress("aligning", len(parsed.pairs), "pairs") as progress:
             failures = write_links(
                 path, forward, reverse, parsed, method, args.threshold, progress.advance
@@ -178,11 +178,11 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
     else:
         links = read_lines(guide)
         write_text(path, "".join(f"{line}\n" for line in links))
-        failures = links.count("")
+        failures = sum(not line for line in links)
     total = len(parsed.pairs) + len(parsed.bad)
     print(
         f"the links of {quantity(total, 'pair')} are saved in {path}"
-        + (f"; {failures:,} could not be aligned and have an empty line" if failures else "")
+        + (f"; {failures:,} have an empty line, without links" if failures else "")
     )
 
 
