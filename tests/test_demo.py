@@ -14,21 +14,20 @@ from regard.translator import Translator
 
 
 def _demo(folder: Path, monkeypatch: pytest.MonkeyPatch, **training: object) -> demos.DemoResult:
-    """Run the demo with a number of updates instead of a time, and check what it writes and prints."""
+    """Run the demo with other settings of its training, and check what it writes and prints."""
 
     def settings(folder: Path, device: str = "auto") -> Config:
         config = demo_config(folder, device)
-        changed = {"max_minutes": None, **training}
-        return dataclasses.replace(config, training=dataclasses.replace(config.training, **changed))
+        assert config.training.max_minutes is None
+        return dataclasses.replace(
+            config, training=dataclasses.replace(config.training, **training)
+        )
 
     demo_config = demos.demo_config
     monkeypatch.setattr(demos, "demo_config", settings)
     threads, messages = torch.get_num_threads(), []
-    torch.set_num_threads(1)  # updates this small are slower with a second thread
-    try:
-        result = demos.demo(folder, device="cpu", log=messages.append)
-    finally:
-        torch.set_num_threads(threads)
+    result = demos.demo(folder, device="cpu", log=messages.append)
+    assert torch.get_num_threads() == threads
     assert [*result.outputs] == ["我 爱 机器 学习", "te quiero"]
     assert messages[0].startswith(f"ready model {pretrained_models()[0]}: ")
     assert messages[1:3] == [f"{source} -> {text}" for source, text in result.outputs.items()]

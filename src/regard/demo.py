@@ -1,13 +1,15 @@
 """The demo: use a ready model, train on a small built-in dataset in about a minute, draw the attention."""
 
+import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
 import rich
+import torch
 import yaml
 
 from regard import datasets
@@ -59,7 +61,8 @@ def demo(out: str | Path, device: str = "auto", log: Callable[[str], None] = pri
     show_ready_model(device, log)
     splits = datasets.make("phrasebook")
     datasets.write(splits, folder / "data")
-    translator = train(demo_config(folder, device), command="regard demo")
+    with _one_thread():
+        translator = train(demo_config(folder, device), command="regard demo")
     outputs = {output.source: output for output in translator.translate([*SENTENCES, MAP_SENTENCE])}
     texts = {sentence: outputs[sentence].text for sentence in SENTENCES}
     for sentence, text in texts.items():
@@ -76,6 +79,21 @@ def demo(out: str | Path, device: str = "auto", log: Callable[[str], None] = pri
     log(f"attention: {folder / 'map.html'}, {folder / 'map.png'}")
     _draw_on_terminal(outputs[MAP_SENTENCE])
     return DemoResult(texts, exact, alignment.aer, folder)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Generator[None]:
+    """Compute on one thread.
+
+    Updates this small are slower with a second one, and many times as slow if another program uses its
+    core, because the threads wait for each other.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def show_ready_model(device: str = "auto", log: Callable[[str], None] = print) -> None:
@@ -97,13 +115,14 @@ def demo_config(folder: Path, device: str = "auto") -> Config:
     """Return the settings of the demo: a small GRU model with Luong's decoder.
 
     The amount of dropout and label smoothing is chosen for the alignments: translations are as good
-    without them, but the attention is less accurate.
+    without them, but the attention is less accurate. The number of updates ends the training, so that a
+    slow or busy machine takes longer and gives the same model.
     """
     recipe = (Path(__file__).parent / "recipes" / "phrasebook.yaml").read_text("utf-8")
     data = {part: str(folder / "data" / f"{part}.tsv") for part in ("train", "dev")}
-    return from_dict(
-        {**yaml.safe_load(recipe), "data": data, "out": str(folder / "model"), "device": device}
-    )
+    settings = yaml.safe_load(recipe)
+    settings["training"]["max_minutes"] = None
+    return from_dict({**settings, "data": data, "out": str(folder / "model"), "device": device})
 
 
 def new_folder(folder: Path) -> Path:
