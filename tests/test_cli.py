@@ -1395,3 +1395,14 @@ def test_features_are_read_from_their_column(regard: Command, tmp_path: Path) ->
     assert "line 1 has no column 3 with features" in error_line(
         regard("evaluate", out, two_columns), 1
     )
+
+
+@pytest.mark.parametrize("given", [None, "ACTIVE"])
+def test_waiting_threads_sleep_unless_the_user_decides_otherwise(
+    monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    assert main(["data", "no such dataset"]) != 0
+    assert os.environ["OMP_WAIT_POLICY"] == (given or "PASSIVE")

@@ -56,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     `--debug`; any other exception is a defect of this package, and is raised.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # before PyTorch is imported: otherwise, its threads spin while they wait for one whose core is in use
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         _prepare_streams()
         if "--debug" in arguments:
