@@ -101,12 +101,14 @@ def test_the_sentence_of_the_map_is_in_the_test_part() -> None:
     assert demos.MAP_SENTENCE in {example.source for example in splits.test}
 
 
-def test_the_recipe_phrasebook_is_the_demo() -> None:
+def test_the_recipe_phrasebook_is_the_demo_with_a_limit_of_time() -> None:
     from regard.cli.parser import Parser, add_settings, recipe_first, settings
 
     parser = Parser()
     add_settings(parser)
     values = settings(parser.parse_args(recipe_first(["--config", "phrasebook"])))
     expected = demos.demo_config(Path("demo"))
+    assert values["training"].pop("max_minutes") == 1.3
+    values["training"]["max_minutes"] = None
     for group in ("source", "target", "model", "training"):
         assert values[group] == dataclasses.asdict(getattr(expected, group)), group
