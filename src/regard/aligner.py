@@ -100,7 +100,7 @@ def train_both(
         forward = run("forward", swap=False)
     except RegardError:
         if guide is not None and not _has_begun(out):
-            guide.unlink()
+            guide.unlink(missing_ok=True)
         raise
     # both models split a text into the same words
     units = forward.trained.config.source.unit, forward.trained.config.target.unit

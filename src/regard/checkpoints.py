@@ -20,8 +20,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from regard.errors import ConfigError, FolderError
-from regard.files import atomic_write, exclusive, remove_temporary_files, replace_links
+from regard.errors import FolderError
+from regard.files import (
+    atomic_write,
+    exclusive,
+    remove_temporary_files,
+    replace_links,
+    write_errors_reported,
+)
 from regard.migrations import FORMAT, convert_tensors, convert_training_state
 from regard.model_folder import checksum, load_tensors, unshared_tensors, write_tensors
 
@@ -65,7 +71,7 @@ def locked(folder: Path) -> Generator[None]:
     path, is_new = _lock_file(folder), not folder.exists()
     with exclusive(folder, path):
         try:
-            with _errors_reported(folder):
+            with write_errors_reported(folder):
                 _held[path] = path.stat()
                 for each in (folder, path.parent):
                     remove_temporary_files(each)
@@ -81,16 +87,6 @@ def locked(folder: Path) -> Generator[None]:
                 if is_new:
                     folder.rmdir()
             _held.pop(path, None)
-
-
-@contextlib.contextmanager
-def _errors_reported(folder: Path) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {folder}: {error.strerror}; choose another folder (out)"
-        ) from None
 
 
 def require_lock(folder: Path) -> None:

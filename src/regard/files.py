@@ -109,6 +109,17 @@ def _is_standard_output(path: Path) -> bool:
 
 
 @contextlib.contextmanager
+def write_errors_reported(folder: Path) -> Generator[None]:
+    """Raise a ConfigError for a failure to write in an output folder."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {folder}: {error.strerror}; choose another folder (out)"
+        ) from None
+
+
+@contextlib.contextmanager
 def exclusive(folder: Path, path: Path) -> Generator[None]:
     """Hold an exclusive lock on a file, which is created if it is missing, for training in `folder`.
 
@@ -116,17 +127,14 @@ def exclusive(folder: Path, path: Path) -> Generator[None]:
         ConfigError: another process holds the lock, or the file cannot be written.
     """
     lock = filelock.FileLock(path)
-    try:
+    with write_errors_reported(folder):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise ConfigError(
-            f"another process is training {folder}; wait for it to end, or choose another folder (out)"
-        ) from None
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {folder}: {error.strerror}; choose another folder (out)"
-        ) from None
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout:
+            raise ConfigError(
+                f"another process is training {folder}; wait for it to end, or choose another folder (out)"
+            ) from None
     try:
         yield
     finally:
