@@ -20,6 +20,7 @@ UNCHECKED = (
     # their functions are compiled by PyTorch, numba or Triton
     "regard.kernels.additive.",
     "regard.kernels.cpu.",
+    "regard.kernels.decoding.",
     "regard.kernels.normalizers",
     "regard.kernels.recurrent.",
     "regard.kernels.weighted_sum",

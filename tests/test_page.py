@@ -21,6 +21,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 import regard
 from regard import model_folder
 
+expect.set_options(timeout=60_000)  # a loaded machine is slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</script><img src=x onerror=document.title='hit'>"

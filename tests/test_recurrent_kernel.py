@@ -2,7 +2,6 @@
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -13,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kernel_searches import StepsOnly, V, encoded, record_calls
 from regard.attention import Memory
 from regard.cells import CELLS
 from regard.config import ModelConfig
 from regard.decoders import Step, fold
-from regard.decoders.folded import FoldedDecoder
-from regard.decoders.output import CopyingOutput
+from regard.decoders.folded_recurrent import FoldedRecurrentDecoder
 from regard.errors import ConfigError
 from regard.kernels.cpu.products import LANES, PANEL
+from regard.kernels.decoding import launch
 from regard.kernels.linear import FrozenLinear
-from regard.kernels.recurrent import launch
 from regard.kernels.recurrent.op import (
     DecoderWeights,
     KernelState,
@@ -33,7 +32,6 @@ from regard.models import Seq2Seq, build
 from regard.search import beam_search
 from regard.text import EOS
 
-V = 21
 DECODERS = ("luong", "bahdanau")
 SCORES = ("additive", "concat", "dot", "scaled_dot", "bilinear", "inner_product")
 
@@ -48,20 +46,10 @@ def make_model(**options: Any) -> Seq2Seq:
     return build(ModelConfig(**{**widths, **options}), V, V).eval()
 
 
-def folded(model: Seq2Seq) -> FoldedDecoder:
+def folded(model: Seq2Seq) -> FoldedRecurrentDecoder:
     decoder = fold(model.decoder)
-    assert isinstance(decoder, FoldedDecoder)
+    assert isinstance(decoder, FoldedRecurrentDecoder)
     return decoder
-
-
-def encoded(model: Seq2Seq, lengths: Sequence[int]) -> Memory:
-    source = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
-    for row, length in enumerate(lengths):
-        source[row, :length] = torch.randint(
-            4, V, (length,), generator=torch.Generator().manual_seed(row)
-        )
-    copies = source if isinstance(model.decoder.output, CopyingOutput) else None
-    return model.encode(source, torch.tensor(lengths), copies)
 
 
 def run(decoder: Any, memory: Memory, tokens: Tensor, beams: int = 1) -> list[Step]:
@@ -75,25 +63,6 @@ def run(decoder: Any, memory: Memory, tokens: Tensor, beams: int = 1) -> list[St
             swapped = torch.arange(len(rows)).view(-1, beams).flip(1).flatten()
             state = steps[-1].state.select(swapped)
     return steps
-
-
-def record_calls(decoder: FoldedDecoder) -> list[bool]:
-    """Return a list to which every call of the decoder's kernel adds whether it gave a result."""
-    found: list[bool] = []
-    kernel = decoder._kernel
-    assert kernel is not None
-
-    def recorded(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            output = method(*arguments)
-            found.append(output is not None)
-            return output
-
-        return call
-
-    for name in ("step", "search"):
-        setattr(kernel, name, recorded(getattr(kernel, name)))
-    return found
 
 
 MODELS = [
@@ -263,13 +232,6 @@ def test_queries_out_of_the_range_of_the_kernel_are_left_to_pytorch() -> None:
     torch.testing.assert_close(step.log_probs.double(), expected.log_probs, atol=1e-4, rtol=1e-4)
 
 
-class StepsOnly:
-    """A decoder without a search of its own."""
-
-    def __init__(self, decoder: FoldedDecoder) -> None:
-        self.start, self.step = decoder.start, decoder.step
-
-
 SEARCHES = [
     {"decoder": "bahdanau", "attention": "additive"},
     {"decoder": "luong", "attention": "dot"},
@@ -394,7 +356,7 @@ def test_other_decoders_are_left_to_pytorch_and_that_is_logged_once(
     with caplog.at_level(logging.INFO, "regard"):
         decoder = folded(model)
         run(decoder, encoded(model, [3, 5]), torch.randint(V, (2, 3)))
-    assert decoder._kernel is None
+    assert decoder.kernel is None
     assert [record.message for record in caplog.records] == [
         "this decoder is computed step by step in PyTorch: there is no kernel for it"
     ]
@@ -405,7 +367,7 @@ def test_the_kernel_stays_within_its_inputs() -> None:
     decoder = folded(model)
     start = decoder.start(encoded(model, [3, 2]))
     memory, hidden = start.memory, start.hidden
-    kernel, tokens = decoder._kernel, torch.tensor([4, V - 1])
+    kernel, tokens = decoder.kernel, torch.tensor([4, V - 1])
     assert kernel is not None
     state = KernelState(hidden, None)
     sources = SourceTensors(memory.keys[0].prepared, memory.states, memory.padding)

@@ -20,6 +20,7 @@ from regard.request import prepare
 from regard.serving.schemas import TranslateRequest, translate_response
 from static_server import serve_folder
 
+expect.set_options(timeout=60_000)  # a loaded machine is slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 READY = CHROMIUM is not None and archive_path().is_file()
 TOLERANCE = 1e-4

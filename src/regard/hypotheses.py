@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.kernels.recurrent.op import FinishedTensors
+from regard.kernels.decoding.op import FinishedTensors
 from regard.text import EOS
 
 _STEPS_AHEAD = 64

@@ -25,7 +25,7 @@ from regard.hypotheses import (
     best_continuations,
     length_normalization,
 )
-from regard.kernels.recurrent.op import OpenHypotheses
+from regard.kernels.decoding.op import OpenHypotheses
 from regard.kernels.weighted_sum import to_compute_dtype
 from regard.setting_checks import (
     check_beam_size,
@@ -208,7 +208,7 @@ class _Search:
         if not active.any():  # no hypothesis leads through the steps after the last end
             used = max(0, int(output.finished.lengths.max()) + 1 - length)
             parents, chosen = parents[:used], chosen[:used]
-        weights = output.weights[:, :, None, None].numpy()
+        weights = output.weights.numpy()
         steps = [
             BeamStep(beam.items, self.beams, *step)
             for step in zip(parents, chosen, weights, strict=False)

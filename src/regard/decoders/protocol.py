@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.attention import Attention, Intervention, Memory
-from regard.kernels.recurrent.op import FinishedTensors, OpenHypotheses, SearchOutput
+from regard.kernels.decoding.op import FinishedTensors, OpenHypotheses, SearchOutput
 
 
 @runtime_checkable

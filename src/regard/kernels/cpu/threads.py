@@ -89,6 +89,30 @@ as_pointer: Any = intrinsic(_as_pointer)
 
 
 @inlined
+def floats(arguments: Any, index: Any, offset: Any) -> Any:
+    """Return a pointer to an element of a float32 tensor."""
+    return pointer_at(as_pointer(arguments[POINTERS + index], np.float32(0)), offset)
+
+
+@inlined
+def integers(arguments: Any, index: Any, offset: Any) -> Any:
+    """Return a pointer to an element of an int64 tensor."""
+    return pointer_at(as_pointer(arguments[POINTERS + index], np.int64(0)), offset)
+
+
+@inlined
+def doubles(arguments: Any, index: Any, offset: Any) -> Any:
+    """Return a pointer to an element of a float64 tensor."""
+    return pointer_at(as_pointer(arguments[POINTERS + index], np.float64(0)), offset)
+
+
+@inlined
+def booleans(arguments: Any, index: Any, offset: Any) -> Any:
+    """Return a pointer to an element of a bool tensor; False is 0."""
+    return pointer_at(as_pointer(arguments[POINTERS + index], np.uint8(0)), offset)
+
+
+@inlined
 def array(arguments: Any, index: Any, shape: Any, one: Any) -> Any:
     """Return a tensor of the type of `one` as an array."""
     return carray(as_pointer(arguments[POINTERS + index], one), shape)

@@ -10,10 +10,11 @@ from regard.kernels.additive.cpu.exponentials import RANGES
 from regard.kernels.additive.cpu.scores import sum_of_row
 from regard.kernels.cpu import simd, threads
 from regard.kernels.cpu.products import LANES
+from regard.kernels.cpu.threads import floats
+from regard.kernels.decoding.layout import PADDING
 from regard.kernels.recurrent.layout import (
     ADDITIVE,
     KEYS,
-    PADDING,
     SCORE_DIM,
     VALUE_DIM,
     VALUES,
@@ -22,12 +23,6 @@ from regard.kernels.recurrent.layout import (
 
 _, _LIMIT, _LARGEST = RANGES[np.float32]
 _ZERO, _ONE = np.float32(0), np.float32(1)
-
-
-@simd.inlined
-def tensor(arguments: Any, index: Any, offset: Any) -> Any:
-    """Return a pointer to an element of a float32 tensor."""
-    return simd.pointer_at(threads.as_pointer(arguments[threads.POINTERS + index], _ZERO), offset)
 
 
 @simd.inlined
@@ -55,8 +50,8 @@ def _write_scores(
 ) -> Any:
     """Write the scores of one query with the keys of its source; return the largest."""
     count, width, largest = arguments[threads.KEYS], table[SCORE_DIM], _ZERO - np.float32(np.inf)
-    v = tensor(arguments, VECTOR, 0)
-    keys = tensor(arguments, KEYS, item * count * width)
+    v = floats(arguments, VECTOR, 0)
+    keys = floats(arguments, KEYS, item * count * width)
     ones, ceiling, sum_v = simd.splat(_ONE), simd.splat(np.float32(_LARGEST)), _ZERO
     if table[ADDITIVE] != 0:
         sum_v = v[width]
@@ -78,9 +73,8 @@ def _write_scores(
 def attend(arguments: Any, table: Any, item: Any, query: Any, weights: Any, context: Any) -> None:
     """Write the attention weights of one query to a source, and the context."""
     count, width = arguments[threads.KEYS], table[VALUE_DIM]
-    padding = threads.as_pointer(arguments[threads.POINTERS + PADDING], np.uint8(0))
-    padding = simd.pointer_at(padding, item * count)
-    values = tensor(arguments, VALUES, item * count * width)
+    padding = threads.booleans(arguments, PADDING, item * count)
+    values = floats(arguments, VALUES, item * count * width)
     largest = _write_scores(arguments, table, item, query, padding, weights)
     total = _ZERO
     for i in range(count):

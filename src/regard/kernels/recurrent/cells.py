@@ -1,40 +1,10 @@
-"""Recurrent cells inside of CPU kernels, one row at a time, from the products with their matrices.
-
-Exponents are bounded where sigmoid is 1 or below 2e-35, and tanh is 1 or -1.
-"""
+"""Recurrent cells inside of CPU kernels, one row at a time, from the products with their matrices."""
 
 from typing import Any
 
-import numpy as np
-
 from regard.kernels.cpu import simd
+from regard.kernels.cpu.activations import sigmoid, tanh
 from regard.kernels.cpu.products import LANES
-
-_BOUND = np.float32(40)
-"""|x| up to which e^{2x} is computed."""
-
-_ONE, _MINUS_HALF = np.float32(1), np.float32(-0.5)
-
-
-@simd.inlined
-def exp_2x_bounded(x: Any) -> Any:
-    """Return e^{2x} of a vector, with x limited to [-40, 40]."""
-    bound = simd.splat(_BOUND)
-    zeros = bound - bound
-    return simd.exp_2x(zeros - simd.minimum(zeros - simd.minimum(x, bound), bound))
-
-
-@simd.inlined
-def _sigmoid(x: Any) -> Any:
-    return simd.reciprocal(simd.splat(_ONE) + exp_2x_bounded(simd.splat(_MINUS_HALF) * x))
-
-
-@simd.inlined
-def tanh(x: Any) -> Any:
-    """Return tanh of a vector."""
-    ones = simd.splat(_ONE)
-    quotient = simd.reciprocal(ones + exp_2x_bounded(x))
-    return ones - (quotient + quotient)
 
 
 @simd.inlined
@@ -60,10 +30,10 @@ def lstm(
     """
     for d in range(0, width, LANES):
         f, g, o = d + width, d + 2 * width, d + 3 * width
-        enter = _sigmoid(_input(x, extra, extended, d) + simd.load(recurrent, d))
-        forget = _sigmoid(_input(x, extra, extended, f) + simd.load(recurrent, f))
+        enter = sigmoid(_input(x, extra, extended, d) + simd.load(recurrent, d))
+        forget = sigmoid(_input(x, extra, extended, f) + simd.load(recurrent, f))
         candidate = tanh(_input(x, extra, extended, g) + simd.load(recurrent, g))
-        opened = _sigmoid(_input(x, extra, extended, o) + simd.load(recurrent, o))
+        opened = sigmoid(_input(x, extra, extended, o) + simd.load(recurrent, o))
         kept = forget * simd.load(memory, d) + enter * candidate
         simd.store(new, d, kept)
         simd.store(output, d, opened * tanh(kept))
@@ -76,7 +46,7 @@ def gru(
     """Write the state of a GRU, with the gates of `regard.cells.gru_step`; (3D,) each."""
     for d in range(0, width, LANES):
         u, n = d + width, d + 2 * width
-        reset = _sigmoid(_input(x, extra, extended, d) + simd.load(recurrent, d))
-        update = _sigmoid(_input(x, extra, extended, u) + simd.load(recurrent, u))
+        reset = sigmoid(_input(x, extra, extended, d) + simd.load(recurrent, d))
+        update = sigmoid(_input(x, extra, extended, u) + simd.load(recurrent, u))
         candidate = tanh(_input(x, extra, extended, n) + reset * simd.load(recurrent, n))
         simd.store(new, d, candidate + update * (simd.load(state, d) - candidate))

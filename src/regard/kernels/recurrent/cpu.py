@@ -11,57 +11,55 @@ from typing import Any
 from numba.extending import register_jitable
 
 from regard.kernels.cpu import simd, threads
-from regard.kernels.cpu.products import LANES, PANEL, ROWS, product, whole
-from regard.kernels.recurrent import cells, selection
-from regard.kernels.recurrent.attention import attend, tensor
-from regard.kernels.recurrent.layout import (
-    ACTIVE,
-    ATTENDS_FIRST,
+from regard.kernels.cpu.activations import tanh
+from regard.kernels.cpu.products import LANES, ROWS, whole
+from regard.kernels.cpu.threads import floats, integers
+from regard.kernels.decoding import selection
+from regard.kernels.decoding.layout import (
     ATTENTION,
     BEAMS,
+    FIRST,
+    INPUTS,
+    N_BEST,
+    SEARCH,
+    STEPS,
+    TABLE,
+    TOKENS,
+)
+from regard.kernels.decoding.layout import ROWS as ROW_INDICES
+from regard.kernels.decoding.matrices import multiply
+from regard.kernels.recurrent import cells
+from regard.kernels.recurrent.attention import attend
+from regard.kernels.recurrent.layout import (
+    ATTENDS_FIRST,
     ENTRIES,
     FED,
     FEED,
     FEED_MATRIX,
-    FIRST,
     GATES,
     HIDDEN,
-    INPUTS,
     LAYERS,
     LOG_PROBS,
     MATRICES,
-    N_BEST,
     OUTPUT,
     QUERY,
     READOUT,
     READOUT_DIM,
     RECURRENT,
     SCORE_DIM,
-    SEARCH,
     STATE_TENSORS,
     STATES,
-    STEPS,
-    TABLE,
-    TOKENS,
     VALUE_DIM,
     VOCABULARY,
-    WEIGHTS,
 )
-from regard.kernels.recurrent.layout import ROWS as ROW_INDICES
-from regard.kernels.recurrent.selection import integers
 
 
-@register_jitable
+@simd.inlined
 def _multiply(
     arguments: Any, table: Any, matrix: Any, x: Any, stride: Any, rows: Any, y: Any
 ) -> Any:
     """Write the products of rows with a matrix to y; return the stride of its rows."""
-    entry = MATRICES + 3 * matrix
-    offset, inputs, panels = table[entry], table[entry + 1], table[entry + 2]
-    packed = tensor(arguments, WEIGHTS, offset)
-    rows = (rows + ROWS - 1) // ROWS * ROWS
-    product(x, stride, rows, packed, inputs, panels, y, panels * PANEL)
-    return panels * PANEL
+    return multiply(arguments, table, MATRICES + 3 * matrix, x, stride, rows, y)
 
 
 @simd.inlined
@@ -74,7 +72,7 @@ def _copy(source: Any, target: Any, width: Any) -> None:
 def _gather(arguments: Any, index: Any, rows: Any, count: Any, width: Any, x: Any) -> None:
     """Copy the rows of a block from a tensor to x."""
     for row in range(count):
-        _copy(tensor(arguments, index, rows[row] * width), simd.pointer_at(x, row * width), width)
+        _copy(floats(arguments, index, rows[row] * width), simd.pointer_at(x, row * width), width)
 
 
 @simd.inlined
@@ -92,18 +90,6 @@ def workspace_width(table: Any) -> Any:
     return 3 * (wide + narrow) + logits + table[LAYERS] * table[STATE_TENSORS] * table[HIDDEN]
 
 
-@simd.inlined
-def _list_rows(arguments: Any, search: Any, first: Any, last: Any, beams: Any, rows: Any) -> Any:
-    """List the rows of the active sources of a block; return their number."""
-    count = 0
-    for source in range(first, last):
-        if integers(arguments, ACTIVE, source)[0] != 0:
-            for beam in range(beams):
-                rows[count] = source * search[BEAMS] + beam
-                count += 1
-    return count
-
-
 @register_jitable
 def _attend_block(
     arguments: Any, table: Any, search: Any, step: Any, rows: Any, count: Any, x: Any,
@@ -116,7 +102,7 @@ def _attend_block(
         index = step * arguments[threads.QUERIES] * beams + rows[row]
         attend(
             arguments, table, rows[row] // beams, simd.pointer_at(query, row * stride),
-            tensor(arguments, ATTENTION, index * keys),
+            floats(arguments, ATTENTION, index * keys),
             simd.pointer_at(context, row * table[VALUE_DIM]),
         )  # fmt: skip
 
@@ -128,7 +114,7 @@ def _step_cell(
 ) -> None:  # fmt: skip
     """Write the state tensors of one layer, `stride` apart, given the index of the old ones."""
     width, tensors = table[HIDDEN], table[STATE_TENSORS]
-    last = tensor(arguments, STATES + tensors * (layer + 1) - 1, row * width)
+    last = floats(arguments, STATES + tensors * (layer + 1) - 1, row * width)
     if tensors == 2:
         memory = simd.pointer_at(new, stride)
         cells.lstm(x, extra, extended, gates, last, new, memory, width)
@@ -156,7 +142,7 @@ def _step_layers(
             inputs = simd.pointer_at(above, row * above_stride)
             if layer == 0:
                 entry = min(max(tokens[rows[row]], 0), table[ENTRIES] - 1)
-                inputs = tensor(arguments, INPUTS, entry * table[GATES])
+                inputs = floats(arguments, INPUTS, entry * table[GATES])
             _step_cell(
                 arguments, table, layer, rows[row], inputs,
                 simd.pointer_at(extra, row * extra_stride), layer == 0 and extra_stride != 0,
@@ -176,7 +162,7 @@ def _read_out(
         part = simd.pointer_at(context, (row + 1) * table[VALUE_DIM] - width)
         target = simd.pointer_at(readout, row * stride)
         for d in range(0, width, LANES):
-            simd.store(target, d, cells.tanh(simd.load(target, d) + simd.load(part, d)))
+            simd.store(target, d, tanh(simd.load(target, d) + simd.load(part, d)))
     if table[VOCABULARY] == 0:
         return stride, stride
     return stride, _multiply(arguments, table, OUTPUT, readout, stride, count, logits)
@@ -190,14 +176,14 @@ def _write_states(
     width, readout_dim = table[HIDDEN], table[READOUT_DIM]
     for number in range(table[LAYERS] * table[STATE_TENSORS]):
         source = simd.pointer_at(new, number * stride + row * width)
-        _copy(source, tensor(arguments, STATES + number, index * width), width)
-    _copy(readout, tensor(arguments, FEED, index * readout_dim), readout_dim)
+        _copy(source, floats(arguments, STATES + number, index * width), width)
+    _copy(readout, floats(arguments, FEED, index * readout_dim), readout_dim)
 
 
 @simd.inlined
 def _write_log_probs(arguments: Any, table: Any, index: Any, logits: Any) -> None:
     vocabulary = table[VOCABULARY]
-    out = tensor(arguments, LOG_PROBS, index * vocabulary)
+    out = floats(arguments, LOG_PROBS, index * vocabulary)
     log_sum = selection.log_sum_exp(logits, vocabulary)
     for token in range(vocabulary):
         out[token] = logits[token] - log_sum
@@ -215,7 +201,7 @@ def _continue_block(
         if search[N_BEST] > 0:
             kept = search[BEAMS]
             parents = selection.select(
-                arguments, table, search, source, step, search[FIRST] + step, beams,
+                arguments, table[VOCABULARY], search, source, step, search[FIRST] + step, beams,
                 simd.pointer_at(logits, start * logits_stride), logits_stride,
             )  # fmt: skip
         for beam in range(kept):
@@ -253,7 +239,7 @@ def steps(real: Any) -> Callable[[Any], None]:
             rows = integers(arguments, ROW_INDICES, first * search[BEAMS])
             for step in range(search[STEPS]):
                 beams = search[BEAMS] if search[FIRST] + step > 0 else 1
-                count = _list_rows(arguments, search, first, last, beams, rows)
+                count = selection.list_rows(arguments, search, first, last, beams, rows)
                 if count == 0:
                     break
                 extra_stride = 0

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from regard.kernels.cpu import simd, threads
 from regard.kernels.cpu.products import LANES, PANEL, ROWS, product, whole
+from regard.kernels.cpu.threads import floats
 from regard.kernels.recurrent import cells
-from regard.kernels.recurrent.attention import tensor
 
 WEIGHTS, INPUTS, OUTPUTS = range(3)
 """The packed matrix of the state, the input part of the gates (B, T, G), and the outputs (B, T, D)."""
@@ -51,7 +51,7 @@ def _kernel_of(gates: int) -> threads.KernelFactory:
             state = simd.pointer_at(workspace, 0)
             memory = simd.pointer_at(state, tile * width)
             products = simd.pointer_at(memory, tile * width)
-            weights = tensor(arguments, WEIGHTS, 0)
+            weights = floats(arguments, WEIGHTS, 0)
             while True:
                 first = threads.fetch_add(arguments, threads.NEXT_TASK) * tile
                 count = min(tile, sequences - first)
@@ -65,11 +65,11 @@ def _kernel_of(gates: int) -> threads.KernelFactory:
                     for row in range(count):
                         step = (first + row) * length + t
                         _step(
-                            tensor(arguments, INPUTS, step * gates * width),
+                            floats(arguments, INPUTS, step * gates * width),
                             simd.pointer_at(products, row * stride),
                             simd.pointer_at(state, row * width),
                             simd.pointer_at(memory, row * width),
-                            tensor(arguments, OUTPUTS, step * width),
+                            floats(arguments, OUTPUTS, step * width),
                             gates,
                             width,
                         )

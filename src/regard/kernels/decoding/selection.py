@@ -1,6 +1,6 @@
-"""Selection inside of the kernel of a decoder's steps: the continuations of one source's hypotheses.
+"""Beam search inside of a kernel: its rows, and the continuations of one source's hypotheses.
 
-The same rules as in `regard.hypotheses`.
+The same rules as in `regard.hypotheses`. Row r of a block has the index `rows[r]` in the tensors.
 """
 
 import math
@@ -10,10 +10,10 @@ import numpy as np
 from numba.extending import register_jitable
 
 from regard.kernels.cpu import simd, threads
+from regard.kernels.cpu.activations import exp_2x_bounded
 from regard.kernels.cpu.products import LANES
-from regard.kernels.recurrent import cells
-from regard.kernels.recurrent.attention import tensor
-from regard.kernels.recurrent.layout import (
+from regard.kernels.cpu.threads import doubles, floats, integers
+from regard.kernels.decoding.layout import (
     ACTIVE,
     BEAMS,
     BEST,
@@ -33,7 +33,6 @@ from regard.kernels.recurrent.layout import (
     SCORES,
     TOKENS,
     TOTALS,
-    VOCABULARY,
 )
 
 _ZERO, _HALF = np.float32(0), np.float32(0.5)
@@ -41,10 +40,15 @@ _LOWEST = np.float32(-np.inf)
 
 
 @simd.inlined
-def integers(arguments: Any, index: Any, offset: Any) -> Any:
-    """Return a pointer to an element of an int64 tensor."""
-    pointer = threads.as_pointer(arguments[threads.POINTERS + index], np.int64(0))
-    return simd.pointer_at(pointer, offset)
+def list_rows(arguments: Any, search: Any, first: Any, last: Any, beams: Any, rows: Any) -> Any:
+    """List the rows of the active sources of a block; return their number."""
+    count = 0
+    for source in range(first, last):
+        if integers(arguments, ACTIVE, source)[0] != 0:
+            for beam in range(beams):
+                rows[count] = source * search[BEAMS] + beam
+                count += 1
+    return count
 
 
 @simd.inlined
@@ -58,7 +62,7 @@ def log_sum_exp(logits: Any, count: Any) -> Any:
     largest = _ZERO - simd.reduce_minimum(smallest)
     shift, total = simd.splat(largest), zeros
     for d in range(0, padded, LANES):
-        total += cells.exp_2x_bounded((simd.load(logits, d) - shift) * half)
+        total += exp_2x_bounded((simd.load(logits, d) - shift) * half)
     return largest + np.float32(math.log(simd.reduce_sum(total)))
 
 
@@ -74,14 +78,14 @@ def _insert(totals: Any, indices: Any, count: Any, total: Any, index: Any) -> No
 
 @register_jitable
 def _find_best(
-    arguments: Any, table: Any, search: Any, source: Any, length: Any, rows: Any,
+    arguments: Any, vocabulary: Any, search: Any, source: Any, length: Any, rows: Any,
     logits: Any, stride: Any,
 ) -> None:  # fmt: skip
     """Write the best continuations of a source's hypotheses, whose logits are in these rows."""
-    vocabulary, count = table[VOCABULARY], search[CANDIDATES]
-    totals = tensor(arguments, BEST, source * count)
+    count = search[CANDIDATES]
+    totals = floats(arguments, BEST, source * count)
     indices = integers(arguments, BEST_INDEX, source * count)
-    previous = tensor(arguments, TOTALS, source * search[BEAMS])
+    previous = floats(arguments, TOTALS, source * search[BEAMS])
     end = search[EOS]
     only_end = integers(arguments, LIMITS, source)[0] == length
     for place in range(count):
@@ -98,21 +102,15 @@ def _find_best(
 
 
 @simd.inlined
-def _divisor(arguments: Any, index: Any, offset: Any) -> Any:
-    """Return an element of a float64 tensor."""
-    return threads.as_pointer(arguments[threads.POINTERS + index], np.float64(0))[offset]
-
-
-@simd.inlined
 def _finish(
     arguments: Any, search: Any, source: Any, step: Any, length: Any, total: Any, beam: Any
 ) -> None:
     """Add a hypothesis that ends after `length` tokens, if it is one of the best."""
     count = search[N_BEST]
-    scores = tensor(arguments, SCORES, source * count)
+    scores = floats(arguments, SCORES, source * count)
     ends = integers(arguments, ENDS, source * count)
     lengths = integers(arguments, LENGTHS, source * count)
-    score = total / np.float32(_divisor(arguments, DIVISORS, step))
+    score = total / np.float32(doubles(arguments, DIVISORS, step)[0])
     if score > scores[count - 1]:
         place = count - 1
         while place > 0 and scores[place - 1] < score:
@@ -124,7 +122,7 @@ def _finish(
 
 @register_jitable
 def select(
-    arguments: Any, table: Any, search: Any, source: Any, step: Any, length: Any, rows: Any,
+    arguments: Any, vocabulary: Any, search: Any, source: Any, step: Any, length: Any, rows: Any,
     logits: Any, stride: Any,
 ) -> Any:  # fmt: skip
     """Choose the continuations of a source's hypotheses; return a pointer to their parents.
@@ -132,14 +130,14 @@ def select(
     `step` is the number of the step within this call; the hypotheses have `length` tokens each, and
     their logits are in these rows.
     """
-    _find_best(arguments, table, search, source, length, rows, logits, stride)
-    beams, count, vocabulary = search[BEAMS], search[CANDIDATES], table[VOCABULARY]
+    _find_best(arguments, vocabulary, search, source, length, rows, logits, stride)
+    beams, count = search[BEAMS], search[CANDIDATES]
     sources = arguments[threads.QUERIES]
-    best = tensor(arguments, BEST, source * count)
+    best = floats(arguments, BEST, source * count)
     indices = integers(arguments, BEST_INDEX, source * count)
     parents = integers(arguments, PARENTS, (step * sources + source) * beams)
     chosen = integers(arguments, CHOSEN, (step * sources + source) * beams)
-    totals = tensor(arguments, TOTALS, source * beams)
+    totals = floats(arguments, TOTALS, source * beams)
     tokens = integers(arguments, TOKENS, source * beams)
     end, opened = search[EOS], 0
     for place in range(count):
@@ -154,7 +152,7 @@ def select(
     for beam in range(opened, beams):
         parents[beam], chosen[beam], totals[beam], tokens[beam] = 0, end, _LOWEST, end
     limit = integers(arguments, LIMITS, source)[0]
-    last = tensor(arguments, SCORES, (source + 1) * search[N_BEST] - 1)[0]
-    bound = np.float64(totals[0]) / _divisor(arguments, MAX_DIVISORS, source)
+    last = floats(arguments, SCORES, (source + 1) * search[N_BEST] - 1)[0]
+    bound = np.float64(totals[0]) / doubles(arguments, MAX_DIVISORS, source)[0]
     integers(arguments, ACTIVE, source)[0] = np.int64(np.float64(last) < bound and limit > length)
     return parents

@@ -1,0 +1,168 @@
+"""Transformer decoder for inference, whose search is one kernel."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional
+
+from regard.attention import Intervention, Memory
+from regard.attention.multihead import KeyValue
+from regard.decoders.output import CopyingOutput
+from regard.decoders.protocol import Step
+from regard.decoders.transformer import DecoderLayer, TransformerDecoder, TransformerState
+from regard.kernels.decoding.op import FinishedTensors, Matrix, OpenHypotheses, SearchOutput
+from regard.kernels.transformer.op import (
+    LayerWeights,
+    Norm,
+    TransformerCache,
+    TransformerKernel,
+    TransformerPast,
+    TransformerSources,
+    TransformerWeights,
+    load_kernel,
+)
+from regard.scores import Bilinear, Dot, InnerProduct, ScaledDot, Score
+
+_INNER_PRODUCTS = (Dot, ScaledDot, Bilinear, InnerProduct)
+"""Scores whose projections of queries and keys are matrices."""
+
+_ACTIVATIONS = {functional.relu: "relu", functional.gelu: "gelu", functional.silu: "swiglu"}
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchedState:
+    """The state of a decoder after steps of the kernel."""
+
+    memory: Memory
+    cache: TransformerCache
+    heads: int
+
+    def select(self, rows: Int[Tensor, " N2"], items: Tensor | None = None) -> TransformerState:
+        """Return these rows; with `items`, the memory contains only these sources."""
+        past = (
+            part.unflatten(-1, (self.heads, -1)).transpose(2, 3) for part in self.cache.past(rows)
+        )
+        memory = self.memory if items is None else self.memory.select(items)
+        return TransformerState(memory, tuple(map(KeyValue, *past)))
+
+
+class FoldedTransformerDecoder:
+    """A Transformer decoder, without gradients.
+
+    Projections of a score become part of those of the heads. The kernel computes with the weights
+    that the decoder had when it was folded, and autocast has no effect on it; single steps are those
+    of the decoder. `kernel` is None if there is no kernel for this decoder.
+    """
+
+    def __init__(self, decoder: TransformerDecoder) -> None:
+        self.decoder = decoder
+        with torch.no_grad():
+            weights = _weights(decoder)
+            self.kernel: TransformerKernel | None = (
+                None if weights is None else load_kernel(weights)
+            )
+
+    def start(self, memory: Memory) -> TransformerState:
+        """Return the state for empty targets."""
+        return self.decoder.start(memory)
+
+    def step(
+        self,
+        token: Int[Tensor, " N"],
+        state: TransformerState,
+        intervention: Intervention | None = None,
+    ) -> Step:
+        """Read one token and return the log-probabilities of the next."""
+        return self.decoder.step(token, state, intervention)
+
+    def search(
+        self, opened: OpenHypotheses, finished: FinishedTensors, state: TransformerState
+    ) -> tuple[SearchOutput, SearchedState] | None:
+        """Return the result of several steps of a beam search; None if the kernel does not support them."""
+        memory, positions = state.memory, self.decoder.embedding.positions
+        keys = tuple(rows for rows in memory.keys if isinstance(rows, Tensor))
+        if self.kernel is None or len(keys) < len(memory.keys):
+            return None
+        width = self.decoder.output.in_features
+        added = self.decoder.output.weight.new_zeros(len(finished.divisors), width)
+        if positions is not None:
+            added = positions(added[None], opened.length)[0]
+        past = TransformerPast(*(_stack(layers) for layers in zip(*state.past, strict=True)))
+        sources = TransformerSources(_stack(keys), _stack(memory.values), memory.padding)
+        output = self.kernel.search(opened, finished, added, past, sources)
+        if output is None:
+            return None
+        return output, SearchedState(memory, output.state, self.decoder.attention_heads)
+
+
+def _stack(layers: tuple[Tensor, ...]) -> Float[Tensor, "layers N T U"]:
+    """Return the rows of every layer, (N, H, T, E) each, with the heads side by side."""
+    return torch.stack([rows.transpose(1, 2).flatten(2) for rows in layers])
+
+
+def _weights(decoder: TransformerDecoder) -> TransformerWeights | None:
+    """Return the weights for the kernel; None if there is none for this decoder."""
+    layers, embedding, output = decoder.layers, decoder.embedding, decoder.output
+    attentions = [
+        part for layer in layers for part in (layer.self_attention, layer.cross_attention)
+    ]
+    activation = _ACTIVATIONS.get(layers[0].feed_forward.activation)
+    if (
+        isinstance(output, CopyingOutput)
+        or activation is None
+        or any(layer.self_attention.position_encoding is not None for layer in layers)
+        or any(part.attention.normalizer != "softmax" for part in attentions)
+        or any(type(part.attention.score) not in _INNER_PRODUCTS for part in attentions)
+    ):
+        return None
+    return TransformerWeights(
+        inputs=embedding.tokens.weight * embedding.scale,
+        layers=[_layer_weights(layer) for layer in layers],
+        norm=_norm(decoder.norm) if isinstance(decoder.norm, nn.LayerNorm) else None,
+        output=_matrix(output),
+        heads=decoder.attention_heads,
+        activation=activation,
+        pre_norm=layers[0].residuals[0].pre_norm,
+    )
+
+
+def _layer_weights(layer: DecoderLayer) -> LayerWeights:
+    own, source, network = layer.self_attention, layer.cross_attention, layer.feed_forward
+    score = cast("Score", own.attention.score)
+    parts = [
+        _by_heads(own.query_proj, own.num_heads, score.project_query),
+        _by_heads(own.key_proj, own.num_heads, score.project_key),
+        _matrix(own.value_proj),
+    ]
+    weights, biases = zip(*parts, strict=True)
+    project_query = cast("Score", source.attention.score).project_query
+    return LayerWeights(
+        norms=[_norm(residual.norm) for residual in layer.residuals],
+        projections=(torch.cat(weights), torch.cat(biases)),
+        combination=_matrix(cast("nn.Linear", own.out_proj)),
+        source_query=_by_heads(source.query_proj, source.num_heads, project_query),
+        source_combination=_matrix(cast("nn.Linear", source.out_proj)),
+        hidden=_matrix(network.linear1),
+        output=_matrix(network.linear2),
+    )
+
+
+def _by_heads(linear: nn.Linear, heads: int, project: Callable[[Tensor], Tensor]) -> Matrix:
+    """Return the matrix of a projection followed by that of a score, a linear map of every head."""
+    columns = [
+        project(rows.unflatten(-1, (heads, -1))).flatten(-2)
+        for rows in (linear.weight.T, linear.bias)
+    ]
+    return columns[0].T, columns[1]
+
+
+def _matrix(linear: nn.Linear) -> Matrix:
+    return linear.weight, linear.bias
+
+
+def _norm(norm: nn.LayerNorm) -> Norm:
+    return Norm(norm.weight, norm.bias, norm.eps)

@@ -1,0 +1,1 @@
+"""Beam search with a Transformer decoder as one kernel, without gradients."""

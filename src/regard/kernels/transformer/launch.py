@@ -1,0 +1,170 @@
+"""Launches the CPU kernel of a Transformer decoder's search: packs the weights, checks and allocates the rest."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from regard.kernels.cpu.products import LANES, PANEL, ROWS
+from regard.kernels.cpu.threads import Sizes, run_kernel
+from regard.kernels.decoding import launch as decoding
+from regard.kernels.decoding import layout as shared
+from regard.kernels.decoding.launch import INTEGERS, sources_per_task
+from regard.kernels.decoding.matrices import pack_matrices
+from regard.kernels.decoding.op import FinishedTensors, Matrix, OpenHypotheses, SearchOutput
+from regard.kernels.transformer import cpu, layout
+from regard.kernels.transformer.op import (
+    LayerWeights,
+    Norm,
+    TransformerCache,
+    TransformerPast,
+    TransformerSources,
+    TransformerWeights,
+)
+
+
+class PackedWeights(NamedTuple):
+    """The weights of a decoder as the kernel reads them."""
+
+    numbers: Tensor
+    """All matrices, packed."""
+    table: Tensor
+    """int64, with the indices of `layout.py`."""
+    sizes: list[int]
+    """The same numbers."""
+    inputs: Tensor
+    norms: Tensor
+    epsilons: Tensor
+
+
+def supports(weights: TransformerWeights) -> bool:
+    """Return whether the kernel computes the search: float32 on the CPU, widths of whole vectors."""
+    width, layers = weights.inputs.shape[1], weights.layers
+    matrices = [weights.output, *(matrix for layer in layers for matrix in _matrices(layer))]
+    norms = [part for norm in _norms(weights) for part in norm[:2]]
+    tensors = [weights.inputs, *norms, *(part for matrix in matrices for part in matrix)]
+    widths = [width, *(len(layer.source_query[0]) for layer in layers)]
+    widths += [layer.output[0].shape[1] for layer in layers]
+    return (
+        bool(layers)
+        and all(t is None or (t.dtype, t.device.type) == (torch.float32, "cpu") for t in tensors)
+        and not any(width % PANEL for width in widths)
+        and not len(layers[0].source_query[0]) // weights.heads % LANES
+    )
+
+
+def pack_weights(weights: TransformerWeights) -> PackedWeights:
+    """Return the weights in the order in which the kernel reads them."""
+    layers, (vocabulary, width) = weights.layers, weights.output[0].shape
+    matrices = [weights.output, *(matrix for layer in layers for matrix in _matrices(layer))]
+    numbers, entries = pack_matrices(matrices)
+    sizes = [
+        len(layers), width, len(layers[0].source_query[0]), weights.heads, len(layers[0].hidden[0]),
+        vocabulary, weights.pre_norm, layout.ACTIVATIONS.index(weights.activation), *entries,
+    ]  # fmt: skip
+    sizes = [int(size) for size in sizes]
+    norms = _norms(weights)
+    return PackedWeights(
+        numbers, torch.tensor(sizes, **INTEGERS), sizes, weights.inputs.detach().contiguous(),
+        torch.stack([torch.stack([norm.weight, norm.bias]) for norm in norms]).detach(),
+        weights.inputs.new_tensor([norm.epsilon for norm in norms]),
+    )  # fmt: skip
+
+
+def _matrices(layer: LayerWeights) -> list[Matrix]:
+    """Return the matrices in the order of `layout.py`."""
+    return [
+        layer.projections, layer.combination, layer.source_query, layer.source_combination,
+        layer.hidden, layer.output,
+    ]  # fmt: skip
+
+
+def _norms(weights: TransformerWeights) -> list[Norm]:
+    norms = [norm for layer in weights.layers for norm in layer.norms]
+    return norms if weights.norm is None else [*norms, weights.norm]
+
+
+def search(
+    weights: PackedWeights,
+    opened: OpenHypotheses,
+    finished: FinishedTensors,
+    positions: Tensor,
+    past: TransformerPast,
+    sources: TransformerSources,
+) -> SearchOutput | None:
+    """Return the hypotheses after several steps; None for inputs that the kernel does not support."""
+    if not _are_supported(weights.sizes, opened, positions, past, sources):
+        return None
+    longest = len(sources.padding[0]) + opened.length + len(positions)
+    attention = 2 * longest * weights.sizes[layout.LAYERS] * weights.sizes[layout.HEADS_WIDTH]
+    finished = finished._replace(divisors=finished.divisors[: len(positions)])
+    return decoding.search(
+        opened, finished, weights.numbers.numel() + attention,
+        lambda search, given: _run(weights, search, given, positions, past, sources),
+    )  # fmt: skip
+
+
+def _run(
+    weights: PackedWeights,
+    search: list[int],
+    given: dict[int, Tensor],
+    positions: Tensor,
+    past: TransformerPast,
+    sources: TransformerSources,
+) -> tuple[Tensor, TransformerCache] | None:
+    """Return the attention weights (S, B K, layers, heads, T), and the state after the steps."""
+    sizes, (count, length) = weights.sizes, sources.padding.shape
+    steps, first, beams, *_ = search
+    layers, width, heads = (sizes[i] for i in (layout.LAYERS, layout.HEADS_WIDTH, layout.HEADS))
+    tokens, new = first + steps, weights.inputs.new_empty
+    attention = new(steps, count * beams, layers, heads, length)
+    keys, values = (new(layers, count, tokens, beams, width) for _ in past)
+    for cache, before in zip((keys, values), past, strict=True):
+        rows = before.unflatten(1, (count, -1)).transpose(2, 3)
+        cache[:, :, :first, : rows.shape[3]] = rows
+    # hypotheses begin with tokens of their own
+    ancestors = torch.arange(beams, **INTEGERS)[:, None].repeat(2, count, 1, tokens)
+    given |= {
+        shared.WEIGHTS: weights.numbers, shared.TABLE: weights.table,
+        shared.INPUTS: weights.inputs, shared.PADDING: sources.padding,
+        shared.SEARCH: torch.tensor(search, **INTEGERS), shared.ATTENTION: attention,
+        shared.ROWS: torch.empty(count * beams, **INTEGERS),
+        layout.NORMS: weights.norms, layout.EPSILONS: weights.epsilons,
+        layout.POSITIONS: positions, layout.SOURCE_KEYS: sources.keys,
+        layout.SOURCE_VALUES: sources.values, layout.KEYS: keys, layout.VALUES: values,
+        layout.ANCESTORS: ancestors,
+    }  # fmt: skip
+    tensors = [given[index].contiguous() for index in range(layout.ANCESTORS + 1)]
+    per_task = sources_per_task(count, beams, torch.get_num_threads())
+    kernel_sizes = Sizes(heads=beams, queries=count, keys=length, width=width, tile=per_task)
+    block = -(-per_task * beams // ROWS) * ROWS
+    longest = -(-max(length, tokens) // LANES) * LANES
+    workspace = (1, block * cpu.workspace_width(sizes) + heads * longest)
+    work = steps * count * beams * weights.numbers.numel()
+    if not run_kernel(cpu.steps, -(-count // per_task), kernel_sizes, tensors, work, workspace):
+        return None
+    return attention, TransformerCache(keys, values, ancestors[steps % 2])
+
+
+def _are_supported(
+    sizes: list[int],
+    opened: OpenHypotheses,
+    positions: Tensor,
+    past: TransformerPast,
+    sources: TransformerSources,
+) -> bool:
+    """Return whether the kernel, which reads memory unchecked, can read these tensors."""
+    layers, width, inner = (sizes[i] for i in (layout.LAYERS, layout.WIDTH, layout.HEADS_WIDTH))
+    rows = (layers, *sources.padding.shape, inner)
+    read = (layers, opened.tokens.numel(), opened.length, inner)
+    expected = [
+        (sources.keys, rows), (sources.values, rows), (past.keys, read), (past.values, read),
+        (positions, (len(positions), width)),
+    ]  # fmt: skip
+    return (
+        all(tensor.shape == shape and tensor.dtype == torch.float32 for tensor, shape in expected)
+        and sources.padding.dtype == torch.bool
+        and len(positions) > 0
+        and len(sources.padding) > 0
+        and not bool(sources.padding.all(1).any())
+    )
