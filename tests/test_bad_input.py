@@ -783,6 +783,8 @@ def test_standard_input_is_not_overwritten(
         for option in ("--out", "--attention", "--alignments"):
             assert main(["translate", str(copied), option, str(lines)]) == 1
             assert f"{option} would overwrite the input" in capsys.readouterr().err
+        assert main(["translate", str(copied)]) == 1
+    assert "standard output is the file that standard input reads" in capsys.readouterr().err
     assert lines.read_text() == "a\n"
 
 

@@ -157,6 +157,13 @@ def test_the_unnormalised_sum_is_printed_on_request() -> None:
     assert "sum_i e_i h_i = [4, 5]" in text
 
 
+def test_labels_are_escaped_in_markdown() -> None:
+    markdown = regard.explain([1, 2], [[1, 0], [0, 1]], labels=["a|b", "$</s>"]).to_markdown()
+    assert r"| | a\|b | \$&lt;/s> |" in markdown
+    assert r"- \$&lt;/s> = [0, 1]" in markdown
+    assert r"\,\text{\$</s>}$$" in markdown
+
+
 def test_markdown_and_json() -> None:
     explanation = explain([1, 2], STATES)
     markdown = explanation.to_markdown(digits=2)

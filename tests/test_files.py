@@ -302,6 +302,30 @@ def test_what_is_written_to_the_file_of_standard_output_is_appended(tmp_path: Pa
     assert (tmp_path / "f").read_text() == "first\nbefore\ninside\nafter\n"
 
 
+def test_permissions_are_kept_and_respected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "f"
+    path.write_text("old")
+    path.chmod(0o600)
+    write_text(path, "new")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("new", 0o600)
+    monkeypatch.setattr("os.access", lambda *_: False)  # as for other users than root
+    with pytest.raises(DataError, match="f: Permission denied; choose another path"):
+        write_text(path, "newer")
+    assert path.read_text() == "new"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_what_is_written_to_a_descriptor_is_appended(tmp_path: Path) -> None:
+    program = "from regard.files import write_text; write_text('/dev/stderr', 'inside\\n')"
+    with (tmp_path / "f").open("ab") as file:
+        file.write(b"first\n")
+        file.flush()
+        subprocess.run([sys.executable, "-c", program], stderr=file, check=True)
+    assert (tmp_path / "f").read_text() == "first\ninside\n"
+
+
 def test_a_folder_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     with (
         pytest.raises(DataError, match="it is a folder; choose another path"),

@@ -58,6 +58,7 @@ def test_training_data_that_cannot_be_read_are_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert training_overlap(SOURCES, DataConfig()) is None
+    assert training_overlap(SOURCES, DataConfig(train="/dev/stdin")) is None
     for path in ("a" * 5000, f"{'b' * 300}.jsonl", "c" * 300 + ",d"):
         assert training_overlap(SOURCES, DataConfig(train=path)) is None
     path = tmp_path / "train.tsv"

@@ -1,6 +1,7 @@
 """Synthetic pairs: alignments by edit operations, cut points, and what is made of them."""
 
 import itertools
+import random
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.batching import Example
-from regard.config import Config, DataConfig, ModelConfig
+from regard.config import Config, DataConfig, ModelConfig, TextConfig
 from regard.corpus import make_corpus
 from regard.errors import ConfigError
 from regard.recombination import cut_points, expectations, recombine
-from regard.text import EOS
+from regard.text import EOS, UNK
 
 _IDS = st.lists(st.integers(1, 3), min_size=1, max_size=4)
 
@@ -66,6 +67,8 @@ def _texts(examples: list[Example]) -> set[tuple[str, str]]:
     }
 
 
+_VOCABULARY = 10**6
+"""Above all ids of the examples: nothing in them is copied."""
 _WORDS = _examples(
     ("abba", "ABBA"), ("acha", "AXA"), ("bach", "BAX"), ("chab", "XAB"), ("ba", "BA")
 )
@@ -81,27 +84,60 @@ def test_pairs_are_cut_between_their_counterparts() -> None:
 
 
 def test_synthetic_pairs_are_new_and_have_the_same_counterparts() -> None:
-    made = _texts(recombine(_WORDS, 40, seed=1))
+    made = _texts(recombine(_WORDS, 40, seed=1, vocabulary=_VOCABULARY))
     assert not made & _texts(_WORDS)
     for source, target in made:
         assert source.replace("ch", "x").upper() == target
-    assert len(made) == len(recombine(_WORDS, 40, seed=1)) > 10
-    assert len(recombine(_WORDS, 5, seed=1)) == 5
-    assert recombine(_WORDS, 40, seed=1) == recombine(_WORDS, 40, seed=1)
-    assert recombine(_WORDS, 40, seed=1) != recombine(_WORDS, 40, seed=2)
+    assert len(made) == len(recombine(_WORDS, 40, seed=1, vocabulary=_VOCABULARY)) > 10
+    assert len(recombine(_WORDS, 5, seed=1, vocabulary=_VOCABULARY)) == 5
+    assert recombine(_WORDS, 40, seed=1, vocabulary=_VOCABULARY) == recombine(
+        _WORDS, 40, seed=1, vocabulary=_VOCABULARY
+    )
+    assert recombine(_WORDS, 40, seed=1, vocabulary=_VOCABULARY) != recombine(
+        _WORDS, 40, seed=2, vocabulary=_VOCABULARY
+    )
 
 
 def test_examples_without_cut_points_give_none() -> None:
-    assert recombine([], 5, seed=1) == []
-    assert recombine(_examples(("a", "b"), ("c", "d")), 5, seed=1) == []
-    assert recombine(_examples(("a" * 70, "b" * 70)), 5, seed=1) == []
-    assert recombine(_examples(("ab", "")), 5, seed=1) == []
+    assert recombine([], 5, seed=1, vocabulary=_VOCABULARY) == []
+    assert recombine(_examples(("a", "b"), ("c", "d")), 5, seed=1, vocabulary=_VOCABULARY) == []
+    assert recombine(_examples(("a" * 70, "b" * 70)), 5, seed=1, vocabulary=_VOCABULARY) == []
+    assert recombine(_examples(("ab", "")), 5, seed=1, vocabulary=_VOCABULARY) == []
 
 
 def test_copies_are_recombined_with_their_tokens() -> None:
     examples = [e._replace(copies=[*(id + 1 for id in e.source[:-1]), EOS]) for e in _WORDS]
-    for example in recombine(examples, 20, seed=1):
+    for example in recombine(examples, 20, seed=1, vocabulary=_VOCABULARY):
         assert example.copies == [*(id + 1 for id in example.source[:-1]), EOS]
+
+
+def test_copied_tokens_keep_their_counterparts() -> None:
+    # every pair has unknown tokens of its own, with the same ids
+    text = TextConfig(unit="char", min_frequency=2)
+    config = Config(
+        source=text,
+        target=text,
+        model=ModelConfig(copy=True),
+        data=DataConfig(recombined_pairs=300),
+    )
+    rng, rare, pairs = random.Random(0), map(chr, range(0x4E00, 0x5E00)), list[tuple[str, str]]()
+    for number in range(60):
+        letters = [*rng.choices("abcdefgh", k=5), next(rare), next(rare)]
+        rng.shuffle(letters)
+        word = "".join(letters)
+        # in some, the counterpart of an unknown token is far from it
+        pairs.append((word, word if number % 4 else word[::-1]))
+    corpus = make_corpus(config, pairs, pairs)
+    vocabulary, examples = len(corpus.target), [corpus.train[i] for i in range(len(corpus.train))]
+    made = examples[len(pairs) :]
+    assert len(made) > 100
+    cut = 0
+    for example in made:
+        copied = [id for id in example.copies if id >= vocabulary]
+        assert len({*copied}) == len(copied) == example.source.count(UNK)
+        assert {id for id in example.target if id >= vocabulary} <= {*copied}
+        cut += UNK in example.target
+    assert 0 < cut < len(made)
 
 
 _PAIRS = [("abba", "A B B A"), ("acha", "A X A"), ("bach", "B A X"), ("chab", "X A B")]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ import uvicorn
 from fastapi.responses import PlainTextResponse
 from fastapi.testclient import TestClient
 from pydantic import ValidationError
+from uvicorn.supervisors import Multiprocess
 
 import regard
 from regard import ensemble, model_folder
@@ -34,7 +36,7 @@ from regard.serving.batching import Batcher, QueueFull
 from regard.serving.limits import BodyLimit, Limits
 from regard.serving.metrics import Metrics
 from regard.serving.schemas import TranslateRequest
-from regard.serving.workers import SingleServer
+from regard.serving.workers import SingleServer, Workers
 from serving_models import make_folder
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -825,6 +827,15 @@ def test_a_full_queue_gives_503_and_a_timeout_504(
     assert ("retry-after" in response.headers) == (status == 503)
 
 
+def test_a_request_with_more_texts_than_the_queue_can_hold_is_invalid(folder: Path) -> None:
+    app = create_app(Settings(folder=str(folder), limits=Limits(queue=3)))
+    with TestClient(app, base_url="http://localhost") as client:
+        response = client.post("/api/translate", json={"texts": ["a"] * 4})
+        assert client.post("/api/translate", json={"texts": ["a"] * 3}).status_code == 200
+    assert response.status_code == 422
+    assert response.json() == {"error": "at most 3 texts per request, got 4"}
+
+
 def _serve(*arguments: str) -> tuple[subprocess.Popen[str], str]:
     command = [sys.executable, "-m", "regard.cli.main", "serve", *arguments, "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -909,6 +920,25 @@ def test_several_workers_respond_equally(folder: Path) -> None:
         _, errors = process.communicate()
     assert errors == "regard serve: stopped\n"
     assert process.returncode == 128 + signal.SIGHUP
+
+
+def test_texts_that_waited_in_a_killed_worker_are_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path))
+    gauges = [tmp_path / f"gauge_livesum_{pid}.db" for pid in (1, 2, 3)]
+    for gauge in gauges[:2]:
+        gauge.touch()
+    workers = object.__new__(Workers)
+    workers.processes = [mock.Mock(pid=1), mock.Mock(pid=2)]
+
+    def replace(base: Multiprocess) -> None:
+        base.processes[1] = mock.Mock(pid=3)
+        gauges[2].touch()
+
+    monkeypatch.setattr(Multiprocess, "keep_subprocess_alive", replace)
+    workers.keep_subprocess_alive()
+    assert [gauge.exists() for gauge in gauges] == [True, False, True]
 
 
 def test_a_worker_that_ends_before_it_serves_ends_the_server(folder: Path, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def make_corpus(
         train_examples = encode_mapped(train_pairs, source, target, config, notes)
     else:
         _, train_examples = encode(train_pairs, source, target, config, notes, guide)
-        train_examples += synthetic_examples(train_examples, config, notes)
+        train_examples += synthetic_examples(train_examples, len(target), config, notes)
     dev_pairs, dev_examples = encode(dev_pairs, source, target, config, notes)
     sources, references = group_by_source(dev_pairs.pairs)
     config = _resolved(config, source, target, guide)

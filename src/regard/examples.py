@@ -56,12 +56,14 @@ def encode(
     return parsed, examples
 
 
-def synthetic_examples(examples: list[Example], config: Config, notes: list[str]) -> list[Example]:
-    """Return the examples that `data.recombined_pairs` asks for."""
+def synthetic_examples(
+    examples: list[Example], vocabulary: int, config: Config, notes: list[str]
+) -> list[Example]:
+    """Return the examples that `data.recombined_pairs` asks for, given the size of the target vocabulary."""
     count = config.data.recombined_pairs
     if not count:
         return []
-    recombined = recombine(examples, count, config.training.seed)
+    recombined = recombine(examples, count, config.training.seed, vocabulary)
     limit = config.data.max_length
     recombined = [e for e in recombined if not _too_long(e.size[0] - 1, e.size[1] - 1, limit)]
     notes.append(

@@ -44,9 +44,11 @@ def atomic_write(path: str | Path) -> Generator[Path]:
     """Yield a temporary path that replaces `path` when the block ends without an error.
 
     The content reaches the disk before it replaces `path`, so that a crash leaves either the old file
-    or the new one. Missing parent folders are created. A symbolic link is followed. A device or a pipe is
-    written to directly; if `path` is the file that standard output is redirected to, the content is
-    appended to standard output. The temporary file has the suffix of `path`, on which some writers depend.
+    or the new one, which has the permissions of the old one. Missing parent folders are created. A symbolic
+    link is followed. A device or a pipe is
+    written to directly; if `path` is the file that standard output is redirected to, or names a descriptor,
+    such as /dev/stderr, the content is appended. The temporary file has the suffix of `path`, on which some
+    writers depend.
 
     Raises:
         DataError: `path` cannot be written.
@@ -64,6 +66,13 @@ def atomic_write(path: str | Path) -> Generator[Path]:
             with temporary.open("rb") as content:
                 shutil.copyfileobj(content, sys.stdout.buffer)
         return
+    if is_descriptor(path):
+        with tempfile.TemporaryDirectory() as folder:
+            temporary = Path(folder) / path.name
+            yield temporary
+            with temporary.open("rb") as content, path.open("ab") as file:
+                shutil.copyfileobj(content, file)
+        return
     path = Path(os.path.realpath(path))  # not resolve, which fails at a loop before Python 3.13
     if path.is_dir():
         raise DataError(f"cannot write {path}: it is a folder; choose another path")
@@ -71,6 +80,10 @@ def atomic_write(path: str | Path) -> Generator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch(exist_ok=False)
+        if path.exists():
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            shutil.copymode(path, temporary)
         yield temporary
         _synchronize(temporary)
         os.replace(temporary, path)
@@ -106,6 +119,13 @@ def _is_standard_output(path: Path) -> bool:
         return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno()))
     except (OSError, ValueError, AttributeError):  # no such file, or no descriptor
         return False
+
+
+def is_descriptor(path: str | Path) -> bool:
+    """Return whether the path names a descriptor of this process, such as /dev/stdin or /dev/fd/3."""
+    return (
+        re.fullmatch(r"/dev/(fd/\d+|stdin|stdout|stderr)|/proc/self/fd/\d+", str(path)) is not None
+    )
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 from regard import table_files
 from regard.config import DataConfig
 from regard.errors import RegardError, quantity, shortened
-from regard.files import iterate_lines
+from regard.files import is_descriptor, iterate_lines
 from regard.pairs import files_of, split_line
 
 _MOST_BYTES = 1 << 30
@@ -80,7 +80,7 @@ def _is_small(path: str) -> bool:
     files = [Path(name) for name in files_of(path)]
     return (
         bool(files)
-        and all(file.is_file() for file in files)
+        and all(file.is_file() and not is_descriptor(file) for file in files)
         and sum(file.stat().st_size for file in files) <= _MOST_BYTES
     )
 

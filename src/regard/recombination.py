@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from regard.batching import Example
+from regard.text import UNK
 
 _ROUNDS = 10
 """Rounds of expectation maximisation; the likelihood changes little afterwards."""
@@ -29,13 +30,14 @@ Cut = tuple[int, int, int]
 """Index of an example, and the numbers of source and target tokens before the cut."""
 
 
-def recombine(examples: Sequence[Example], count: int, seed: int) -> list[Example]:
+def recombine(examples: Sequence[Example], count: int, seed: int, vocabulary: int) -> list[Example]:
     """Return at most `count` new examples; fewer if the examples have fewer combinations.
 
     Args:
         examples: the examples to combine, each with EOS at the end of the source.
         count: number of examples to make.
         seed: seed of the random choices.
+        vocabulary: size of the target vocabulary; ids from there on are those of copied tokens.
     """
     cuts = cut_points(examples)
     by_tokens = defaultdict[tuple[int, int], list[Cut]](list)
@@ -48,7 +50,8 @@ def recombine(examples: Sequence[Example], count: int, seed: int) -> list[Exampl
         if len(found) == count:
             break
         first = rng.choice(cuts)
-        example = _joined(examples, first, rng.choice(by_tokens[_tokens_before(examples, first)]))
+        second = rng.choice(by_tokens[_tokens_before(examples, first)])
+        example = _joined(examples, first, second, vocabulary)
         if _key(example) not in known:
             known.add(_key(example))
             found.append(example)
@@ -173,12 +176,27 @@ def _tokens_before(examples: Sequence[Example], cut: Cut) -> tuple[int, int]:
     return examples[index].source[i - 1], examples[index].target[j - 1]
 
 
-def _joined(examples: Sequence[Example], first: Cut, second: Cut) -> Example:
-    """Return the beginning of one example and the end of another one."""
+def _joined(examples: Sequence[Example], first: Cut, second: Cut, vocabulary: int) -> Example:
+    """Return the beginning of one example and the end of another one.
+
+    The ids of their unknown tokens, which begin at `vocabulary` in every example, become different.
+    """
     (index, i, j), (other, k, m) = first, second
     a, b = examples[index], examples[other]
-    copies = [*a.copies[:i], *b.copies[k:]]
-    return Example([*a.source[:i], *b.source[k:]], [*a.target[:j], *b.target[m:]], copies)
+    beginning, end = a.copies[:i], b.copies[k:]
+    used = max([vocabulary, *(id + 1 for id in beginning)]) - vocabulary
+    new = {id: id + used for id in end if id >= vocabulary}
+    target = [
+        *(_remaining(id, beginning, vocabulary) for id in a.target[:j]),
+        *(new.get(id, _remaining(id, end, vocabulary)) for id in b.target[m:]),
+    ]
+    copies = [*beginning, *(new.get(id, id) for id in end)]
+    return Example([*a.source[:i], *b.source[k:]], target, copies)
+
+
+def _remaining(id: int, copies: Sequence[int], vocabulary: int) -> int:
+    """Return the id of a target token, or UNK if it was copied from a part that is cut off."""
+    return id if id < vocabulary or id in copies else UNK
 
 
 def _key(example: Example) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import stat
 import sys
 import threading
 from collections.abc import Generator
@@ -101,6 +102,8 @@ def add_chart_file(parser: Parser) -> None:
 def check_output_files(args: Namespace, *names: str, data: str | None = None) -> None:
     """Raise a ConfigError if one of these options is a folder or an input, or two are the same file.
 
+    Outputs on standard output are not appended to the file that standard input reads.
+
     `data` is another input: the data that a model was trained on.
     """
     texts = [text for text in (data, *(args.get(name) for name in _INPUTS)) if text]
@@ -125,6 +128,10 @@ def check_output_files(args: Namespace, *names: str, data: str | None = None) ->
             raise ConfigError(
                 f"--{options[path]} and --{name} are the same file; choose two different files"
             )
+    if reads_standard_input and args.get("out") is None and _appends_to_standard_input():
+        raise ConfigError(
+            "standard output is the file that standard input reads; write to another file"
+        )
 
 
 def _is_standard_input(path: str) -> bool:
@@ -132,6 +139,15 @@ def _is_standard_input(path: str) -> bool:
     try:
         return os.path.samestat(os.stat(path), os.fstat(0))
     except OSError:  # there is no such file, or standard input is closed
+        return False
+
+
+def _appends_to_standard_input() -> bool:
+    """Return whether standard input and output are redirected from and to the same file."""
+    try:
+        status = os.fstat(0)
+        return stat.S_ISREG(status.st_mode) and os.path.samestat(status, os.fstat(1))
+    except OSError:  # one of them is closed
         return False
 
 

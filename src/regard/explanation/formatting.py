@@ -81,12 +81,17 @@ class _Writer:
             return f"{letter}: {value.shape[0]} x {value.shape[1]} numbers{note}"
         return f"{letter} = [{', '.join(map(self.row, value))}]{note}"
 
+    @property
+    def labels(self) -> list[str]:
+        labels = self.explanation.labels
+        return [*labels] if self.plain else [*map(_in_markdown, labels)]
+
     def inputs(self) -> str:
         result = self.explanation
         rows = [] if result.query is None else [("s", result.query)]
-        rows += zip(result.labels, result.keys, strict=True)
+        rows += zip(self.labels, result.keys, strict=True)
         if result.values is not result.keys:
-            names = [f"value of {label}" for label in result.labels]
+            names = [f"value of {label}" for label in self.labels]
             rows += zip(names, result.values, strict=True)
         lines = [f"{name} = {self.row(row)}" for name, row in rows]
         lines += [self.parameter(*item) for item in result.parameters.items()]
@@ -95,7 +100,7 @@ class _Writer:
     def table(self, name: str, values: Vector, plain_name: str | None = None) -> str:
         if self.plain:
             return f"  {plain_name or name} = [{self.numbers(values)}]"
-        header = f"| | {' | '.join(self.explanation.labels)} |\n|---|{'---|' * len(values)}"
+        header = f"| | {' | '.join(self.labels)} |\n|---|{'---|' * len(values)}"
         return f"\n{header}\n| {name} | {self.numbers(values, ' | ')} |\n"
 
     def score_and_normalise(self) -> list[str]:
@@ -126,7 +131,7 @@ class _Writer:
     def weighted_sum(self) -> str:
         result = self.explanation
         weights = [self.number(weight) for weight in result.weights]
-        symbols = [re.sub(r"^h(\d+)$", r"h_{\1}", label) for label in result.labels]
+        symbols = map(_in_latex, result.labels)
         text = " + ".join(map(" ".join, zip(weights, result.labels, strict=True)))
         latex = " + ".join(map(r"\,".join, zip(weights, symbols, strict=True)))
         products = zip(weights, result.values, result.weighted, strict=True)
@@ -158,3 +163,19 @@ class _Writer:
         )
         formula = self.formula(f"sum_i e_i h_i = {row}", rf"\sum_i e_i h_i = {row}")
         return self.section("Unnormalised sum", formula, f"{'  ' if self.plain else ''}{note}")
+
+
+def _in_markdown(label: str) -> str:
+    """Return a label as Markdown that shows it: no markup, no end of a cell, no formula, no HTML."""
+    escaped = re.sub(r"([\\`*_\[\]|$~#])", r"\\\1", label)
+    return escaped.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _in_latex(label: str) -> str:
+    """Return a label as a symbol of a formula."""
+    if match := re.fullmatch(r"h(\d+)", label):
+        return f"h_{{{match[1]}}}"
+    if re.fullmatch(r"[\w()]+", label) and "_" not in label:
+        return label
+    escaped = re.sub(r"([#$%&_{}])", r"\\\1", label.replace("\\", ""))
+    return rf"\text{{{escaped}}}"

@@ -289,8 +289,8 @@ def _prepare(
 ) -> tuple[PreparedRequest, int]:
     """Prepare a request and return it with its work; reject it if it exceeds a limit."""
     texts = request.sources
-    if len(texts) > limits.texts:
-        raise ConfigError(f"at most {quantity(limits.texts, 'text')} per request, got {len(texts)}")
+    if len(texts) > (most := min(limits.texts, max(1, limits.queue))):
+        raise ConfigError(f"at most {quantity(most, 'text')} per request, got {len(texts)}")
     if "beam_size" not in request.model_fields_set:
         request.beam_size = min(request.beam_size, limits.beam_size)
     for name in ("beam_size", "n_best"):

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 
+from prometheus_client.multiprocess import mark_process_dead
 from uvicorn.config import Config
 from uvicorn.server import Server
 from uvicorn.supervisors import Multiprocess
@@ -77,6 +78,13 @@ class Workers(Multiprocess):
                     return
                 time.sleep(0.05)
         self._announce()
+
+    def keep_subprocess_alive(self) -> None:
+        """Replace workers that have ended, whose waiting texts are no longer counted."""
+        before = {process.pid for process in self.processes}
+        super().keep_subprocess_alive()
+        for pid in before - {process.pid for process in self.processes}:
+            mark_process_dead(pid)
 
     def handle_signals(self) -> None:
         """Stop after SIGHUP, too, for which uvicorn restarts the workers."""
