@@ -11,7 +11,7 @@ from numba.extending import register_jitable
 
 from regard.kernels.cpu import simd, threads
 from regard.kernels.cpu.activations import exp_2x_bounded
-from regard.kernels.cpu.products import LANES
+from regard.kernels.cpu.products import LANES, PANEL
 from regard.kernels.cpu.threads import doubles, floats, integers
 from regard.kernels.decoding.layout import (
     ACTIVE,
@@ -76,6 +76,16 @@ def _insert(totals: Any, indices: Any, count: Any, total: Any, index: Any) -> No
     totals[place], indices[place] = total, index
 
 
+@simd.inlined
+def _largest_of_panel(scores: Any, start: Any, previous: Any, log_sum: Any) -> Any:
+    """Return the largest total of the continuations with the tokens of a panel, without NaN."""
+    before, shift, zeros = simd.splat(previous), simd.splat(log_sum), simd.splat(_ZERO)
+    low = zeros - (before + (simd.load(scores, start) - shift))
+    high = zeros - (before + (simd.load(scores, start + LANES) - shift))
+    infinite = simd.splat(-_LOWEST)
+    return _ZERO - simd.reduce_minimum(simd.minimum(simd.minimum(infinite, low), high))
+
+
 @register_jitable
 def _find_best(
     arguments: Any, vocabulary: Any, search: Any, source: Any, length: Any, rows: Any,
@@ -95,10 +105,18 @@ def _find_best(
         log_sum = log_sum_exp(scores, vocabulary)
         if not math.isfinite(log_sum):
             threads.fetch_add(arguments, threads.OUT_OF_RANGE)
-        for token in range(end if only_end else 0, end + 1 if only_end else vocabulary):
-            total = previous[row] + (scores[token] - log_sum)
-            if total > totals[count - 1] and token != search[PAD] and token != search[BOS]:
-                _insert(totals, indices, count, total, row * vocabulary + token)
+        for start in range(0, vocabulary, PANEL):
+            # most tokens are worse than the candidates so far
+            if _largest_of_panel(scores, start, previous[row], log_sum) > totals[count - 1]:
+                for token in range(start, min(start + PANEL, vocabulary)):
+                    total = previous[row] + (scores[token] - log_sum)
+                    excluded = token == search[PAD] or token == search[BOS]
+                    if (
+                        total > totals[count - 1]
+                        and not excluded
+                        and (token == end or not only_end)
+                    ):
+                        _insert(totals, indices, count, total, row * vocabulary + token)
 
 
 @simd.inlined
