@@ -1,7 +1,7 @@
 """Speed of training on words and phones, beside another toolkit and the limit of the machine.
 
     python -P benchmarks/training.py cmudict/train.tsv.gz [--rounds 3] [--updates 60] [--threads 2]
-        [--yoyodyne ENVIRONMENT/bin/python]
+        [--yoyodyne ENVIRONMENT/bin/python] [--joeynmt ENVIRONMENT/bin/python]
 
 The recurrent models have a bidirectional LSTM encoder with 256 units per direction, a decoder with 256
 units and embeddings with 128 components; the Transformers have 3 + 3 layers of width 256. A batch has
@@ -9,7 +9,9 @@ about 256 words. In every round each model is trained in turn, and after a warm-
 target tokens per second of the complete loop are measured: batches, forward, backward, clipping,
 optimizer. bfloat16 is left out on a CPU that computes it slowly. The medians of all rounds are printed.
 "Share of peak" divides the floating-point operations of the matrix products by the largest throughput of
-a matrix product in the same precision, measured in the same run. yoyodyne runs in an environment of its own; its attention is additive, computed before the cell.
+a matrix product in the same precision, measured in the same run. The other toolkits run in environments of
+their own, in float32, with a bidirectional LSTM and additive attention of the same size; JoeyNMT's has input
+feeding, and is timed as a Transformer, too. Their batches are those of their own loops: 256 random words.
 """
 
 import argparse
@@ -74,6 +76,69 @@ print(clock.rate)
 """Trains yoyodyne's model of the same size and prints its words per second."""
 
 
+JOEYNMT = """
+import json, random, sys, time
+from types import SimpleNamespace
+import torch
+from joeynmt.batch import Batch
+from joeynmt.model import build_model
+from joeynmt.vocabulary import Vocabulary
+given = json.load(sys.stdin)
+torch.set_num_threads(given["threads"])
+torch.manual_seed(1)
+special = dict(unk_token="<unk>", unk_id=0, pad_token="<pad>", pad_id=1, bos_token="<s>", bos_id=2,
+    eos_token="</s>", eos_id=3, lang_tags=[], sep_token=None, sep_id=None)
+pairs = [(list(word), phones.split()) for word, phones in given["pairs"]]
+source, target = (Vocabulary(sorted({token for pair in pairs for token in pair[side]}), SimpleNamespace(**special))
+    for side in (0, 1))
+common = dict(rnn_type="lstm", embeddings=dict(embedding_dim=128, scale=False), hidden_size=256, num_layers=1,
+    dropout=0.2, type="recurrent")
+rnn = dict(encoder=dict(common, bidirectional=True), decoder=dict(common, hidden_dropout=0.2, input_feeding=True,
+    init_hidden="bridge", attention="bahdanau"))
+layers = dict(embeddings=dict(embedding_dim=256, scale=True), hidden_size=256, ff_size=1024, num_layers=3, num_heads=4,
+    dropout=0.2, type="transformer", layer_norm="pre")
+initial = dict(initializer="xavier_uniform", embed_initializer="xavier_uniform", bias_initializer="zeros",
+    init_rnn_orthogonal=False, lstm_forget_gate=0.0)
+configs = {"LSTM": dict(initial, **rnn), "Transformer": dict(initial, encoder=layers, decoder=layers)}
+
+def padded(rows):
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = torch.full((len(rows), max(lengths)), 1)
+    for out, row in zip(ids, rows):
+        out[: len(row)] = torch.tensor(row)
+    return ids, lengths
+
+def batches():
+    rng = random.Random(1)
+    while True:
+        rng.shuffle(pairs)
+        for first in range(0, len(pairs) - 256, 256):
+            rows = sorted(pairs[first : first + 256], key=lambda pair: -len(pair[0]))
+            ids, lengths = padded([[source.lookup(token) for token in word] + [3] for word, _ in rows])
+            outputs, _ = padded([[2, *(target.lookup(token) for token in phones), 3] for _, phones in rows])
+            yield Batch(ids, lengths, None, outputs, None, torch.arange(256), torch.device("cpu"), 1, 3)
+
+rates = {}
+for name, config in configs.items():
+    model = build_model(config, source, target).train()
+    model.loss_function = ("crossentropy", 0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
+    for number, batch in enumerate(batches()):
+        if number == given["updates"]:
+            start = time.perf_counter()
+        if number == 2 * given["updates"]:
+            break
+        loss, *_ = model(return_type="loss", **vars(batch))
+        batch.normalize(loss, "batch").backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        model.zero_grad()
+    rates[name] = 256 * given["updates"] / (time.perf_counter() - start)
+print(json.dumps(rates))
+"""
+"""Trains JoeyNMT's models of the same sizes and prints their words per second."""
+
+
 def measure(
     train: str, model: dict[str, object], precision: str, updates: int
 ) -> tuple[float, float]:
@@ -109,6 +174,20 @@ def measure_yoyodyne(python: str, train: str, updates: int, threads: int) -> flo
         command = [python, "-c", YOYODYNE, folder, *map(str, (updates, updates, threads))]
         result = subprocess.run(command, check=True, capture_output=True, text=True)
     return float(result.stdout.split()[-1])
+
+
+def measure_joeynmt(
+    python: str, pairs: list[list[str]], updates: int, threads: int
+) -> dict[str, float]:
+    """Return the words per second of JoeyNMT by model."""
+    given = {
+        "pairs": [pair[:2] for pair in pairs], "updates": updates, "threads": threads,
+    }  # fmt: skip
+    command = [python, "-c", JOEYNMT]
+    result = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, text=True, input=json.dumps(given)
+    )
+    return json.loads(result.stdout.splitlines()[-1])
 
 
 def matrix_product_peak(dtype: torch.dtype) -> float:
@@ -154,6 +233,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=60)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--yoyodyne", metavar="PYTHON", help="interpreter that has yoyodyne")
+    parser.add_argument("--joeynmt", metavar="PYTHON", help="interpreter that has JoeyNMT")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     pairs = [line.split("\t") for line in read_lines(args.train)]
@@ -164,10 +244,15 @@ def main() -> None:
     precisions = {name: dtype for name, dtype in PRECISIONS.items() if fast or name == "float32"}
     peaks = {name: matrix_product_peak(dtype) for name, dtype in precisions.items()}
     rates: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    peer: list[float] = []
+    peers: dict[str, list[float]] = {}
     for _ in range(args.rounds):
         if args.yoyodyne:
-            peer.append(measure_yoyodyne(args.yoyodyne, args.train, args.updates, args.threads))
+            rate = measure_yoyodyne(args.yoyodyne, args.train, args.updates, args.threads)
+            peers.setdefault("yoyodyne", []).append(rate)
+        if args.joeynmt:
+            found = measure_joeynmt(args.joeynmt, pairs, args.updates, args.threads)
+            for name, rate in found.items():
+                peers.setdefault(f"JoeyNMT, {name}", []).append(rate)
         for name, model in MODELS.items():
             for precision in precisions:
                 rate = measure(args.train, model, precision, args.updates)
@@ -175,19 +260,25 @@ def main() -> None:
     print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds")
     for precision, peak in peaks.items():
         print(f"matrix products in {precision}: {peak / 1e9:,.0f} GFLOP/s")
-    yoyodyne = statistics.median(peer) if peer else None
-    if yoyodyne:
-        print(f"yoyodyne: {yoyodyne:,.0f} words/s")
+    medians = {name: statistics.median(values) for name, values in peers.items()}
+    for name, rate in medians.items():
+        print(f"{name}: {rate:,.0f} words/s")
     print(
-        "\n| model | precision | words/s | target tokens/s | multiple of yoyodyne | share of peak |"
+        "\n| model | precision | words/s | target tokens/s | multiple of yoyodyne | multiple of JoeyNMT | share of peak |"
     )
-    print("|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|")
     for (name, precision), of_key in rates.items():
         words, tokens = (statistics.median(column) for column in zip(*of_key, strict=True))
-        multiple = f"{words / yoyodyne:.1f}x" if yoyodyne else ""
+        peer = f"JoeyNMT, {'Transformer' if name == 'Transformer' else 'LSTM'}"
+        multiples = [
+            f"{words / medians[toolkit]:.1f}x" if toolkit in medians else ""
+            for toolkit in ("yoyodyne", peer)
+        ]
         share = words * operations_per_word(name, source, steps, targets) / peaks[precision]
         shown = f"{share:.0%}" if share else ""
-        print(f"| {name} | {precision} | {words:,.0f} | {tokens:,.0f} | {multiple} | {shown} |")
+        print(
+            f"| {name} | {precision} | {words:,.0f} | {tokens:,.0f} | {' | '.join(multiples)} | {shown} |"
+        )
 
 
 if __name__ == "__main__":
