@@ -489,8 +489,12 @@ def test_progress_in_a_notebook_redraws_one_output(
     assert capsys.readouterr() == ("update 3\n", "")
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_training_computes_gradients_where_the_caller_has_disabled_them(
+@pytest.mark.parametrize(
+    "mode",
+    [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)],
+    ids=["no_grad", "inference_mode", "autocast"],
+)
+def test_training_is_the_same_in_every_mode_of_the_caller(
     mode: Callable[[], contextlib.AbstractContextManager[None]], tmp_path: Path
 ) -> None:
     regard.train(_config(tmp_path / "a", max_updates=5), PAIRS, DEV)

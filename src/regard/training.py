@@ -23,6 +23,7 @@ from regard.errors import ConfigError, nearest
 from regard.evaluation import layer_agreements
 from regard.files import require_empty_folder
 from regard.guided_alignment import guided_layer
+from regard.kernels.weighted_sum import without_autocast
 from regard.metrics import METRICS
 from regard.model_folder import TrainedModel
 from regard.models import Seq2Seq, build, count_parameters
@@ -140,7 +141,9 @@ def train(
         stack.enter_context(_one_at_a_time)
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
-        job = distributed.join(find_device(config.device))
+        device = find_device(config.device)
+        stack.enter_context(without_autocast(device))  # the precision is that of the settings
+        job = distributed.join(device)
         out = None
         if job.is_main:
             out = _output_folder(config.out, resume)
