@@ -2,6 +2,8 @@
 PYTHON ?= python3
 PIP_ARGS ?=
 BIN := .venv/bin
+# of the tests, with a thread each: one waits for a browser or a server, mostly
+PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
 .PHONY: demo models test soak docs lint wheel clean
 
@@ -12,12 +14,11 @@ demo: .venv/installed
 models: .venv/installed
 	$(BIN)/python tools/make_models.py --data '$(DATA)' $(MODELS)
 
-# a process per core with a thread each, but not more than four
 test: .venv/tested
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n auto --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PROCESSES) --dist worksteal
 
 soak: .venv/tested
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'soak or hypothesis' --hypothesis-profile soak -n auto --maxprocesses 4 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'soak or hypothesis' --hypothesis-profile soak -n $(PROCESSES) --dist worksteal
 
 docs: .venv/documented
 	$(BIN)/sphinx-build -W --keep-going -q -j 4 -b html docs docs/_build/html

@@ -169,6 +169,10 @@ def folders(made_once: Callable[[str, Callable[[Path], object]], Path]) -> list[
     ]
 
 
+def _already_made(path: Path) -> None:
+    raise AssertionError(f"{path} was not made")
+
+
 @pytest.fixture(scope="session")
 def exported_folders(
     folders: list[Path], made_once: Callable[[str, Callable[[Path], object]], Path]
@@ -177,7 +181,9 @@ def exported_folders(
     from regard.export.folder import export
 
     translators = [regard.Translator.load(folder, "cpu") for folder in folders]
-    return [
-        (model, made_once(f"exported/{path.name}", functools.partial(export, model)))
-        for model, path in zip(translators, folders, strict=True)
-    ]
+    pairs = [*zip(translators, folders, strict=True)]
+    # processes begin with different models, so that none waits for another one
+    first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % len(pairs)
+    for model, path in [*pairs[first:], *pairs[:first]]:
+        made_once(f"exported/{path.name}", functools.partial(export, model))
+    return [(model, made_once(f"exported/{path.name}", _already_made)) for model, path in pairs]

@@ -419,6 +419,7 @@ def test_a_long_load_is_reported_on_a_terminal_only(
         ("--training.max_updates 2.5", "training.max_updates takes an integer, got 2.5"),
         ("--training.max_minutes soon", "training.max_minutes takes a number, got soon"),
         ("--training.max_minutes 1:30", "max_minutes takes a decimal number, got 1:30"),
+        ("--training.max_minutes=+1_0:30", "max_minutes takes a decimal number, got +1_0:30"),
         ("--training.max_updates=1:30", "max_updates takes a decimal number, got 1:30"),
         ("--model.bidirectional perhaps", "model.bidirectional takes true or false, got perhaps"),
         ("--training.seed", "--training.seed: expected one argument"),

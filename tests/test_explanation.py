@@ -158,10 +158,12 @@ def test_the_unnormalised_sum_is_printed_on_request() -> None:
 
 
 def test_labels_are_escaped_in_markdown() -> None:
-    markdown = regard.explain([1, 2], [[1, 0], [0, 1]], labels=["a|b", "$</s>"]).to_markdown()
-    assert r"| | a\|b | \$&lt;/s> |" in markdown
-    assert r"- \$&lt;/s> = [0, 1]" in markdown
-    assert r"\,\text{\$</s>}$$" in markdown
+    labels = ["a|b", "$</s>", "-", "1.", "x\\y\n~"]
+    markdown = regard.explain([1, 2], np.eye(2)[[0, 1, 0, 1, 0]], labels=labels).to_markdown()
+    assert r"| | a\|b | \$&lt;/s\> | \- | 1\. | x\\y \~ |" in markdown
+    assert "\n" + r"- \- = [1, 0]" + "\n" + r"- 1\. = [0, 1]" in markdown
+    assert r"\,\text{\$</s>} + " in markdown
+    assert r"\,\text{x}\backslash\text{y }\sim$$" in markdown
 
 
 def test_markdown_and_json() -> None:

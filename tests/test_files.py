@@ -317,13 +317,28 @@ def test_permissions_are_kept_and_respected(
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_what_is_written_to_a_descriptor_is_appended(tmp_path: Path) -> None:
-    program = "from regard.files import write_text; write_text('/dev/stderr', 'inside\\n')"
-    with (tmp_path / "f").open("ab") as file:
+@pytest.mark.parametrize("mode", ["ab", "wb"])
+def test_what_is_written_to_a_descriptor_is_appended(tmp_path: Path, mode: str) -> None:
+    program = (
+        "import os; from regard.files import write_text; os.write(2, b'before\\n')\n"
+        "write_text('/dev/stderr', 'inside\\n'); write_text('/dev/fd/2', 'too\\n'); os.write(2, b'after\\n')"
+    )
+    with (tmp_path / "f").open(mode) as file:
         file.write(b"first\n")
         file.flush()
         subprocess.run([sys.executable, "-c", program], stderr=file, check=True)
-    assert (tmp_path / "f").read_text() == "first\ninside\n"
+    assert (tmp_path / "f").read_text() == "first\nbefore\ninside\ntoo\nafter\n"
+
+
+def test_a_descriptor_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="cannot write /dev/fd/987: Bad file descriptor"):
+        write_text("/dev/fd/987", "text")
+    (tmp_path / "f").write_text("kept")
+    with (tmp_path / "f").open("rb") as file:
+        path = f"/dev/fd/{file.fileno()}"
+        with pytest.raises(DataError, match=f"cannot write {path}: Bad file descriptor"):
+            write_text(path, "text")
+    assert (tmp_path / "f").read_text() == "kept"
 
 
 def test_a_folder_is_not_replaced_by_a_file(tmp_path: Path) -> None:

@@ -33,6 +33,9 @@ _COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
 _TEMPORARY_STEM = re.compile(r"\.[0-9a-f]{16}")
 """Names of temporary files, before the suffix."""
 
+_DESCRIPTOR = re.compile(r"/dev/(stdin|stdout|stderr)|(?:/dev|/proc/self)/fd/(\d+)")
+"""Paths of descriptors."""
+
 _CR_ONLY = "{}: its lines end at CR; convert them to end at LF first"
 
 _MOMENT = 0.01
@@ -44,11 +47,10 @@ def atomic_write(path: str | Path) -> Generator[Path]:
     """Yield a temporary path that replaces `path` when the block ends without an error.
 
     The content reaches the disk before it replaces `path`, so that a crash leaves either the old file
-    or the new one, which has the permissions of the old one. Missing parent folders are created. A symbolic
-    link is followed. A device or a pipe is
-    written to directly; if `path` is the file that standard output is redirected to, or names a descriptor,
-    such as /dev/stderr, the content is appended. The temporary file has the suffix of `path`, on which some
-    writers depend.
+    or the new one, which has the permissions of the old one. Missing parent folders are created. A
+    symbolic link is followed. A device or a pipe is written to directly; if `path` is the file that
+    standard output is redirected to, or names a descriptor, such as /dev/stderr, the content is
+    appended. The temporary file has the suffix of `path`, on which some writers depend.
 
     Raises:
         DataError: `path` cannot be written.
@@ -70,8 +72,7 @@ def atomic_write(path: str | Path) -> Generator[Path]:
         with tempfile.TemporaryDirectory() as folder:
             temporary = Path(folder) / path.name
             yield temporary
-            with temporary.open("rb") as content, path.open("ab") as file:
-                shutil.copyfileobj(content, file)
+            _append(temporary, path)
         return
     path = Path(os.path.realpath(path))  # not resolve, which fails at a loop before Python 3.13
     if path.is_dir():
@@ -83,7 +84,8 @@ def atomic_write(path: str | Path) -> Generator[Path]:
         if path.exists():
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            shutil.copymode(path, temporary)
+            with contextlib.suppress(OSError):  # some file systems have no permissions
+                shutil.copymode(path, temporary)
         yield temporary
         _synchronize(temporary)
         os.replace(temporary, path)
@@ -123,9 +125,20 @@ def _is_standard_output(path: Path) -> bool:
 
 def is_descriptor(path: str | Path) -> bool:
     """Return whether the path names a descriptor of this process, such as /dev/stdin or /dev/fd/3."""
-    return (
-        re.fullmatch(r"/dev/(fd/\d+|stdin|stdout|stderr)|/proc/self/fd/\d+", str(path)) is not None
-    )
+    return _DESCRIPTOR.fullmatch(str(path)) is not None
+
+
+def _append(content: Path, path: Path) -> None:
+    """Write the content of a file to the descriptor that a path names."""
+    match = _DESCRIPTOR.fullmatch(str(path))
+    assert match is not None
+    number = int(match[2] or ("stdin", "stdout", "stderr").index(match[1]))
+    try:
+        # the path would have an offset of its own, at which later output would overwrite the content
+        with content.open("rb") as source, os.fdopen(os.dup(number), "wb") as file:
+            shutil.copyfileobj(source, file)
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}; choose another path") from None
 
 
 @contextlib.contextmanager

@@ -179,24 +179,20 @@ def _tokens_before(examples: Sequence[Example], cut: Cut) -> tuple[int, int]:
 def _joined(examples: Sequence[Example], first: Cut, second: Cut, vocabulary: int) -> Example:
     """Return the beginning of one example and the end of another one.
 
-    The ids of their unknown tokens, which begin at `vocabulary` in every example, become different.
+    Their unknown tokens, which have ids from `vocabulary` on in either, are numbered anew. In the target,
+    UNK replaces those that were copied from a part that is cut off.
     """
     (index, i, j), (other, k, m) = first, second
     a, b = examples[index], examples[other]
-    beginning, end = a.copies[:i], b.copies[k:]
-    used = max([vocabulary, *(id + 1 for id in beginning)]) - vocabulary
-    new = {id: id + used for id in end if id >= vocabulary}
-    target = [
-        *(_remaining(id, beginning, vocabulary) for id in a.target[:j]),
-        *(new.get(id, _remaining(id, end, vocabulary)) for id in b.target[m:]),
-    ]
-    copies = [*beginning, *(new.get(id, id) for id in end)]
-    return Example([*a.source[:i], *b.source[k:]], target, copies)
-
-
-def _remaining(id: int, copies: Sequence[int], vocabulary: int) -> int:
-    """Return the id of a target token, or UNK if it was copied from a part that is cut off."""
-    return id if id < vocabulary or id in copies else UNK
+    copies = [*((0, id) for id in a.copies[:i]), *((1, id) for id in b.copies[k:])]
+    target = [*((0, id) for id in a.target[:j]), *((1, id) for id in b.target[m:])]
+    unknown = dict.fromkeys(token for token in copies if token[1] >= vocabulary)
+    new = {token: vocabulary + number for number, token in enumerate(unknown)}
+    return Example(
+        [*a.source[:i], *b.source[k:]],
+        [new.get(token, UNK) if token[1] >= vocabulary else token[1] for token in target],
+        [new.get(token, token[1]) for token in copies],
+    )
 
 
 def _key(example: Example) -> tuple[tuple[int, ...], tuple[int, ...]]:

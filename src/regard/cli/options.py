@@ -102,7 +102,7 @@ def add_chart_file(parser: Parser) -> None:
 def check_output_files(args: Namespace, *names: str, data: str | None = None) -> None:
     """Raise a ConfigError if one of these options is a folder or an input, or two are the same file.
 
-    Outputs on standard output are not appended to the file that standard input reads.
+    So does standard output, if standard input reads the file that it is redirected to.
 
     `data` is another input: the data that a model was trained on.
     """

@@ -184,7 +184,7 @@ class Parser(ArgumentParser):
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """Return the values of an option; refuse 1:30 as a number, which YAML reads as 90."""
         numbers = value_name(action) in ("N", "X")
-        if numbers and any(re.fullmatch(r"[\d.]*:[\d.:]*", text) for text in arg_strings):
+        if numbers and any(re.fullmatch(r"[-+\d._]*:[-+\d._:]*", text) for text in arg_strings):
             name = self._as_typed(action.dest)
             self.error(f"{name} takes a decimal number, got {' '.join(arg_strings)}")
         return super()._get_values(action, arg_strings)

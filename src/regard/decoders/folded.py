@@ -24,7 +24,12 @@ _OWN_MODULES = ("regard.", "torch.nn.modules.")
 def fold(decoder: Decoder) -> StepDecoder:
     """Return a decoder with the same steps that is faster in inference, or `decoder` if it cannot be folded."""
     if isinstance(decoder, EnsembleDecoder):
-        return EnsembleSteps([fold(member) for member in decoder.members], decoder.shapes)
+        # an ensemble searches step by step, and the steps of a Transformer are its own
+        members = [
+            member if isinstance(member, TransformerDecoder) else fold(member)
+            for member in decoder.members
+        ]
+        return EnsembleSteps(members, decoder.shapes)
     folded = _folded(decoder)
     if isinstance(decoder, AttendingDecoder | TransformerDecoder) and (
         folded is None or folded.kernel is None

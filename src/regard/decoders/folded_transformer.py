@@ -9,12 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.attention import Intervention, Memory
+from regard.attention import Intervention, Memory, MultiHeadAttention
 from regard.attention.multihead import KeyValue
-from regard.decoders.output import CopyingOutput
 from regard.decoders.protocol import Step
 from regard.decoders.transformer import DecoderLayer, TransformerDecoder, TransformerState
 from regard.kernels.decoding.op import FinishedTensors, Matrix, OpenHypotheses, SearchOutput
+from regard.kernels.linear import InferenceLinear
 from regard.kernels.transformer.op import (
     LayerWeights,
     Norm,
@@ -25,10 +25,13 @@ from regard.kernels.transformer.op import (
     TransformerWeights,
     load_kernel,
 )
+from regard.layers import FeedForward
 from regard.scores import Bilinear, Dot, InnerProduct, ScaledDot, Score
 
 _INNER_PRODUCTS = (Dot, ScaledDot, Bilinear, InnerProduct)
 """Scores whose projections of queries and keys are matrices."""
+
+_LAYER_TYPES = DecoderLayer, FeedForward, MultiHeadAttention, MultiHeadAttention
 
 _ACTIVATIONS = {functional.relu: "relu", functional.gelu: "gelu", functional.silu: "swiglu"}
 
@@ -54,8 +57,8 @@ class FoldedTransformerDecoder:
     """A Transformer decoder, without gradients.
 
     Projections of a score become part of those of the heads. The kernel computes with the weights
-    that the decoder had when it was folded, and autocast has no effect on it; single steps are those
-    of the decoder. `kernel` is None if there is no kernel for this decoder.
+    that the decoder had when it was folded; single steps, and all steps under autocast, are those of
+    the decoder. `kernel` is None if there is no kernel for this decoder.
     """
 
     def __init__(self, decoder: TransformerDecoder) -> None:
@@ -107,27 +110,56 @@ def _stack(layers: tuple[Tensor, ...]) -> Float[Tensor, "layers N T U"]:
 def _weights(decoder: TransformerDecoder) -> TransformerWeights | None:
     """Return the weights for the kernel; None if there is none for this decoder."""
     layers, embedding, output = decoder.layers, decoder.embedding, decoder.output
-    attentions = [
-        part for layer in layers for part in (layer.self_attention, layer.cross_attention)
-    ]
-    activation = _ACTIVATIONS.get(layers[0].feed_forward.activation)
     if (
-        isinstance(output, CopyingOutput)
-        or activation is None
-        or any(layer.self_attention.position_encoding is not None for layer in layers)
-        or any(part.attention.normalizer != "softmax" for part in attentions)
-        or any(type(part.attention.score) not in _INNER_PRODUCTS for part in attentions)
+        not layers
+        or not _is_linear(output)
+        or not (_is_norm(decoder.norm) or type(decoder.norm) is nn.Identity)
+        or not all(_is_like(layer, layers[0]) for layer in layers)
     ):
         return None
+    network, residual = layers[0].feed_forward, layers[0].residuals[0]
     return TransformerWeights(
         inputs=embedding.tokens.weight * embedding.scale,
         layers=[_layer_weights(layer) for layer in layers],
         norm=_norm(decoder.norm) if isinstance(decoder.norm, nn.LayerNorm) else None,
-        output=_matrix(output),
+        output=_matrix(cast("nn.Linear", output)),
         heads=decoder.attention_heads,
-        activation=activation,
-        pre_norm=layers[0].residuals[0].pre_norm,
+        activation=_ACTIVATIONS[network.activation],
+        pre_norm=residual.pre_norm,
     )
+
+
+def _is_like(layer: DecoderLayer, first: DecoderLayer) -> bool:
+    """Return whether the kernel computes this layer, and with the same options as the first one."""
+    network, attentions = layer.feed_forward, (layer.self_attention, layer.cross_attention)
+    if (type(layer), type(network), *map(type, attentions)) != _LAYER_TYPES:
+        return False
+    linears = [network.linear1, network.linear2]
+    for part in attentions:
+        linears += [part.query_proj, part.key_proj, part.value_proj, part.out_proj]
+    return (
+        all(_is_linear(linear) for linear in linears)
+        and all(_is_norm(residual.norm) for residual in layer.residuals)
+        and {residual.pre_norm for residual in layer.residuals} == {first.residuals[0].pre_norm}
+        and layer.self_attention.position_encoding is None
+        and all(type(part.attention.score) in _INNER_PRODUCTS for part in attentions)
+        and all(part.attention.normalizer == "softmax" for part in attentions)
+        and {part.num_heads for part in attentions} == {first.self_attention.num_heads}
+        and network.activation in _ACTIVATIONS
+        and network.activation is first.feed_forward.activation
+        and network.gated == (network.activation is functional.silu)
+    )
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Return whether the module is a linear layer with a bias."""
+    return type(module) in (nn.Linear, InferenceLinear) and isinstance(module.bias, Tensor)
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """Return whether the module is a layer norm with weights and a bias."""
+    parts = getattr(module, "weight", None), getattr(module, "bias", None)
+    return type(module) is nn.LayerNorm and all(isinstance(part, Tensor) for part in parts)
 
 
 def _layer_weights(layer: DecoderLayer) -> LayerWeights:

@@ -167,7 +167,8 @@ class _Writer:
 
 def _in_markdown(label: str) -> str:
     """Return a label as Markdown that shows it: no markup, no end of a cell, no formula, no HTML."""
-    escaped = re.sub(r"([\\`*_\[\]|$~#])", r"\\\1", label)
+    escaped = re.sub(r"([\\`*_\[\]|$~#>+-])", r"\\\1", " ".join(label.splitlines()))
+    escaped = re.sub(r"^(\d+)([.)])", r"\1\\\2", escaped)  # the number of a list
     return escaped.replace("&", "&amp;").replace("<", "&lt;")
 
 
@@ -177,5 +178,11 @@ def _in_latex(label: str) -> str:
         return f"h_{{{match[1]}}}"
     if re.fullmatch(r"[\w()]+", label) and "_" not in label:
         return label
-    escaped = re.sub(r"([#$%&_{}])", r"\\\1", label.replace("\\", ""))
-    return rf"\text{{{escaped}}}"
+    symbols = {"\\": r"\backslash", "~": r"\sim", "^": r"\wedge"}
+    parts = re.split(r"([\\~^])", " ".join(label.splitlines()))
+    escaped = (re.sub(r"([#$%&_{}])", r"\\\1", part) for part in parts)
+    return "".join(
+        symbols.get(part, rf"\text{{{text}}}")
+        for part, text in zip(parts, escaped, strict=True)
+        if part
+    )

@@ -34,6 +34,12 @@ def whole(width: Any) -> Any:
     return (width + PANEL - 1) // PANEL * PANEL
 
 
+@simd.inlined
+def whole_vectors(width: Any) -> Any:
+    """Return the width in whole vectors."""
+    return (width + LANES - 1) // LANES * LANES
+
+
 def pack(weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return W (E, D) and its bias (E,) in the layout that `product` reads: first the biases, then the panels."""
     outputs, inputs = weight.shape

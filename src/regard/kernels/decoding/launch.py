@@ -25,6 +25,7 @@ def search(
     finished: FinishedTensors,
     work: int,
     run: Callable[[list[int], dict[int, Tensor]], tuple[Tensor, Any] | None],
+    least_steps: int = 1,
 ) -> SearchOutput | None:
     """Return the hypotheses after several steps; None for inputs that the kernel does not support.
 
@@ -34,9 +35,10 @@ def search(
         work: multiplications of a row in one step.
         run: runs the kernel, given the sizes of a search and the tensors of the selection; returns the
             attention weights and the state.
+        least_steps: number of steps that are computed in any case, if the outputs are not shorter.
     """
     count, beams = len(opened.tokens), opened.beams
-    steps = min(_MAX_STEPS, max(1, _MAX_WORK // (count * beams * work)))
+    steps = min(_MAX_STEPS, max(least_steps, _MAX_WORK // (count * beams * work)))
     steps = min(steps, len(finished.divisors))
     candidates = 2 * beams if beams > 1 else 1
     n_best = finished.scores.shape[1]

@@ -11,7 +11,7 @@ from numba.extending import register_jitable
 
 from regard.kernels.cpu import simd, threads
 from regard.kernels.cpu.activations import exp_2x_bounded
-from regard.kernels.cpu.products import LANES, PANEL
+from regard.kernels.cpu.products import LANES, PANEL, whole_vectors
 from regard.kernels.cpu.threads import doubles, floats, integers
 from regard.kernels.decoding.layout import (
     ACTIVE,
@@ -54,7 +54,7 @@ def list_rows(arguments: Any, search: Any, first: Any, last: Any, beams: Any, ro
 @simd.inlined
 def log_sum_exp(logits: Any, count: Any) -> Any:
     """Return log sum exp of the logits, which fill whole vectors."""
-    padded = (count + LANES - 1) // LANES * LANES
+    padded = whole_vectors(count)
     zeros, half = simd.splat(_ZERO), simd.splat(_HALF)
     smallest = zeros - simd.load(logits, 0)
     for d in range(LANES, padded, LANES):

@@ -13,7 +13,7 @@ import numpy as np
 from numba.extending import register_jitable
 
 from regard.kernels.cpu import activations, simd, threads
-from regard.kernels.cpu.products import LANES, ROWS, whole
+from regard.kernels.cpu.products import LANES, ROWS, whole, whole_vectors
 from regard.kernels.cpu.threads import floats, integers
 from regard.kernels.decoding import selection
 from regard.kernels.decoding.layout import (
@@ -63,11 +63,6 @@ from regard.kernels.transformer.layout import (
 
 _ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
 _LOWEST = np.float32(-np.inf)
-
-
-@simd.inlined
-def _whole_vectors(count: Any) -> Any:
-    return (count + LANES - 1) // LANES * LANES
 
 
 @simd.inlined
@@ -124,7 +119,7 @@ def _add_value(value: Any, weights: Any, stride: Any, context: Any, heads: Any, 
 @simd.inlined
 def _softmax(scores: Any, count: Any) -> None:
     """Replace scores with weights; those of -inf, and those up to a whole vector, with 0."""
-    padded, largest = _whole_vectors(count), _LOWEST
+    padded, largest = whole_vectors(count), _LOWEST
     for i in range(count):
         largest = max(largest, scores[i])
     for i in range(count, padded):
@@ -329,7 +324,7 @@ def steps(real: Any) -> Callable[[Any], None]:
         inner, vocabulary = table[HEADS_WIDTH], table[VOCABULARY]
         size = (per_task * search[BEAMS] + ROWS - 1) // ROWS * ROWS
         longest = max(arguments[threads.KEYS], search[FIRST] + search[STEPS])
-        stride = _whole_vectors(longest)
+        stride = whole_vectors(longest)
         shape = (1, size * workspace_width(table) + table[HEADS] * stride)
         x = simd.pointer_at(threads.thread_workspace(arguments, shape, real(0)), 0)
         normalized = simd.pointer_at(x, size * width)

@@ -22,6 +22,9 @@ from regard.kernels.transformer.op import (
     TransformerWeights,
 )
 
+_LEAST_STEPS = 8
+"""Steps of a call at least, if the outputs are not shorter: every call copies the keys and values so far."""
+
 
 class PackedWeights(NamedTuple):
     """The weights of a decoder as the kernel reads them."""
@@ -38,19 +41,33 @@ class PackedWeights(NamedTuple):
 
 
 def supports(weights: TransformerWeights) -> bool:
-    """Return whether the kernel computes the search: float32 on the CPU, widths of whole vectors."""
-    width, layers = weights.inputs.shape[1], weights.layers
-    matrices = [weights.output, *(matrix for layer in layers for matrix in _matrices(layer))]
-    norms = [part for norm in _norms(weights) for part in norm[:2]]
-    tensors = [weights.inputs, *norms, *(part for matrix in matrices for part in matrix)]
-    widths = [width, *(len(layer.source_query[0]) for layer in layers)]
-    widths += [layer.output[0].shape[1] for layer in layers]
+    """Return whether the kernel computes the search: float32 on the CPU, equal layers, whole vectors."""
+    (vocabulary, width), heads = weights.inputs.shape, weights.heads
+    if not weights.layers or (weights.norm is not None) != weights.pre_norm:
+        return False
+    inner, hidden = len(weights.layers[0].source_query[0]), len(weights.layers[0].hidden[0])
+    expanded = hidden // (2 if weights.activation == "swiglu" else 1)
+    shapes = [
+        (3 * inner, width), (width, inner), (inner, width), (width, inner), (hidden, width),
+        (width, expanded),
+    ]  # fmt: skip
+    pairs = [(weights.output, (vocabulary, width))]
+    pairs += [
+        pair for layer in weights.layers for pair in zip(_matrices(layer), shapes, strict=True)
+    ]
+    parts = [(part, (width,)) for norm in _norms(weights) for part in norm[:2]]
+    parts += [(matrix, shape) for (matrix, _), shape in pairs]
+    parts += [(bias, shape[:1]) for (_, bias), shape in pairs if bias is not None]
     return (
-        bool(layers)
-        and all(t is None or (t.dtype, t.device.type) == (torch.float32, "cpu") for t in tensors)
-        and not any(width % PANEL for width in widths)
-        and not len(layers[0].source_query[0]) // weights.heads % LANES
+        all(part.shape == shape and _is_readable(part) for part, shape in parts)
+        and _is_readable(weights.inputs)
+        and not (width % PANEL or inner % PANEL or expanded % PANEL)
+        and not inner % (heads * LANES)
     )
+
+
+def _is_readable(tensor: Tensor) -> bool:
+    return (tensor.dtype, tensor.device.type) == (torch.float32, "cpu")
 
 
 def pack_weights(weights: TransformerWeights) -> PackedWeights:
@@ -100,7 +117,7 @@ def search(
     finished = finished._replace(divisors=finished.divisors[: len(positions)])
     return decoding.search(
         opened, finished, weights.numbers.numel() + attention,
-        lambda search, given: _run(weights, search, given, positions, past, sources),
+        lambda search, given: _run(weights, search, given, positions, past, sources), _LEAST_STEPS,
     )  # fmt: skip
 
 
@@ -162,8 +179,9 @@ def _are_supported(
         (positions, (len(positions), width)),
     ]  # fmt: skip
     return (
-        all(tensor.shape == shape and tensor.dtype == torch.float32 for tensor, shape in expected)
-        and sources.padding.dtype == torch.bool
+        all(tensor.shape == shape and _is_readable(tensor) for tensor, shape in expected)
+        and len(opened.tokens) == len(sources.padding)
+        and (sources.padding.dtype, sources.padding.device.type) == (torch.bool, "cpu")
         and len(positions) > 0
         and len(sources.padding) > 0
         and not bool(sources.padding.all(1).any())
