@@ -3,13 +3,16 @@
     python -P benchmarks/sentences.py [--joeynmt ENVIRONMENT/bin/python] [--threads 2] [--rounds 3]
 
 The models are untrained, because speed does not depend on the weights, and every output has 14 tokens,
-as many as an average caption. The sources are 1,000 lists of 5 to 25 random ids, in batches of 64 of similar length, and
-their encoding is included. The LSTM models have additive attention and input feeding, 512 units (per direction
-in the encoder) and embeddings of 256; the Transformers have 4 + 4 layers of width 128. Toolkits take turns, and the medians of all rounds are printed. "Steps" is the same model
-without the kernel of its search. JoeyNMT runs in an environment of its own, with models of the same sizes.
+as many as an average caption. The sources are 1,000 lists of 5 to 25 random ids, in batches of 64 of
+similar length; then 200 of them are translated one at a time on one thread. Their encoding is included.
+The LSTM models have additive attention and input feeding, 512 units (per direction in the encoder) and
+embeddings of 256; the Transformers have 4 + 4 layers of width 128. Toolkits take turns, and the medians
+of all rounds are printed. "Steps" is the same model without the kernel of its search. JoeyNMT runs in
+an environment of its own, with models of the same sizes.
 """
 
 import argparse
+import itertools
 import json
 import random
 import statistics
@@ -94,6 +97,10 @@ class Steps:
         self.start, self.step = decoder.start, decoder.step
 
 
+KINDS: dict[str, Callable[[Any], Any]] = {"regard": lambda decoder: decoder, "steps": Steps}
+"""What is searched with, given a decoder."""
+
+
 def make_batches() -> list[list[list[int]]]:
     """Return random sources in batches of similar length, each with EOS, whose id is the same in both toolkits."""
     rng = random.Random(1)
@@ -145,6 +152,32 @@ def measure_joeynmt(python: str, batches: list[list[list[int]]], threads: int) -
     return json.loads(result.stdout.splitlines()[-1])
 
 
+def measure_all(
+    models: dict[str, InferenceModel], joeynmt: str | None, rounds: int, threads: int
+) -> dict[tuple[str, str, int], float]:
+    """Return the median sentences per second by toolkit, model and beam size."""
+    batches, rates = make_batches(), dict[tuple[str, str, int], list[float]]()
+    for round_number in range(rounds):
+        found = measure_joeynmt(joeynmt, batches, threads) if joeynmt else {}
+        for key, rate in found.items():
+            name, beam = key.split()
+            rates.setdefault(("JoeyNMT", name, int(beam)), []).append(rate)
+        for (name, model), beam, kind in itertools.product(models.items(), BEAMS, KINDS):
+            if not round_number:
+                measure(model, batches[:2], beam, KINDS[kind])  # warms up
+            rate = measure(model, batches, beam, KINDS[kind])
+            rates.setdefault((kind, name, beam), []).append(rate)
+    return {key: statistics.median(of_key) for key, of_key in rates.items()}
+
+
+def one_by_one(model: InferenceModel, beam: int, kind: str) -> float:
+    """Return the median milliseconds of one sentence."""
+    sources = [source for batch in make_batches() for source in batch][400:600]
+    return statistics.median(
+        1000 / measure(model, [[source]], beam, KINDS[kind]) for source in sources
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -154,33 +187,23 @@ def main() -> None:
     parser.add_argument("--joeynmt", metavar="PYTHON", help="interpreter that has JoeyNMT")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    batches, models = make_batches(), {name: make_model(name) for name in MODELS}
-    kinds: dict[str, Callable[[Any], Any]] = {"regard": lambda decoder: decoder, "steps": Steps}
-    rates: dict[tuple[str, str], list[float]] = {}
-    for round_number in range(args.rounds):
-        if args.joeynmt:
-            found = measure_joeynmt(args.joeynmt, batches, args.threads)
-            for name, rate in found.items():
-                rates.setdefault(("JoeyNMT", name), []).append(rate)
-        for name, model in models.items():
-            for beam in BEAMS:
-                for kind, adapt in kinds.items():
-                    if not round_number:
-                        measure(model, batches[:2], beam, adapt)  # warms up
-                    rate = measure(model, batches, beam, adapt)
-                    rates.setdefault((kind, f"{name} {beam}"), []).append(rate)
+    models = {name: make_model(name) for name in MODELS}
+    rates = measure_all(models, args.joeynmt, args.rounds, args.threads)
     print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds; sentences/s\n")
     print(
         "| model | beam | regard | steps | JoeyNMT | multiple of JoeyNMT |\n|---|---|---|---|---|---|"
     )
-    for name in MODELS:
-        for beam in BEAMS:
-            key = f"{name} {beam}"
-            ours, steps = (statistics.median(rates[kind, key]) for kind in kinds)
-            peer = statistics.median(rates.get(("JoeyNMT", key), [float("nan")]))
-            print(
-                f"| {name} | {beam} | {ours:,.0f} | {steps:,.0f} | {peer:,.0f} | {ours / peer:.1f}x |"
-            )
+    for name, beam in itertools.product(MODELS, BEAMS):
+        ours, steps = (rates[kind, name, beam] for kind in KINDS)
+        peer = rates.get(("JoeyNMT", name, beam))
+        compared = f"{peer:,.0f} | {ours / peer:.1f}x" if peer else " | "
+        print(f"| {name} | {beam} | {ours:,.0f} | {steps:,.0f} | {compared} |")
+    torch.set_num_threads(1)
+    print("\nOne sentence at a time, one thread, median of 200, ms:\n")
+    print("| model | beam | regard | steps |\n|---|---|---|---|")
+    for name, beam in itertools.product(MODELS, BEAMS):
+        ours, steps = (one_by_one(models[name], beam, kind) for kind in KINDS)
+        print(f"| {name} | {beam} | {ours:.1f} | {steps:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

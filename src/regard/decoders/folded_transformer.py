@@ -25,7 +25,7 @@ from regard.kernels.transformer.op import (
     TransformerWeights,
     load_kernel,
 )
-from regard.layers import FeedForward
+from regard.layers import Embedding, FeedForward
 from regard.scores import Bilinear, Dot, InnerProduct, ScaledDot, Score
 
 _INNER_PRODUCTS = (Dot, ScaledDot, Bilinear, InnerProduct)
@@ -112,6 +112,7 @@ def _weights(decoder: TransformerDecoder) -> TransformerWeights | None:
     layers, embedding, output = decoder.layers, decoder.embedding, decoder.output
     if (
         not layers
+        or (type(embedding), type(embedding.tokens)) != (Embedding, nn.Embedding)
         or not _is_linear(output)
         or not (_is_norm(decoder.norm) or type(decoder.norm) is nn.Identity)
         or not all(_is_like(layer, layers[0]) for layer in layers)
