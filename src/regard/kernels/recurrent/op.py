@@ -9,13 +9,18 @@ al. 2015), or of the top state h' after it, with x a product of the previous r o
 (Luong et al. 2015). The values v_i are projected beforehand, so c is part of the gates and of r.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.kernels.decoding.op import FinishedTensors, Matrix, OpenHypotheses, SearchOutput
+from regard.kernels.decoding.op import (
+    FinishedTensors,
+    Matrix,
+    OpenHypotheses,
+    SearchOutput,
+    load_backend,
+)
 
 
 class DecoderWeights(NamedTuple):
@@ -98,16 +103,6 @@ class RecurrentKernel:
 
 def load_kernel(weights: DecoderWeights) -> RecurrentKernel | None:
     """Return the kernel for these weights; None where there is none."""
-    backend = _load_backend()
+    backend = load_backend("recurrent")
     supported = backend is not None and backend.supports(weights)
     return RecurrentKernel(weights, backend) if supported else None
-
-
-@functools.cache
-def _load_backend() -> Any:
-    """Return the module of the CPU kernel; None where numba cannot be imported."""
-    try:
-        from regard.kernels.recurrent import launch
-    except Exception:  # a broken compiler raises any exception
-        return None
-    return launch

@@ -8,14 +8,19 @@ network F (Vaswani et al. 2017, arXiv:1706.03762, section 3.1). Without `pre_nor
 x = norm(x + A(x)), and there is no last norm.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from regard.kernels.decoding.op import FinishedTensors, Matrix, OpenHypotheses, SearchOutput
+from regard.kernels.decoding.op import (
+    FinishedTensors,
+    Matrix,
+    OpenHypotheses,
+    SearchOutput,
+    load_backend,
+)
 
 
 class Norm(NamedTuple):
@@ -121,16 +126,6 @@ class TransformerKernel:
 
 def load_kernel(weights: TransformerWeights) -> TransformerKernel | None:
     """Return the kernel for these weights; None where there is none."""
-    backend = _load_backend()
+    backend = load_backend("transformer")
     supported = backend is not None and backend.supports(weights)
     return TransformerKernel(weights, backend) if supported else None
-
-
-@functools.cache
-def _load_backend() -> Any:
-    """Return the module of the CPU kernel; None where numba cannot be imported."""
-    try:
-        from regard.kernels.transformer import launch
-    except Exception:  # a broken compiler raises any exception
-        return None
-    return launch
