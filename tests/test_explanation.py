@@ -157,6 +157,21 @@ def test_the_unnormalised_sum_is_printed_on_request() -> None:
     assert "sum_i e_i h_i = [4, 5]" in text
 
 
+@pytest.mark.parametrize("parameters", [{"W": [[1, 1]]}, {"bias": [1.0]}, {"v": [1.0]}])
+def test_parameters_with_different_numbers_of_rows_are_refused(parameters: dict[str, Any]) -> None:
+    with pytest.raises(regard.ShapeError, match="equal numbers of rows, got W"):
+        regard.explain([1, 2], [[1, 2]], score="additive", parameters=parameters)
+
+
+@pytest.mark.parametrize("option", ["--query 1", "--model phrasebook", "--digits 2", "--step 1"])
+def test_arguments_without_effect_on_variances_are_refused(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", "--dim", "1..3", *option.split()]) == 1
+    name = option.split()[0]
+    assert f"{name} has no effect with --dim; omit {name}" in capsys.readouterr().err
+
+
 def test_labels_are_escaped_in_markdown() -> None:
     labels = ["a|b", "$</s>", "-", "1.", "x\\y\n~"]
     markdown = regard.explain([1, 2], np.eye(2)[[0, 1, 0, 1, 0]], labels=labels).to_markdown()

@@ -18,6 +18,12 @@ from regard.errors import ConfigError, DataError, not_one_of
 _FORMATS = ("text", "markdown", "json")
 _OF_MODELS = ("text", "step", "target", "layer", "head")
 _OF_VECTORS = ("query", "keys", "values", "weights", "labels", "score", "parameters")
+_WITHOUT_EFFECT = {
+    None: _OF_MODELS,
+    "model": _OF_VECTORS,
+    "dim": ("model", *_OF_MODELS, *_OF_VECTORS, "unnormalised", "digits"),
+}
+"""Arguments that are refused, by the option that makes them useless."""
 
 
 def run(arguments: list[str]) -> None:
@@ -26,14 +32,15 @@ def run(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.format not in _FORMATS:
         raise not_one_of("--format", options.format, _FORMATS)
+    mode = "dim" if options.dim is not None else "model" if options.model else None
+    for name in _WITHOUT_EFFECT[mode]:
+        if options[name] != parser.get_default(name):
+            what = "TEXT" if name == "text" else f"--{name}"
+            effect = f"has no effect with --{mode}" if mode else "needs --model"
+            raise ConfigError(f"{what} {effect}; omit {what}")
     if options.dim is not None:
         print(_variances(options.dim, options.format), end="")
         return
-    for name in _OF_VECTORS if options.model else _OF_MODELS:
-        if options[name] != parser.get_default(name):
-            what = "TEXT" if name == "text" else f"--{name}"
-            effect = "has no effect with" if options.model else "needs"
-            raise ConfigError(f"{what} {effect} --model; omit {what}")
     explanation = _from_model(options) if options.model else _from_vectors(options)
     if options.format == "json":
         print(explanation.to_json(), end="")

@@ -219,7 +219,14 @@ def _parameters(
     widths = {"q": query_dim, "k": key_dim}
     axes = entry.parameters.items()
     defaults = {letter: _default(a, widths) for letter, a in axes if a is not None}
-    return defaults | {letter: _floats(value, letter) for letter, value in parameters.items()}
+    found = defaults | {letter: _floats(value, letter) for letter, value in parameters.items()}
+    rows = {letter: len(value) for letter, value in found.items() if value.ndim}
+    if len({*rows.values()}) > 1:
+        given = ", ".join(f"{letter} {count}" for letter, count in rows.items())
+        raise ShapeError(
+            f"the parameters of {entry.name} ({entry.text}) need equal numbers of rows, got {given}"
+        )
+    return found
 
 
 def _default(axes: str, widths: dict[str, int]) -> Vector:
