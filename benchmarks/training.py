@@ -11,7 +11,8 @@ optimizer. bfloat16 is left out on a CPU that computes it slowly. The medians of
 "Share of peak" divides the floating-point operations of the matrix products by the largest throughput of
 a matrix product in the same precision, measured in the same run. The other toolkits run in environments of
 their own, in float32, with a bidirectional LSTM and additive attention of the same size; JoeyNMT's has input
-feeding, and is timed as a Transformer, too. Their batches are those of their own loops: 256 random words.
+feeding, and is timed as a Transformer, too. Their batches are 256 random words. yoyodyne runs its own loop,
+JoeyNMT's models, batches and loss are called in a plain one.
 """
 
 import argparse

@@ -169,10 +169,6 @@ def folders(made_once: Callable[[str, Callable[[Path], object]], Path]) -> list[
     ]
 
 
-def _already_made(path: Path) -> None:
-    raise AssertionError(f"{path} was not made")
-
-
 @pytest.fixture(scope="session")
 def exported_folders(
     folders: list[Path], made_once: Callable[[str, Callable[[Path], object]], Path]
@@ -184,6 +180,8 @@ def exported_folders(
     pairs = [*zip(translators, folders, strict=True)]
     # processes begin with different models, so that none waits for another one
     first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % len(pairs)
-    for model, path in [*pairs[first:], *pairs[:first]]:
-        made_once(f"exported/{path.name}", functools.partial(export, model))
-    return [(model, made_once(f"exported/{path.name}", _already_made)) for model, path in pairs]
+    made = {
+        path: made_once(f"exported/{path.name}", functools.partial(export, model))
+        for model, path in [*pairs[first:], *pairs[:first]]
+    }
+    return [(model, made[path]) for model, path in pairs]

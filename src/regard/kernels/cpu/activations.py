@@ -1,4 +1,4 @@
-"""Sigmoid, tanh and exponentials of SIMD vectors, float32.
+"""Sigmoid, tanh, GELU and exponentials of SIMD vectors, float32.
 
 Exponents are bounded where sigmoid is 1 or below 2e-35, and tanh is 1 or -1.
 """
@@ -47,7 +47,7 @@ def maximum_with_zero(x: Any) -> Any:
 
 @simd.inlined
 def gelu(x: Any) -> Any:
-    """Return x P(X <= x) for a standard normal X, to 1e-7 |x|.
+    """Return x P(X <= x) for a standard normal X, to 3e-7 |x|.
 
     P is 1 - q / 2 for positive numbers and q / 2 for negative ones, where q = erfc(|x| / sqrt(2)) is
     approximated as by Abramowitz and Stegun 1964, equation 7.1.26.
