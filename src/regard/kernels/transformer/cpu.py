@@ -118,7 +118,7 @@ def _add_value(value: Any, weights: Any, stride: Any, context: Any, heads: Any, 
 
 @simd.inlined
 def _softmax(scores: Any, count: Any) -> None:
-    """Replace scores with weights; those of -inf, and those up to a whole vector, with 0."""
+    """Replace scores with weights, up to a whole vector; those of -inf are below 2e-35, not 0."""
     padded, largest = whole_vectors(count), _LOWEST
     for i in range(count):
         largest = max(largest, scores[i])
@@ -129,8 +129,7 @@ def _softmax(scores: Any, count: Any) -> None:
         e = activations.exp_2x_bounded((simd.load(scores, i) - shift) * half)
         total += e
         simd.store(scores, i, e)
-    divisor = simd.splat(simd.reduce_sum(total))
-    scale = simd.reciprocal(divisor)
+    scale = simd.reciprocal(simd.splat(simd.reduce_sum(total)))
     for i in range(0, padded, LANES):
         simd.store(scores, i, simd.load(scores, i) * scale)
 
