@@ -217,6 +217,13 @@ def test_save_rejects_other_suffixes(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
+def test_lone_surrogates_are_saved_as_escapes(tmp_path):
+    source = ["\ud800", *SOURCE[1:]]
+    heatmap(WEIGHTS, source, TARGET).save(tmp_path / "a.json")
+    content = json.loads((tmp_path / "a.json").read_text("utf-8"))
+    assert source in content.values()
+
+
 def test_png_has_two_pixels_per_unit():
     chart = heatmap(WEIGHTS, SOURCE, TARGET)
     width = int.from_bytes(chart.to_png()[16:20], "big")

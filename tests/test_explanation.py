@@ -216,6 +216,8 @@ def test_invalid_arguments_raise(arguments: Any, error: type[Exception], message
         explain([1, 2], STATES, score="cosine", parameters={"temperature": [1, 2]})
     with pytest.raises(ConfigError, match="dot has no parameter 'W'; it has no parameters"):
         explain([1, 2], STATES, parameters={"W": [[1]]})
+    with pytest.raises(ConfigError, match="the temperature of cosine must be above 0, got 0"):
+        explain([1, 2], STATES, score="cosine", parameters={"temperature": 0})
 
 
 def test_long_rows_are_shortened_everywhere() -> None:

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from regard.config import DataConfig
@@ -49,6 +50,11 @@ def test_a_long_list_of_bad_lines_is_truncated() -> None:
         DataError, match=r"1,234 of 1,234 .* line 20 has an empty source; and 1,214"
     ):
         result.require_valid("correct them")
+
+
+def test_strings_of_numpy_become_plain_strings() -> None:
+    (pair,) = pairs_from([tuple(np.array(["a", "b"]))]).pairs
+    assert [type(field) for field in pair] == [str, str, type(None)]
 
 
 def test_valid_pairs_raise_nothing() -> None:

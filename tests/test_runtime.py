@@ -79,6 +79,17 @@ def test_an_unknown_home_folder_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
         runtime_files()
 
 
+def test_a_cache_that_cannot_be_written_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(
+        ConfigError, match=r"cannot write the cache .*Not a directory; set XDG_CACHE_HOME"
+    ):
+        runtime_files()
+
+
 def test_a_failing_download_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", _npm(tmp_path / "bin", "echo 'no network' >&2; exit 1"))
     with pytest.raises(ConfigError, match=r"could not download .* \(no network\); connect"):

@@ -195,7 +195,8 @@ def _to_pair(item: Any, number: int) -> Pair:
     for name, field in zip(Pair._fields, fields, strict=False):
         if not isinstance(field, str) and (name != "features" or field is not None):
             raise DataError(f"expected a string as {name} of pair {number:,}, got {field!r}")
-    return Pair(*fields)
+    # subclasses of str, as in NumPy's arrays, would be represented differently in fingerprints
+    return Pair(*(field if field is None else str(field) for field in fields))
 
 
 def pairs_from(

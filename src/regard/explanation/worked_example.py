@@ -220,6 +220,9 @@ def _parameters(
     axes = entry.parameters.items()
     defaults = {letter: _default(a, widths) for letter, a in axes if a is not None}
     found = defaults | {letter: _floats(value, letter) for letter, value in parameters.items()}
+    if (found.get("temperature", np.array(1)) <= 0).any():
+        given = parameters["temperature"]
+        raise ConfigError(f"the temperature of {entry.name} must be above 0, got {given!r}")
     rows = {letter: len(value) for letter, value in found.items() if value.ndim}
     if len({*rows.values()}) > 1:
         given = ", ".join(f"{letter} {count}" for letter, count in rows.items())

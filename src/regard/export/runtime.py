@@ -81,7 +81,9 @@ def _member(archive: tarfile.TarFile, name: str) -> bytes:
 def _archive() -> Path:
     """Return the path of the package's archive, downloaded first if it is not there."""
     path = archive_path()
-    if not _is_intact(path):
+    try:
+        if _is_intact(path):
+            return path
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             downloaded = _download(Path(folder))
@@ -91,6 +93,11 @@ def _archive() -> Path:
                     f"check npm's registry, or {_OFFLINE}"
                 )
             downloaded.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the cache {path.parent}: {error.strerror}; set XDG_CACHE_HOME to another "
+            f"folder, or {_OFFLINE}"
+        ) from None
     return path
 
 
