@@ -292,6 +292,16 @@ def test_under_autocast_steps_are_those_of_the_decoder() -> None:
     assert_equal_outputs(outputs, expected, 0)
 
 
+@torch.no_grad()
+def test_weights_folded_under_autocast_are_not_rounded() -> None:
+    model = make_model(attention="bilinear")
+    with torch.autocast("cpu", torch.bfloat16):
+        decoder = folded(model)
+    memory, limits = encoded(model, [3, 5]), torch.tensor([9, 12])
+    expected = beam_search(folded(model), memory, limits, 3)
+    assert_equal_outputs(beam_search(decoder, memory, limits, 3), expected, 0)
+
+
 def test_a_call_computes_several_steps_whatever_their_work() -> None:
     model = make_model()
     with torch.no_grad():

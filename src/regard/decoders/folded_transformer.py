@@ -25,6 +25,7 @@ from regard.kernels.transformer.op import (
     TransformerWeights,
     load_kernel,
 )
+from regard.kernels.weighted_sum import without_autocast
 from regard.layers import Embedding, FeedForward
 from regard.scores import Bilinear, Dot, InnerProduct, ScaledDot, Score
 
@@ -63,7 +64,7 @@ class FoldedTransformerDecoder:
 
     def __init__(self, decoder: TransformerDecoder) -> None:
         self.decoder = decoder
-        with torch.no_grad():
+        with torch.no_grad(), without_autocast(next(decoder.parameters()).device):
             weights = _weights(decoder)
             self.kernel: TransformerKernel | None = (
                 None if weights is None else load_kernel(weights)
