@@ -8,6 +8,7 @@ import pytest
 import regard
 from regard import checkpoints
 from regard.cli.main import main
+from regard.config import from_dict
 from regard.distillation import distinct_sources, write_outputs
 from regard.errors import FolderError
 
@@ -81,6 +82,38 @@ def test_a_student_is_trained_on_targets_and_outputs(
     (out / "outputs.tsv").write_text("".join("\t".join(row) + "\n" for row in outputs[:1]))
     assert main([*command, "--resume"]) == 0
     assert "resumed at update 2" in capsys.readouterr().err
+
+
+def test_features_are_those_that_the_teacher_reads(
+    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    teacher, pairs, lines = (tmp_path / name for name in ("teacher", "pairs.tsv", "lines.txt"))
+    pairs.write_text("a b\tb a\tV;PST\nc d\td c\tN\n")
+    lines.write_text("a d\tN\n\na b\n")
+    rows = [tuple(line.split("\t")) for line in pairs.read_text().splitlines()]
+    config = from_dict({
+        "out": str(teacher), "device": "cpu",
+        "data": {"features_column": 3}, "training": {"max_updates": 1},
+    })  # fmt: skip
+    regard.train(config, rows, rows)
+    out = ["--out", str(tmp_path / "out"), f"--data.train={pairs}", f"--data.dev={pairs}"]
+    for folder, options, message in (
+        (teacher, [], f"{teacher} reads source features: give their column with --data.features_c"),
+        (folders[0], ["--data.features_column=3"], f"{folders[0]} reads no source features: leave"),
+        (
+            teacher,
+            ["--data.features_column=3", f"--unlabelled={lines}"],
+            f"{lines}, line 3: no features, which {teacher} reads; write source TAB features",
+        ),
+    ):
+        assert main(["distill", str(folder), *out, "--device=cpu", *options]) == 1
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out" / "outputs.tsv").exists()
+    for names in ([teacher, folders[0]], [folders[0], teacher]):
+        model, other = map(str, names)
+        assert main(["evaluate", model, str(pairs), "--compare", other]) == 1
+        message = f"{teacher} reads source features (data.features_column), but {folders[0]} does"
+        assert message in capsys.readouterr().err
 
 
 def test_two_processes_do_not_mix_their_outputs(

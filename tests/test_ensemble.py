@@ -267,6 +267,8 @@ def test_an_interrupted_copy_leaves_nothing(
     assert [*tmp_path.rglob("*")] == [out]
     monkeypatch.undo()
     monkeypatch.chdir(out)
+    with pytest.raises(ConfigError, match=r"members is inside .*; choose another folder"):
+        ensemble.save(folders, folders[0] / "members")
     ensemble.save(folders, ".")
     assert (out / "README.md").read_text().startswith("# all\n")
     assert len(regard.Translator.load(out).trained.members) == 2

@@ -19,11 +19,13 @@ from pyarrow import parquet
 from safetensors.torch import load
 
 import regard
+from regard import table_files
 from regard.batching import epoch
 from regard.config import Config, from_dict
 from regard.corpus import Corpus, make_corpus
 from regard.errors import ConfigError, DataError, ExtraError
 from regard.mapped_pairs import MappedExamples, MappedPairs
+from regard.pairs import read_pairs
 from regard.text import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -305,6 +307,30 @@ def test_every_row_of_csv_has_one_field_per_column(tmp_path: Path) -> None:
         corpus(path)
     result = corpus(path, None, data={"bad_lines": "skip"}, training={"seed": 1})
     assert len(result.train) + len(result.dev) == 1502
+
+
+def test_long_fields_of_csv_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names, last = ("source", "target", "document"), ("c", "d", "short")
+    for document in ("x" * 140_000 + "\nfoo,bar,baz\n", "a line\n" * 20_000):
+        path = write(tmp_path / "f.csv", [("a", "b", document), last], names)
+        assert read_pairs(path).pairs == [("a", "b", None), ("c", "d", None)]
+    assert csv.field_size_limit() == 131_072
+    monkeypatch.setattr(table_files, "_MOST_CHARACTERS", 130_000)
+    path = write(tmp_path / "long.csv", [("a", "b", "x" * 140_000 + "\nfoo,bar,baz"), last], names)
+    with pytest.raises(DataError, match="the row on line 2 has a field of more than 130,000 char"):
+        read_pairs(path)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_columns_with_other_roles_are_read_again(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path / f"f.{kind}", [("a", "x"), ("b", "y")], ("text", "tag"))
+    columns = {"source_column": "text", "target_column": "tag"}
+    pairs = MappedPairs(path, settings(path, data=columns).data)
+    assert list(pairs.texts("target")) == ["x", "y"]
+    columns = {"source_column": "text", "target_column": "text", "features_column": "tag"}
+    pairs = MappedPairs(path, settings(path, data=columns).data)
+    assert list(pairs.texts("target")) == ["a", "b"]
+    assert list(pairs.texts("features")) == ["x", "y"]
 
 
 def test_a_parquet_file_without_rows_is_named(tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from regard import overlap
-from regard.config import DataConfig
+import regard
+from regard import pairs
+from regard.cli.main import main
+from regard.config import DataConfig, from_dict
 from regard.overlap import TrainingOverlap, training_overlap
 
 SOURCES = [("new", None), ("b c", None), ("A", None)]
@@ -70,5 +72,30 @@ def test_training_data_that_cannot_be_read_are_ignored(
     assert training_overlap(SOURCES, DataConfig(train=str(path))) is None
     path.write_text("A\t1\n")
     assert training_overlap(SOURCES, DataConfig(train=str(path))) is not None
-    monkeypatch.setattr(overlap, "_MOST_BYTES", 3)
+    monkeypatch.setattr(pairs, "_MOST_BYTES", 3)
     assert training_overlap(SOURCES, DataConfig(train=str(path))) is None
+
+
+def test_another_file_of_the_same_name_is_not_the_training_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (("a", "a b\tx\nc\ty\n"), ("b", "d e\tx\nf\ty\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.tsv").write_text(text)
+    (tmp_path / "test.tsv").write_text("d e\tx\n")
+    monkeypatch.chdir(tmp_path / "a")
+    config = from_dict({
+        "out": "run", "device": "cpu", "training": {"max_updates": 1},
+        "data": {"train": "train.tsv", "dev": "train.tsv"},
+    })  # fmt: skip
+    trained = regard.train(config).trained
+    assert trained.training_file("train") == trained.training_file("dev") == "train.tsv"
+    monkeypatch.chdir(tmp_path / "b")
+    assert trained.training_file("train") is trained.training_file("dev") is None
+    assert main(["evaluate", str(tmp_path / "a" / "run"), str(tmp_path / "test.tsv")]) == 0
+    assert "in the training data" not in capsys.readouterr().err
+    (tmp_path / "b" / "train.tsv").write_text("a b\tx\nc\ty\n")
+    assert trained.training_file("train") == "train.tsv"
+    (tmp_path / "test.tsv").write_text("a b\tx\n")
+    assert main(["evaluate", str(tmp_path / "a" / "run"), str(tmp_path / "test.tsv")]) == 0
+    assert "1 of 1 distinct source is in the training data" in capsys.readouterr().err

@@ -86,6 +86,7 @@ def _metadata(members: Sequence[TrainedModel]) -> dict[str, Any]:
         "parameters": sum,
         "several_links": all,
         "examples": lambda values: next(iter(values)),
+        "checksums": lambda values: next(iter(values)),
         "attribution": lambda values: " ".join(dict.fromkeys(values)),
     }
     return {
@@ -99,12 +100,15 @@ def save(folders: Sequence[str | Path], out: str | Path) -> TrainedModel:
     """Copy model folders into a new ensemble; the members of an ensemble become members of the new one.
 
     Raises:
-        ConfigError: the tokenizers or the copy mechanisms differ, or `out` is not empty or cannot be
-            written.
+        ConfigError: the tokenizers or the copy mechanisms differ, or `out` is not empty, is inside one
+            of the folders or cannot be written.
         FolderError: a folder is missing, damaged or in a newer format.
     """
     out = Path(os.path.realpath(require_empty_folder(Path(out))))
-    paths = (path for folder in folders for path in _members(pretrained.find(folder)))
+    found = [pretrained.find(folder) for folder in folders]
+    if inside := [path for path in found if path.resolve() in out.parents]:
+        raise ConfigError(f"{out} is inside {inside[0]}; choose another folder (out)")
+    paths = (path for folder in found for path in _members(folder))
     members = [(path, model_folder.load(path)) for path in paths]
     combine(members)
     try:

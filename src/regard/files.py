@@ -85,6 +85,7 @@ def atomic_write(path: str | Path) -> Generator[Path]:
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             with contextlib.suppress(OSError):  # some file systems have no permissions
+                _copy_owner(path, temporary)
                 shutil.copymode(path, temporary)
         yield temporary
         _synchronize(temporary)
@@ -102,6 +103,14 @@ def atomic_write(path: str | Path) -> Generator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def _copy_owner(path: Path, other: Path) -> None:
+    """Give another file the owner and the group of `path`, as far as the user may."""
+    status = path.stat()
+    for owner in ((status.st_uid, -1), (-1, status.st_gid)) if os.name == "posix" else ():
+        with contextlib.suppress(OSError):
+            os.chown(other, *owner)
 
 
 def _output_works() -> bool:

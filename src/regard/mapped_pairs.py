@@ -56,8 +56,8 @@ class MappedPairs:
     def __init__(self, path: str, data: DataConfig) -> None:
         self.name = path
         rows = table_files.load(path, data)
-        names = table_files.column_names(path, data)
-        self._fingerprint = _hash(rows._fingerprint, names)  # pyright: ignore[reportPrivateUsage]
+        roles = (data.source_column, data.target_column, data.features_column)
+        self._fingerprint = _hash(rows._fingerprint, roles)  # pyright: ignore[reportPrivateUsage]
         self._has_features = data.features_column is not None
 
         def check(batch: ArrowTable) -> ArrowTable:

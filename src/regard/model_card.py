@@ -1,5 +1,6 @@
 """The model card: README.md in a model folder."""
 
+import os
 import re
 import shlex
 from collections.abc import Sequence
@@ -45,9 +46,10 @@ def write(
         notes: further properties, one line each.
     """
     config, metadata = trained.config, trained.metadata
+    name = Path(os.path.realpath(out)).name  # `out` may be "."
     best = next((entry for entry in reversed(history) if entry["best"]), None)
     lines = [
-        f"# {out.name}",
+        f"# {name}",
         "",
         metadata.get("description", "A sequence-to-sequence model.")
         + f" Trained with regard {__version__}.",
@@ -65,7 +67,7 @@ def write(
     lines += [f"- {note}" for note in notes]
     lines += ["", "Trained with", "", f"    {command or 'regard.train(config), see config.json'}"]
     example = shlex.quote(next(iter(metadata.get("examples", ())), "some text"))
-    lines += ["", "Use it with", "", f"    echo {example} | regard translate {out.name}", ""]
+    lines += ["", "Use it with", "", f"    echo {example} | regard translate {name}", ""]
     if "attribution" in metadata:
         lines += ["## Data", "", metadata["attribution"], ""]
     if (out / "NOTICE").is_file():

@@ -14,12 +14,12 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from regard import migrations, pretrained
+from regard import migrations, pairs, pretrained
 from regard.config import Config, from_dict
 from regard.errors import FolderError
 from regard.files import atomic_write, write_json, write_text
@@ -45,6 +45,16 @@ class TrainedModel:
     a sentence about the origin of the data."""
     members: tuple["TrainedModel", ...] = ()
     """The models of an ensemble, which `model` combines (`regard.ensemble`)."""
+
+    def training_file(self, name: Literal["train", "dev"]) -> str | None:
+        """Return the path of the pairs that the model was trained or validated on.
+
+        None if they are unknown, or if the path now names other contents: paths are stored as they were
+        given, and other folders have files of the same names.
+        """
+        path: str | None = getattr(self.config.data, name)
+        recorded = self.metadata.get("checksums", {}).get(name)
+        return path if path and recorded and pairs.file_checksum(path) == recorded else None
 
     @property
     def attention_layer(self) -> int:
@@ -263,6 +273,8 @@ def _check_metadata(metadata: Any, config: Config, model: Seq2Seq) -> None:
             valid = type(value) is int and 0 <= value <= limits[name]
         elif name == "several_links":
             valid = type(value) is bool
+        elif name == "checksums":
+            valid = isinstance(value, dict) and all(type(text) is str for text in value.values())
         elif name == "examples":
             valid = isinstance(value, list) and all(isinstance(text, str) for text in value)
         else:

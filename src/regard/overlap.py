@@ -8,11 +8,9 @@ from typing import Any
 from regard import table_files
 from regard.config import DataConfig
 from regard.errors import RegardError, quantity, shortened
-from regard.files import is_descriptor, iterate_lines
-from regard.pairs import files_of, split_line
+from regard.files import iterate_lines
+from regard.pairs import can_be_read_again, split_line
 
-_MOST_BYTES = 1 << 30
-"""Size of the training data above which it is not read."""
 _ROWS_AT_ONCE = 10_000
 
 _Key = tuple[str, str | None]
@@ -63,7 +61,7 @@ def training_overlap(
     wanted = {(normalize(text), features) for text, features in sources}
     found: set[_Key] = set()
     try:
-        if not _is_small(data.train):
+        if not can_be_read_again(data.train):
             return None
         for text, features in _training_sources(data.train, data):
             key = normalize(text), features
@@ -73,16 +71,6 @@ def training_overlap(
         return None
     common = [text for text, features in sources if (normalize(text), features) in found]
     return TrainingOverlap(len(common), common[0], data.train) if common else None
-
-
-def _is_small(path: str) -> bool:
-    """Return whether all files of the training data exist, and are small enough to be read."""
-    files = [Path(name) for name in files_of(path)]
-    return (
-        bool(files)
-        and all(file.is_file() and not is_descriptor(file) for file in files)
-        and sum(file.stat().st_size for file in files) <= _MOST_BYTES
-    )
 
 
 def _training_sources(path: str, data: DataConfig) -> Iterator[_Key]:

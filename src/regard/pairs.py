@@ -7,12 +7,15 @@ from typing import Any, Literal, NamedTuple
 from regard import table_files
 from regard.config import DataConfig
 from regard.errors import ConfigError, DataError, is_utf8, quantity
-from regard.files import read_lines
+from regard.files import is_descriptor, read_lines
 
 MAX_LISTED = 20
 """Number of bad lines that an error lists."""
 
 _ROWS_AT_ONCE = 10_000
+
+_MOST_BYTES = 1 << 30
+"""Size of the files above which they are not read again."""
 
 
 class Pair(NamedTuple):
@@ -141,6 +144,24 @@ def files_of(path: str) -> list[str]:
     return [path] if Path(path).exists() else path.split(",")
 
 
+def can_be_read_again(path: str) -> bool:
+    """Return whether `read_pairs` can read the path a second time: files of at most 1 GiB."""
+    files = [Path(name) for name in files_of(path)]
+    return (
+        bool(files)
+        and all(file.is_file() and not is_descriptor(file) for file in files)
+        and sum(file.stat().st_size for file in files) <= _MOST_BYTES
+    )
+
+
+def file_checksum(path: str) -> str | None:
+    """Return a SHA-256 of the files that `read_pairs` reads; None if they cannot be read again."""
+    try:
+        return table_files.file_checksum(files_of(path)) if can_be_read_again(path) else None
+    except OSError:
+        return None
+
+
 def refuse_pipes(*paths: str | None) -> None:
     """Raise a ConfigError for a pipe, which several models cannot read one after the other."""
     for path in filter(None, paths):
@@ -196,7 +217,8 @@ def _to_pair(item: Any, number: int) -> Pair:
         if not isinstance(field, str) and (name != "features" or field is not None):
             raise DataError(f"expected a string as {name} of pair {number:,}, got {field!r}")
     # subclasses of str, as in NumPy's arrays, would be represented differently in fingerprints
-    return Pair(*(field if field is None else str(field) for field in fields))
+    plain: list[Any] = [field if field is None else str(field) for field in fields]
+    return Pair(*plain)
 
 
 def pairs_from(

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _JSONL = "text"
 """The name of the only column of a JSONL file as it is read: one document per line."""
+_MOST_CHARACTERS = 1 << 26
+"""Maximum length of a field of a CSV file, which may lack a quotation mark at its end."""
 _KINDS = {str: "text", bool: "true or false", int: "a number", float: "a number"}
 
 
@@ -77,7 +79,7 @@ def load(path: str, data: DataConfig) -> "Dataset":
             if not Path(file).stat().st_size and kind != ".csv":
                 raise DataError(f"{file} contains no pair; expected rows of source and target")
         # the cache distinguishes files only by name and time
-        folder = Path(config.HF_DATASETS_CACHE) / "regard" / _contents(files)[:32]
+        folder = Path(config.HF_DATASETS_CACHE) / "regard" / file_checksum(files)[:32]
     escaped: list[Any] = [glob.escape(file) for file in files]  # `datasets` accepts patterns too
     options: dict[str, Any] = {"cache_dir": str(folder)}
     with reading(path, folder):
@@ -114,7 +116,7 @@ def verify(dataset: "Dataset") -> None:
     """
     for entry in dataset.cache_files:
         checksum = Path(entry["filename"] + ".sha256")
-        found = _contents([entry["filename"]])
+        found = file_checksum([entry["filename"]])
         if not checksum.exists():
             write_text(checksum, found)
         elif checksum.read_bytes() != found.encode():
@@ -214,8 +216,8 @@ def _format(path: str) -> str:
     return Path(path.lower().removesuffix(".gz")).suffix
 
 
-def _contents(files: Sequence[str]) -> str:
-    """Return a hash of the contents of the files."""
+def file_checksum(files: Sequence[str]) -> str:
+    """Return a SHA-256 of the contents of the files."""
     digest = hashlib.sha256()
     for name in files:
         with open(name, "rb") as file:
@@ -270,7 +272,9 @@ def _csv_rows(file: str, columns: Sequence[str | int | None]) -> Iterator[Row]:
     """
     with open(file, encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, strict=True)
-        header = next(filter(None, reader), None)
+        header: list[str] | None = []
+        while header == []:  # blank lines
+            header = _next_row(reader, file)
         if header is None:
             raise DataError(f"{file} is empty; expected a line with the column names")
         _require_columns(file, header, [str(name) for name in columns if name is not None])
@@ -279,13 +283,7 @@ def _csv_rows(file: str, columns: Sequence[str | int | None]) -> Iterator[Row]:
         while True:
             line = reader.line_num + 1
             try:
-                fields = next(reader)
-            except StopIteration:
-                if empty:
-                    raise DataError(
-                        f"{file} contains no pair; expected rows of source and target"
-                    ) from None
-                return
+                fields = _next_row(reader, file)
             except csv.Error as error:
                 if reader.line_num > line:
                     raise DataError(
@@ -295,6 +293,10 @@ def _csv_rows(file: str, columns: Sequence[str | int | None]) -> Iterator[Row]:
                 empty = False
                 yield Row(fault=f"is not valid CSV ({error})")
                 continue
+            if fields is None:
+                if empty:
+                    raise DataError(f"{file} contains no pair; expected rows of source and target")
+                return
             empty = empty and not fields
             if fields and len(fields) != len(header):
                 found = quantity(len(fields), "field")
@@ -302,6 +304,27 @@ def _csv_rows(file: str, columns: Sequence[str | int | None]) -> Iterator[Row]:
             elif fields:  # not a blank line
                 source, target, features = (None if i is None else fields[i] for i in indices)
                 yield Row(source or "", target or "", features)
+
+
+def _next_row(reader: Any, file: str) -> list[str] | None:
+    """Return the next row of a CSV file; None after the last one.
+
+    Raises:
+        DataError: a field is longer than `_MOST_CHARACTERS`, so that the start of the next row is unknown.
+        csv.Error: the row is not valid CSV.
+    """
+    line, limit = reader.line_num + 1, csv.field_size_limit(_MOST_CHARACTERS)
+    try:
+        return next(reader, None)
+    except csv.Error as error:
+        if "field larger than" not in str(error):
+            raise
+        raise DataError(
+            f"{file}: the row on line {line:,} has a field of more than {_MOST_CHARACTERS:,} "
+            "characters; correct its quotation marks, or remove it"
+        ) from None
+    finally:
+        csv.field_size_limit(limit)
 
 
 def _parse_line(line: str, data: DataConfig) -> Row:

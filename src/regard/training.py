@@ -16,7 +16,7 @@ from regard import checkpoints, distributed, model_card, model_folder
 from regard.accelerator import precision
 from regard.alignment import Link
 from regard.checkpoints import Checkpoint
-from regard.config import Config, from_dict
+from regard.config import Config, DataConfig, from_dict
 from regard.corpus import Corpus, make_corpus
 from regard.distributed import Job
 from regard.errors import ConfigError, nearest
@@ -27,7 +27,7 @@ from regard.kernels.weighted_sum import without_autocast
 from regard.metrics import METRICS
 from regard.model_folder import TrainedModel
 from regard.models import Seq2Seq, build, count_parameters
-from regard.pairs import PairLike, ParsedPairs
+from regard.pairs import PairLike, ParsedPairs, file_checksum
 from regard.progress import Progress
 from regard.resume import StartingPoint, starting_point
 from regard.trainer import Trainer
@@ -176,6 +176,7 @@ def _train(
         "parameters": count_parameters(model),
         "encoder_states": _describe_encoder_states(model),
         "training_fingerprint": fingerprint,
+        "checksums": _checksums(config.data),
         "examples": corpus.examples,
         "several_links": corpus.guide is not None and corpus.guide.several,
     }
@@ -223,6 +224,13 @@ def _train(
             _complete(trainer, progress)
     job.wait()
     return Translator.load(out, config.device)
+
+
+def _checksums(data: DataConfig) -> dict[str, str]:
+    """Return the checksums of the training and dev files, by which they are recognised later."""
+    paths = {"train": data.train, "dev": data.dev}
+    found = {name: path and file_checksum(path) for name, path in paths.items()}
+    return {name: value for name, value in found.items() if value}
 
 
 def _identity(start: StartingPoint, config: Config, pairs: tuple[str, str]) -> str | None:

@@ -19,13 +19,15 @@ from regard.cli.options import (
 )
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
 from regard.config import DataConfig, from_dict
-from regard.errors import ConfigError, quantity
+from regard.errors import ConfigError, DataError, quantity
 from regard.files import read_lines, require_empty_folder
 from regard.progress import Progress
 from regard.setting_checks import check_beam_size
 
 if TYPE_CHECKING:
+    from regard.distillation import SourceWithFeatures
     from regard.pairs import Pair
+    from regard.translator import Translator
 
 _COMMON = (
     *("--data.train", "--data.dev", "--out", "--config", "--unlabelled", "--beam-size"),
@@ -89,6 +91,7 @@ def _outputs(args: Namespace, sources: list[tuple[str, str | None]], out: Path) 
 
     lines = [] if args.unlabelled is None else read_lines(args.unlabelled)
     unlabelled = [teacher.source.parse_source(line) for line in lines]
+    _check_features(args, teacher, sources, unlabelled)
     sources = distinct_sources([*sources, *unlabelled])
     with (
         checkpoints.locked(out / "model"),  # two processes would mix their outputs
@@ -97,6 +100,30 @@ def _outputs(args: Namespace, sources: list[tuple[str, str | None]], out: Path) 
         outputs = write_outputs(teacher, sources, path, args.beam_size, progress.advance)
         progress.print(f"{path} contains the outputs for {quantity(len(sources), 'source')}")
     return outputs
+
+
+def _check_features(
+    args: Namespace,
+    teacher: "Translator",
+    sources: "list[SourceWithFeatures]",
+    unlabelled: "list[SourceWithFeatures]",
+) -> None:
+    """Raise an error unless sources have features if, and only if, the teacher reads them."""
+    reads, has = teacher.source.features is not None, sources[0][1] is not None
+    if reads and not has:
+        raise ConfigError(
+            f"{args.folder} reads source features: give their column with --data.features_column"
+        )
+    if has and not reads:
+        raise ConfigError(
+            f"{args.folder} reads no source features: leave out --data.features_column"
+        )
+    for number, (text, features) in enumerate(unlabelled, start=1):
+        if reads and features is None and text.strip():
+            raise DataError(
+                f"{args.unlabelled}, line {number}: no features, which {args.folder} reads; write "
+                "source TAB features"
+            )
 
 
 def make_parser() -> Parser:

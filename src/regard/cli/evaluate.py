@@ -47,7 +47,7 @@ def run(arguments: list[str]) -> None:
     config = translator.trained.config.data
     check_output_files(args, "json", data=config.train)  # read again, for the overlap
     pairs = read_valid_pairs(args.pairs, config)
-    other = None if args.compare is None else _other_system(args, pairs)
+    other = None if args.compare is None else _other_system(args, translator, pairs)
     report = _evaluate(translator, pairs, args)
     if other is not None:
         metrics = _metrics(other, report, pairs, args)
@@ -55,7 +55,8 @@ def run(arguments: list[str]) -> None:
     if args.faithfulness:
         report = replace(report, faithfulness=_faithfulness(translator, report))
     sources = list(dict.fromkeys(pair.key for pair in pairs))
-    overlap = training_overlap(sources, config, translator.source.normalize)
+    known = translator.trained.training_file("train") is not None
+    overlap = training_overlap(sources, config, translator.source.normalize) if known else None
     report = replace(report, training_overlap=overlap)
     if args.json:
         write_json(args.json, report.to_dict())
@@ -97,12 +98,26 @@ def _faithfulness(translator: "Translator", report: "Report") -> "Faithfulness":
         return measure_faithfulness(translator, chosen, progress.advance)
 
 
-def _other_system(args: Namespace, pairs: "Sequence[Pair]") -> "Translator | list[str]":
-    """Return the model, or the outputs, to compare with."""
+def _other_system(
+    args: Namespace, translator: "Translator", pairs: "Sequence[Pair]"
+) -> "Translator | list[str]":
+    """Return the model, or the outputs, to compare with.
+
+    Raises:
+        ConfigError: only one of the models reads features, so their sources differ.
+    """
     from regard.cli.pairs import read_outputs
 
     if pretrained.find(args.compare).is_dir():
-        return load_translator(args.compare, args.device)
+        other = load_translator(args.compare, args.device)
+        names = {True: args.folder, False: args.compare}
+        reads = translator.source.features is not None
+        if reads != (other.source.features is not None):
+            raise ConfigError(
+                f"{names[reads]} reads source features (data.features_column), but {names[not reads]} "
+                "does not; compare models that both read them, or give the outputs of one as a file"
+            )
+        return other
     return read_outputs(args.compare, pairs, args.pairs)
 
 

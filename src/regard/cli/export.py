@@ -1,6 +1,5 @@
 """regard export DIR -o OUT: write a folder that translates in ONNX Runtime, or a static web page."""
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -36,7 +35,7 @@ def run(arguments: list[str]) -> None:
     translator = load_translator(args.folder, "cpu")
     check_decoder(translator)
     dictionary = _read_dictionary(args.dictionary, translator)
-    pairs = args.dev or _recorded_pairs(translator)
+    pairs = args.dev or translator.trained.training_file("dev")
     if pairs is None:
         _warn("the dev pairs of the training run are not here; measure the quality with --dev")
     round_weights(translator.trained.model, args.weights)
@@ -80,12 +79,6 @@ def _read_dictionary(path: str | None, translator: "Translator") -> dict[str, li
     from regard.dictionary import Dictionary
 
     return Dictionary.read(path, translator).targets
-
-
-def _recorded_pairs(translator: "Translator") -> str | None:
-    """Return the dev pairs with which the model was trained, if they are still there."""
-    dev = translator.trained.config.data.dev
-    return dev if dev is not None and all(map(os.path.isfile, dev.split(","))) else None
 
 
 def _recorded_figures(folder: Path, weights: str) -> list[str]:
