@@ -9,7 +9,7 @@ import pytest
 
 import make_models
 import regard
-from regard import model_folder, pretrained
+from regard import datasets, model_folder, pretrained
 from regard.cli.main import main
 from regard.cli.serve import make_parser
 from regard.curves import read_history
@@ -56,6 +56,17 @@ def test_the_phrasebook_translates_unseen_sentences() -> None:
     outputs = regard.Translator.load("phrasebook").translate(["我 爱 机器 学习", "te quiero"])
     assert [output.text for output in outputs] == ["i love machine learning", "i love you"]
     assert str(outputs[0].alignment()) == "0-0 1-1 2-2 3-3"
+
+
+def test_the_training_files_of_the_phrasebook_are_recognised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = model_folder.load(pretrained.find("phrasebook"))
+    monkeypatch.chdir(tmp_path)
+    assert trained.training_file("train") is None
+    datasets.write(datasets.make("phrasebook"), Path("phrasebook"))
+    assert trained.training_file("train") == "phrasebook/train.tsv"
+    assert trained.training_file("dev") == "phrasebook/dev.tsv"
 
 
 def test_a_folder_takes_precedence_over_a_ready_model(
