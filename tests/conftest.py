@@ -24,6 +24,10 @@ UNCHECKED = (
     "regard.kernels.normalizers",
     "regard.kernels.recurrent.",
     "regard.kernels.weighted_sum",
+    # functions of a few microseconds, which are called for every layer, step or resample
+    "regard.kernels.dropout",
+    "regard.kernels.linear",
+    "regard.metrics",
 )
 """Prefixes of the modules whose annotations are not checked at run time."""
 

@@ -1407,3 +1407,17 @@ def test_waiting_threads_sleep_unless_the_user_decides_otherwise(
         monkeypatch.setenv("OMP_WAIT_POLICY", given)
     assert main(["data", "no such dataset"]) != 0
     assert os.environ["OMP_WAIT_POLICY"] == (given or "PASSIVE")
+
+
+def test_the_settings_of_a_model_repeat_its_training(regard: Command, tmp_path: Path) -> None:
+    pairs, first, second = (tmp_path / name for name in ("pairs.tsv", "first", "second"))
+    pairs.write_text("ab\tA B\nb\tB\n")
+    options = [*TINY, "--training.max_updates", 2]
+    train = ["--data.train", pairs, "--data.dev", pairs]
+    assert regard("train", *train, "--out", first, *options).status == 0
+    result = regard("train", "--config", first / "config.json", "--out", second)
+    assert result.status == 0
+    weights = [(folder / "model.safetensors").read_bytes() for folder in (first, second)]
+    assert weights[0] == weights[1]
+    found = [{**read_settings(folder), "out": None} for folder in (first, second)]
+    assert found[0] == found[1]

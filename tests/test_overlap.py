@@ -44,6 +44,7 @@ def test_common_sources_are_counted_once(name: str, tmp_path: Path) -> None:
     assert found.message(3).startswith("2 of 3 distinct sources are in the training data (")
     assert "for example 'b c'" in found.message(3)
     assert training_overlap(SOURCES[:1], data) is None
+    assert training_overlap([("a ", None)], data) == TrainingOverlap(1, "a ", str(data.train))
 
 
 def test_features_belong_to_the_source(tmp_path: Path) -> None:

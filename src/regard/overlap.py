@@ -50,7 +50,8 @@ def training_overlap(
     Args:
         sources: the test sources, each with its features or None.
         data: the settings of the model, which name the training data.
-        normalize: applied to both sides before they are compared, such as `translator.source.normalize`.
+        normalize: applied to both sides before they are compared without surrounding spaces, such as
+            `translator.source.normalize`.
 
     Returns:
         None if there are no common sources, or if the training data are unknown, cannot be read, or
@@ -58,18 +59,23 @@ def training_overlap(
     """
     if data.train is None:
         return None
-    wanted = {(normalize(text), features) for text, features in sources}
-    found: set[_Key] = set()
+
+    def key(source: _Key) -> _Key:
+        text, features = source
+        return normalize(text).strip(), features
+
+    wanted = {key(source) for source in sources}
     try:
         if not can_be_read_again(data.train):
             return None
-        for text, features in _training_sources(data.train, data):
-            key = normalize(text), features
-            if key in wanted:
-                found.add(key)
+        found = {
+            source
+            for each in _training_sources(data.train, data)
+            if (source := key(each)) in wanted
+        }
     except (RegardError, OSError):  # Path.exists raises some of them
         return None
-    common = [text for text, features in sources if (normalize(text), features) in found]
+    common = [source[0] for source in sources if key(source) in found]
     return TrainingOverlap(len(common), common[0], data.train) if common else None
 
 
