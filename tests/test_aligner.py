@@ -93,6 +93,12 @@ def test_training_is_resumed(
             assert str(symmetrize(there, back, "union")) == expected
 
 
+def test_the_dev_file_is_not_that_of_the_reverse_model(tmp_path: Path, pairs_file: Path) -> None:
+    pairs = read_pairs(str(pairs_file))
+    models = train_both(tmp_path, pairs, pairs, **SETTINGS, data={"dev": str(pairs_file)})
+    assert [model.trained.training_file("dev") for model in models] == [str(pairs_file), None]
+
+
 def test_a_run_that_fails_leaves_no_links_for_the_next_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

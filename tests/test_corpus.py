@@ -42,6 +42,13 @@ def test_pairs_become_examples_and_dev_sources_their_references() -> None:
     assert result.max_target_length == 3
 
 
+def test_examples_are_lines_with_at_most_one_tab() -> None:
+    sources = ["\tab", "a\tb", "b", "ab"]
+    pairs: list[Any] = [(text, "A", "V") for text in sources]
+    assert set(corpus(pairs, pairs, features_column=3).examples) == {"b\tV", "ab\tV"}
+    assert corpus(pairs, pairs[:2], features_column=3).examples == []
+
+
 def test_files_and_lists_give_the_same_corpus(tmp_path: Path) -> None:
     for name, pairs in (("train", PAIRS), ("dev", DEV)):
         (tmp_path / name).write_text("".join(f"{s}\t{t}\n" for s, t in pairs))

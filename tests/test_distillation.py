@@ -74,8 +74,11 @@ def test_a_student_is_trained_on_targets_and_outputs(
     err = capsys.readouterr().err
     outputs = [line.split("\t") for line in (out / "outputs.tsv").read_text().splitlines()]
     assert [row[0] for row in outputs] == ["a b", "c d a", "b b a"]
-    assert f"train: {2 + sum(bool(row[1]) for row in outputs)} pairs given in memory" in err
+    count = 2 + sum(bool(row[1]) for row in outputs)
+    assert f"train: {count} pairs read from {pairs} and {out / 'outputs.tsv'}\n" in err
     student = regard.Translator.load(out / "model")
+    assert student.trained.training_file("train") == str(pairs)
+    assert student.trained.training_file("dev") == str(pairs)
     assert student.trained.config.model.decoder_dim == 8
     assert main(command) == 1
     assert "or continue (--resume)" in capsys.readouterr().err

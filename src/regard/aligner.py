@@ -129,7 +129,8 @@ def _has_begun(out: str | Path) -> bool:
 
 def _ordered(pairs: Sequence[Pair] | ParsedPairs, swap: bool) -> list[Pair] | ParsedPairs:
     if isinstance(pairs, ParsedPairs):
-        return pairs._replace(pairs=[*_ordered(pairs.pairs, swap)])
+        file = None if swap else pairs.file
+        return pairs._replace(pairs=[*_ordered(pairs.pairs, swap)], file=file)
     return [Pair(target, source) if swap else Pair(source, target) for source, target, _ in pairs]
 
 

@@ -56,6 +56,8 @@ class ParsedPairs(NamedTuple):
     """Number of lines with further columns, which are ignored."""
     unit: str = "line"
     """What the numbers count: `line`, or `row` of a table."""
+    file: str | None = None
+    """The path that `read_pairs` has read; None if the pairs are not those of a file."""
 
     def texts(self, name: Literal["source", "target"]) -> list[str]:
         """Return the sources or the targets."""
@@ -114,7 +116,10 @@ def read_pairs(path: str, data: DataConfig | None = None) -> ParsedPairs:
     Raises:
         DataError: a file cannot be read, or parallel files differ in length.
     """
-    data = data or DataConfig()
+    return _read(path, data or DataConfig())._replace(file=path)
+
+
+def _read(path: str, data: DataConfig) -> ParsedPairs:
     if table_files.is_table(path):
         return _read_table(path, data)
     features_column = data.features_column

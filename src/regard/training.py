@@ -153,13 +153,15 @@ def train(
         start = starting_point(config, out, resume, init_from, tokenizers_from)
         start.config.check_groups()
         corpus = make_corpus(start.config, pairs, dev, start.tokenizers, links, adapt)
-        return _train(start, out, corpus, command, resume, job)
+        files = _checksums(corpus.config.data, pairs, dev)
+        return _train(start, out, corpus, files, command, resume, job)
 
 
 def _train(
     start: StartingPoint,
     out: Path,
     corpus: Corpus,
+    files: dict[str, str],
     command: str | None,
     resume: bool,
     job: Job,
@@ -176,7 +178,7 @@ def _train(
         "parameters": count_parameters(model),
         "encoder_states": _describe_encoder_states(model),
         "training_fingerprint": fingerprint,
-        "checksums": _checksums(config.data),
+        "checksums": files,
         "examples": corpus.examples,
         "several_links": corpus.guide is not None and corpus.guide.several,
     }
@@ -226,11 +228,17 @@ def _train(
     return Translator.load(out, config.device)
 
 
-def _checksums(data: DataConfig) -> dict[str, str]:
-    """Return the checksums of the training and dev files, by which they are recognised later."""
-    paths = {"train": data.train, "dev": data.dev}
-    found = {name: path and file_checksum(path) for name, path in paths.items()}
-    return {name: value for name, value in found.items() if value}
+def _checksums(data: DataConfig, pairs: Any, dev: Any) -> dict[str, str]:
+    """Return the checksums of the training and dev files, by which they are recognised later.
+
+    Pairs in memory, which replace those of a file, have none.
+    """
+    found: dict[str, str] = {}
+    for name, path, items in (("train", data.train, pairs), ("dev", data.dev, dev)):
+        given = items is not None and not (isinstance(items, ParsedPairs) and items.file == path)
+        if path is not None and not given and (value := file_checksum(path)) is not None:
+            found[name] = value
+    return found
 
 
 def _identity(start: StartingPoint, config: Config, pairs: tuple[str, str]) -> str | None:

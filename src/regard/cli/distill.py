@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from regard.pairs import Pair
     from regard.translator import Translator
 
+_OUTPUTS = "outputs.tsv"
 _COMMON = (
     *("--data.train", "--data.dev", "--out", "--config", "--unlabelled", "--beam-size"),
     *("--model.kind", "--model.attention", "--training.max_minutes", "--resume", "--device"),
@@ -64,7 +65,7 @@ def run(arguments: list[str]) -> None:
         require_empty_folder(out, "choose another folder (--out), or continue (--resume)")
         config.check_groups()
     enable_huge_pages()
-    from regard.pairs import read_pairs
+    from regard.pairs import pairs_from, read_pairs
 
     parsed, dev = read_pairs(data.train, data), read_pairs(data.dev, data)
     for each in (parsed, dev):
@@ -72,10 +73,12 @@ def run(arguments: list[str]) -> None:
     outputs = _outputs(args, [pair.key for pair in parsed.pairs], out)
     from regard.training import train
 
+    name = f"{data.train} and {out / _OUTPUTS}"
+    pairs = pairs_from([*parsed.pairs, *outputs], name, data.features_column)
     train(
         config,
-        [*parsed.pairs, *outputs],
-        dev.pairs,
+        pairs._replace(file=data.train),  # evaluation finds its sources there
+        dev,
         resume=args.resume,
         adapt=args.config is None,
         command=shlex.join(["regard", "distill", *arguments]),
@@ -85,7 +88,7 @@ def run(arguments: list[str]) -> None:
 
 def _outputs(args: Namespace, sources: list[tuple[str, str | None]], out: Path) -> "list[Pair]":
     """Translate with the teacher, which is not in memory any more when the student is trained."""
-    teacher, path = load_translator(args.folder, args.device), out / "outputs.tsv"
+    teacher, path = load_translator(args.folder, args.device), out / _OUTPUTS
     from regard import checkpoints
     from regard.distillation import distinct_sources, write_outputs
 

@@ -73,7 +73,7 @@ def sample_sources(translator: Translator) -> list[str]:
     texts = [*translator.trained.metadata.get("examples", []), *map(translator.source.decode, ids)]
     if translator.source.match_vocabulary:
         texts += [f"«{text}!" for text in texts] + ["".join(text.split()) for text in texts]
-    return [text for text in texts if text.strip()]
+    return [text for text in texts if translator.source.parse_source(text)[0].strip()]
 
 
 def _check_tokens(found: tuple[list[str], list[int]], expected: Encoding, line: str) -> None:
