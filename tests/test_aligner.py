@@ -97,6 +97,9 @@ def test_the_dev_file_is_not_that_of_the_reverse_model(tmp_path: Path, pairs_fil
     pairs = read_pairs(str(pairs_file))
     models = train_both(tmp_path, pairs, pairs, **SETTINGS, data={"dev": str(pairs_file)})
     assert [model.trained.training_file("dev") for model in models] == [str(pairs_file), None]
+    configs = [model.trained.config.data for model in models]
+    assert [config.source_column for config in configs] == ["source", "target"]
+    assert [config.target_column for config in configs] == ["target", "source"]
 
 
 def test_a_run_that_fails_leaves_no_links_for_the_next_one(

@@ -1,6 +1,7 @@
 """The command line: help, errors, files and output of every command."""
 
 import gzip
+import importlib
 import io
 import json
 import os
@@ -21,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from regard.cli import compare, train
 from regard.cli import options as shared_options
-from regard.cli.main import COMMANDS, main
+from regard.cli.main import COMMANDS, _signals_as_exceptions, main
 from regard.files import read_lines
 from regard.symmetrization import symmetrize
 from regard.text import EOS
@@ -138,7 +139,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_help_needs_no_torch() -> None:
     code = """
-from regard.cli.main import COMMANDS, main
+from regard.cli.main import COMMANDS, _signals_as_exceptions, main
 assert main(["--help"]) == 0
 heavy = {"torch", "altair", "accelerate", "numba", "triton", "jsonargparse"} & set(sys.modules)
 assert not heavy, heavy
@@ -1421,3 +1422,27 @@ def test_the_settings_of_a_model_repeat_its_training(regard: Command, tmp_path: 
     assert weights[0] == weights[1]
     found = [{**read_settings(folder), "out": None} for folder in (first, second)]
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_a_signal_during_an_import_is_raised_afterwards(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = signal.Signals[name]
+    module = f"imported_at_{name.lower()}"
+    source = f"import signal\ntry:\n    signal.raise_signal({number})\n    complete = True\n"
+    (tmp_path / f"{module}.py").write_text(f"{source}except BaseException:\n    complete = False\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = signal.getsignal(number)
+    complete: list[bool] = []
+
+    def run() -> None:
+        with _signals_as_exceptions():
+            complete.append(importlib.import_module(module).complete)
+            time.sleep(60)
+
+    with pytest.raises(KeyboardInterrupt) as raised:
+        run()
+    assert complete == [True]
+    assert getattr(raised.value, "signal_number", signal.SIGINT) == number
+    assert signal.getsignal(number) == before

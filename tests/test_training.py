@@ -489,6 +489,18 @@ def test_progress_in_a_notebook_redraws_one_output(
     assert capsys.readouterr() == ("update 3\n", "")
 
 
+@pytest.mark.parametrize("stream", [None, types.SimpleNamespace(write=len, flush=list)])
+def test_progress_needs_no_standard_error(
+    stream: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setattr("regard.progress._SECONDS_BETWEEN_LINES", 0)
+    with Progress("training", 4, "updates") as progress:
+        progress.advance(3)
+        progress.print("update 3")
+    assert capsys.readouterr().out == ""
+
+
 @pytest.mark.parametrize(
     "mode",
     [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)],

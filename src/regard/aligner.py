@@ -107,6 +107,8 @@ def train_both(
     source, target = {**settings.get("source", {})}, settings.get("target", {})
     source.pop("match_vocabulary", None)
     groups |= {"source": {**target, "unit": units[1]}, "target": {**source, "unit": units[0]}}
+    columns = config.data.source_column, config.data.target_column
+    data |= {"source_column": columns[1], "target_column": columns[0]}
     links = data.pop("train_links", None)
     return forward, run("reverse", swap=True, links=None if links is None else _swapped(links))
 

@@ -73,9 +73,14 @@ def combine(named: Sequence[tuple[str | Path, TrainedModel]]) -> TrainedModel:
         models.ensemble([member.model for member in members], layers).eval(),
         first.source,
         first.target,
-        _metadata(members),
+        _metadata(members) | _checksums(main),
         tuple(members),
     )
+
+
+def _checksums(main: TrainedModel) -> dict[str, Any]:
+    """Return the checksums of the training files that the settings of this member name."""
+    return {"checksums": main.metadata["checksums"]} if "checksums" in main.metadata else {}
 
 
 def _metadata(members: Sequence[TrainedModel]) -> dict[str, Any]:
@@ -86,7 +91,6 @@ def _metadata(members: Sequence[TrainedModel]) -> dict[str, Any]:
         "parameters": sum,
         "several_links": all,
         "examples": lambda values: next(iter(values)),
-        "checksums": lambda values: next(iter(values)),
         "attribution": lambda values: " ".join(dict.fromkeys(values)),
     }
     return {

@@ -1,5 +1,6 @@
 """Progress: a bar in notebooks and terminals, plain lines on standard error elsewhere."""
 
+import contextlib
 import html
 import sys
 import time
@@ -39,7 +40,7 @@ class Progress:
             from IPython.display import HTML, display  # pyright: ignore
 
             self._output = display(HTML(self._html("", "")), display_id=True)
-        elif sys.stderr.isatty():
+        elif _is_terminal(sys.stderr):
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
             from rich.progress import Progress as Bar
@@ -85,7 +86,7 @@ class Progress:
                 self._redraw(left, note)
         elif time.monotonic() - self._printed >= _SECONDS_BETWEEN_LINES:
             self._printed = time.monotonic()
-            print(self._line(left, note), file=sys.stderr, flush=True)  # noqa: T201
+            _write(self._line(left, note))
 
     def print(self, text: str) -> None:
         """Print a line above the bar."""
@@ -96,7 +97,7 @@ class Progress:
         elif self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
-            print(text, file=sys.stderr, flush=True)  # noqa: T201
+            _write(text)
 
     def _redraw(self, left: str, note: str) -> None:
         from IPython.display import HTML  # pyright: ignore
@@ -121,6 +122,18 @@ class Progress:
             seconds = (time.monotonic() - self._started) / done * (self.total - self.done)
         minutes, seconds = divmod(round(max(0.0, seconds)), 60)
         return f"{minutes}:{seconds:02d} left"
+
+
+def _is_terminal(stream: Any) -> bool:
+    """Return whether a stream, which need not have all methods of a file, is a terminal."""
+    return hasattr(stream, "isatty") and stream.isatty()
+
+
+def _write(line: str) -> None:
+    """Write a line to standard error, unless it is closed, absent, or no longer read."""
+    if sys.stderr is not None:  # pyright: ignore[reportUnnecessaryComparison]
+        with contextlib.suppress(OSError, ValueError):
+            print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _in_notebook() -> bool:

@@ -15,6 +15,7 @@ import threading
 import traceback
 import warnings
 from collections.abc import Generator, Sequence
+from types import FrameType
 
 from regard.cli import job
 from regard.errors import (
@@ -44,6 +45,9 @@ COMMANDS: dict[str, str] = {
     "serve": "serve a JSON API and a web page for inspecting and editing attention",
 }
 """Every command and what it does; `run` of the module of the same name executes it."""
+
+_SECONDS_UNTIL_REPEATED = 0.05
+"""Time after which a signal that arrived during an import is raised again."""
 
 _LONGEST = 2000
 """Maximum number of characters in a message, which may quote a line of a file."""
@@ -211,26 +215,51 @@ def _run(name: str, arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def _signals_as_exceptions() -> Generator[None]:
-    """Raise `Interrupted` for SIGTERM and SIGHUP, so that unfinished files are removed."""
+    """Raise `Interrupted` for SIGTERM and SIGHUP, so that unfinished files are removed.
 
-    def interrupt(number: int, _: object) -> None:
-        raise Interrupted(number)
+    A signal that arrives during an import comes again afterwards: modules in C that import others, such
+    as PyTorch's, may ignore an exception, and leave them incomplete.
+    """
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if not _is_importing(frame):
+            raise KeyboardInterrupt if number == signal.SIGINT else Interrupted(number)
+        again = threading.Timer(_SECONDS_UNTIL_REPEATED, _signal_main_thread, [number])
+        again.daemon = True
+        again.start()
 
     if threading.current_thread() is not threading.main_thread():  # only that one has handlers
         yield
         return
-    names = ("SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+    names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     # a signal that is ignored, as under nohup, stays ignored
-    taken = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
-    for number in taken:
-        signal.signal(number, interrupt)
+    defaults = signal.SIG_DFL, signal.default_int_handler
+    taken = {
+        number: signal.signal(number, interrupt)
+        for number in numbers
+        if signal.getsignal(number) in defaults
+    }
     try:
         yield
     finally:
-        for number in taken:
+        for number, default in taken.items():
             if signal.getsignal(number) is interrupt:
-                signal.signal(number, signal.SIG_DFL)
+                signal.signal(number, default)
+
+
+def _signal_main_thread(number: int) -> None:
+    if hasattr(signal, "pthread_kill"):  # raise_signal would not wake the main thread
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+    else:
+        signal.raise_signal(number)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether a module is being imported in a frame or in one of its callers."""
+    while frame is not None and not frame.f_code.co_filename.startswith("<frozen importlib"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _print_warning(message: Warning | str, *_: object, **__: object) -> None:
