@@ -42,11 +42,14 @@ def test_pairs_become_examples_and_dev_sources_their_references() -> None:
     assert result.max_target_length == 3
 
 
-def test_examples_are_lines_with_at_most_one_tab() -> None:
-    sources = ["\tab", "a\tb", "b", "ab"]
-    pairs: list[Any] = [(text, "A", "V") for text in sources]
-    assert set(corpus(pairs, pairs, features_column=3).examples) == {"b\tV", "ab\tV"}
-    assert corpus(pairs, pairs[:2], features_column=3).examples == []
+def test_a_source_with_features_contains_no_tab() -> None:
+    pairs: list[Any] = [("ab", "A", "V"), ("a\tb", "A", "V"), ("b", "B", "V")]
+    with pytest.raises(DataError, match="line 2 has a TAB in its source"):
+        corpus(pairs, pairs[:1], features_column=3)
+    result = corpus(pairs, pairs[:1], features_column=3, bad_lines="skip")
+    assert len(result.train) == 2
+    without = [pair[:2] for pair in pairs]
+    assert len(corpus(without, without[:1]).train) == 3  # without features, a TAB is text
 
 
 def test_files_and_lists_give_the_same_corpus(tmp_path: Path) -> None:

@@ -311,10 +311,11 @@ def test_every_row_of_csv_has_one_field_per_column(tmp_path: Path) -> None:
 
 def test_long_fields_of_csv_are_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names, last = ("source", "target", "document"), ("c", "d", "short")
+    limit = csv.field_size_limit()
     for document in ("x" * 140_000 + "\nfoo,bar,baz\n", "a line\n" * 20_000):
         path = write(tmp_path / "f.csv", [("a", "b", document), last], names)
         assert read_pairs(path).pairs == [("a", "b", None), ("c", "d", None)]
-    assert csv.field_size_limit() == 131_072
+    assert csv.field_size_limit() == limit
     monkeypatch.setattr(table_files, "_MOST_CHARACTERS", 130_000)
     path = write(tmp_path / "long.csv", [("a", "b", "x" * 140_000 + "\nfoo,bar,baz"), last], names)
     with pytest.raises(DataError, match="the row on line 2 has a field of more than 130,000 char"):

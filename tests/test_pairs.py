@@ -52,9 +52,16 @@ def test_a_long_list_of_bad_lines_is_truncated() -> None:
         result.require_valid("correct them")
 
 
-def test_strings_of_numpy_become_plain_strings() -> None:
-    (pair,) = pairs_from([tuple(np.array(["a", "b"]))]).pairs
-    assert [type(field) for field in pair] == [str, str, type(None)]
+class Quoted(str):
+    def __str__(self) -> str:
+        return f"'{super().__str__()}'"
+
+
+def test_subclasses_of_strings_become_plain_strings() -> None:
+    pairs = pairs_from([tuple(np.array(["a", "b"])), (Quoted("a"), "b")]).pairs
+    assert pairs == [("a", "b", None)] * 2
+    for pair in pairs:
+        assert [type(field) for field in pair] == [str, str, type(None)]
 
 
 def test_valid_pairs_raise_nothing() -> None:

@@ -85,7 +85,7 @@ def test_a_cache_that_cannot_be_written_is_reported(
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with pytest.raises(
-        ConfigError, match=r"cannot write the cache .*Not a directory; set XDG_CACHE_HOME"
+        ConfigError, match=r"cannot use the cache .*Not a directory; set XDG_CACHE_HOME"
     ):
         runtime_files()
 

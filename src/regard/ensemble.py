@@ -110,7 +110,7 @@ def save(folders: Sequence[str | Path], out: str | Path) -> TrainedModel:
     """
     out = Path(os.path.realpath(require_empty_folder(Path(out))))
     found = [pretrained.find(folder) for folder in folders]
-    if inside := [path for path in found if path.resolve() in out.parents]:
+    if inside := [path for path in found if Path(os.path.realpath(path)) in out.parents]:
         raise ConfigError(f"{out} is inside {inside[0]}; choose another folder (out)")
     paths = (path for folder in found for path in _members(folder))
     members = [(path, model_folder.load(path)) for path in paths]

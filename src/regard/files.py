@@ -107,8 +107,10 @@ def atomic_write(path: str | Path) -> Generator[Path]:
 
 def _copy_owner(path: Path, other: Path) -> None:
     """Give another file the owner and the group of `path`, as far as the user may."""
+    if os.name != "posix":
+        return
     status = path.stat()
-    for owner in ((status.st_uid, -1), (-1, status.st_gid)) if os.name == "posix" else ():
+    for owner in ((status.st_uid, -1), (-1, status.st_gid)):
         with contextlib.suppress(OSError):
             os.chown(other, *owner)
 

@@ -46,7 +46,7 @@ def write(
         notes: further properties, one line each.
     """
     config, metadata = trained.config, trained.metadata
-    name = Path(os.path.realpath(out)).name  # `out` may be "."
+    name = Path(os.path.abspath(out)).name  # `out` may be "."
     best = next((entry for entry in reversed(history) if entry["best"]), None)
     lines = [
         f"# {name}",

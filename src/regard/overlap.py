@@ -50,8 +50,8 @@ def training_overlap(
     Args:
         sources: the test sources, each with its features or None.
         data: the settings of the model, which name the training data.
-        normalize: applied to both sides before they are compared without surrounding spaces, such as
-            `translator.source.normalize`.
+        normalize: applied to both sides, such as `translator.source.normalize`; they are then compared
+            without surrounding whitespace.
 
     Returns:
         None if there are no common sources, or if the training data are unknown, cannot be read, or

@@ -57,7 +57,7 @@ class ParsedPairs(NamedTuple):
     unit: str = "line"
     """What the numbers count: `line`, or `row` of a table."""
     file: str | None = None
-    """The path that `read_pairs` has read; None if the pairs are not those of a file."""
+    """The path that `read_pairs` has read; None if the pairs are not all those of a file."""
 
     def texts(self, name: Literal["source", "target"]) -> list[str]:
         """Return the sources or the targets."""
@@ -68,6 +68,7 @@ class ParsedPairs(NamedTuple):
         return self._replace(
             pairs=[self.pairs[index] for index in indices],
             numbers=[self.numbers[index] for index in indices],
+            file=None,
         )
 
     def require_valid(self, remedy: str | None) -> None:
@@ -162,7 +163,7 @@ def can_be_read_again(path: str) -> bool:
 def file_checksum(path: str) -> str | None:
     """Return a SHA-256 of the files that `read_pairs` reads; None if they cannot be read again."""
     try:
-        return table_files.file_checksum(files_of(path)) if can_be_read_again(path) else None
+        return table_files.checksum_of(files_of(path)) if can_be_read_again(path) else None
     except OSError:
         return None
 
@@ -222,7 +223,7 @@ def _to_pair(item: Any, number: int) -> Pair:
         if not isinstance(field, str) and (name != "features" or field is not None):
             raise DataError(f"expected a string as {name} of pair {number:,}, got {field!r}")
     # subclasses of str, as in NumPy's arrays, would be represented differently in fingerprints
-    plain: list[Any] = [field if field is None else str(field) for field in fields]
+    plain: list[Any] = [field if field is None else str.__str__(field) for field in fields]
     return Pair(*plain)
 
 
@@ -298,6 +299,8 @@ def _reason(
         return f"has no column {features_column} with features"
     if target is None:
         return "has no second column (TAB)"
+    if features is not None and "\t" in source:
+        return "has a TAB in its source, where a TAB separates features from the text"
     for name, text in (("source", source), ("target", target), ("features", features or "")):
         if not is_utf8(text):
             return f"has a lone surrogate in its {name}"

@@ -95,7 +95,7 @@ class Progress:
         if self._output is not None:
             print(text, flush=True)  # noqa: T201  (notebooks colour standard error as an error)
         elif self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._bar.console.print(text, markup=False, highlight=False, emoji=False)
         else:
             _write(text)
 

@@ -6,6 +6,7 @@ import errno
 import glob
 import hashlib
 import json
+import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 _JSONL = "text"
 """The name of the only column of a JSONL file as it is read: one document per line."""
 _MOST_CHARACTERS = 1 << 26
-"""Maximum length of a field of a CSV file, which may lack a quotation mark at its end."""
+"""Maximum number of characters in a CSV field, which extends to the end of the file without a closing
+quotation mark."""
+_field_limit = threading.Lock()
+"""Held while the limit of the module `csv`, which is global, is another one."""
 _KINDS = {str: "text", bool: "true or false", int: "a number", float: "a number"}
 
 
@@ -79,7 +83,7 @@ def load(path: str, data: DataConfig) -> "Dataset":
             if not Path(file).stat().st_size and kind != ".csv":
                 raise DataError(f"{file} contains no pair; expected rows of source and target")
         # the cache distinguishes files only by name and time
-        folder = Path(config.HF_DATASETS_CACHE) / "regard" / file_checksum(files)[:32]
+        folder = Path(config.HF_DATASETS_CACHE) / "regard" / checksum_of(files)[:32]
     escaped: list[Any] = [glob.escape(file) for file in files]  # `datasets` accepts patterns too
     options: dict[str, Any] = {"cache_dir": str(folder)}
     with reading(path, folder):
@@ -116,7 +120,7 @@ def verify(dataset: "Dataset") -> None:
     """
     for entry in dataset.cache_files:
         checksum = Path(entry["filename"] + ".sha256")
-        found = file_checksum([entry["filename"]])
+        found = checksum_of([entry["filename"]])
         if not checksum.exists():
             write_text(checksum, found)
         elif checksum.read_bytes() != found.encode():
@@ -216,7 +220,7 @@ def _format(path: str) -> str:
     return Path(path.lower().removesuffix(".gz")).suffix
 
 
-def file_checksum(files: Sequence[str]) -> str:
+def checksum_of(files: Sequence[str]) -> str:
     """Return a SHA-256 of the contents of the files."""
     digest = hashlib.sha256()
     for name in files:
@@ -313,9 +317,14 @@ def _next_row(reader: Any, file: str) -> list[str] | None:
         DataError: a field is longer than `_MOST_CHARACTERS`, so that the start of the next row is unknown.
         csv.Error: the row is not valid CSV.
     """
-    line, limit = reader.line_num + 1, csv.field_size_limit(_MOST_CHARACTERS)
+    line = reader.line_num + 1
     try:
-        return next(reader, None)
+        with _field_limit:
+            limit = csv.field_size_limit(_MOST_CHARACTERS)
+            try:
+                return next(reader, None)
+            finally:
+                csv.field_size_limit(limit)
     except csv.Error as error:
         if "field larger than" not in str(error):
             raise
@@ -323,8 +332,6 @@ def _next_row(reader: Any, file: str) -> list[str] | None:
             f"{file}: the row on line {line:,} has a field of more than {_MOST_CHARACTERS:,} "
             "characters; correct its quotation marks, or remove it"
         ) from None
-    finally:
-        csv.field_size_limit(limit)
 
 
 def _parse_line(line: str, data: DataConfig) -> Row:

@@ -153,7 +153,7 @@ def train(
         start = starting_point(config, out, resume, init_from, tokenizers_from)
         start.config.check_groups()
         corpus = make_corpus(start.config, pairs, dev, start.tokenizers, links, adapt)
-        files = _checksums(corpus.config.data, pairs, dev)
+        files = _checksums(corpus.config.data, pairs, dev) if job.is_main else {}
         return _train(start, out, corpus, files, command, resume, job)
 
 
@@ -235,8 +235,8 @@ def _checksums(data: DataConfig, pairs: Any, dev: Any) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for name, path, items in (("train", data.train, pairs), ("dev", data.dev, dev)):
-        given = items is not None and not (isinstance(items, ParsedPairs) and items.file == path)
-        if path is not None and not given and (value := file_checksum(path)) is not None:
+        read = items is None or (isinstance(items, ParsedPairs) and items.file == path)
+        if path is not None and read and (value := file_checksum(path)) is not None:
             found[name] = value
     return found
 

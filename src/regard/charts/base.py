@@ -107,9 +107,9 @@ class Chart(ABC):
             )
         content = getattr(self, f"to_{suffix[1:]}")()
         with atomic_write(path) as temporary:
-            # a lone surrogate in JSON becomes its escape there
-            text = isinstance(content, str)
-            temporary.write_bytes(content.encode(errors="backslashreplace") if text else content)
+            if isinstance(content, str):  # a lone surrogate becomes its escape in JSON
+                content = content.encode(errors="backslashreplace")
+            temporary.write_bytes(content)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
         """Return the formats that a notebook can display."""

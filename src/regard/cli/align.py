@@ -145,7 +145,7 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
     """Train both directions and write the links of all pairs."""
     if args.out is None:
         raise ConfigError("--train needs an output folder: give --out OUT")
-    if "train" in groups["data"]:
+    if groups["data"].get("train") is not None:
         raise ConfigError("the pairs of --train are the training pairs; leave out data.train")
     out, data = Path(args.out), DataConfig(**groups["data"])
     if not args.resume:

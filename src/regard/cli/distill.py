@@ -111,7 +111,7 @@ def _check_features(
     sources: "list[SourceWithFeatures]",
     unlabelled: "list[SourceWithFeatures]",
 ) -> None:
-    """Raise an error unless sources have features if, and only if, the teacher reads them."""
+    """Raise an error for sources with features that the teacher does not read, or without those it reads."""
     reads, has = teacher.source.features is not None, sources[0][1] is not None
     if reads and not has:
         raise ConfigError(

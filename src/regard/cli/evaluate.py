@@ -110,12 +110,13 @@ def _other_system(
 
     if pretrained.find(args.compare).is_dir():
         other = load_translator(args.compare, args.device)
-        names = {True: args.folder, False: args.compare}
-        reads = translator.source.features is not None
-        if reads != (other.source.features is not None):
+        with_features, without = args.folder, args.compare
+        if translator.source.features is None:
+            with_features, without = without, with_features
+        if (translator.source.features is None) != (other.source.features is None):
             raise ConfigError(
-                f"{names[reads]} reads source features (data.features_column), but {names[not reads]} "
-                "does not; compare models that both read them, or give the outputs of one as a file"
+                f"{with_features} reads source features (data.features_column), but {without} does "
+                "not; compare models that both read them, or give the outputs of one as a file"
             )
         return other
     return read_outputs(args.compare, pairs, args.pairs)

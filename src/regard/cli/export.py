@@ -37,7 +37,9 @@ def run(arguments: list[str]) -> None:
     dictionary = _read_dictionary(args.dictionary, translator)
     pairs = args.dev or translator.trained.training_file("dev")
     if pairs is None:
-        _warn("the dev pairs of the training run are not here; measure the quality with --dev")
+        _warn(
+            "the dev pairs of the training run are missing or have changed; measure the quality with --dev"
+        )
     round_weights(translator.trained.model, args.weights)
     if pairs is None:
         figures = _recorded_figures(pretrained.find(args.folder), args.weights)

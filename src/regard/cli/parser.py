@@ -41,8 +41,8 @@ _load_yaml = get_loader("yaml")
 _NEGATIVE_NUMBER = re.compile(r"-[\d.]")
 _OTHER_BASE = re.compile(r".*:.*|[-+]?0[0-9_]+")
 """Numbers that YAML reads in base 60 (1:30 is 90) or in base 8 (010 is 8)."""
-_NOT_SETTINGS = ("format", "regard", "metadata")
-"""What the config.json of a model folder contains beside the settings."""
+_NOT_SETTINGS = ("format", "regard", "metadata", "facts")
+"""What the config.json of a model folder contains besides the settings; it begins with the first two."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _TYPE_NAMES = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a string"}
 
@@ -62,7 +62,7 @@ def _load_settings(text: str) -> Any:
     except ValueError as error:  # an integer with thousands of digits, or a date such as 2024-13-01
         raise yaml.YAMLError(str(error).partition(";")[0]) from None
     _require_mappings(values, text)
-    if isinstance(values, dict) and {*_NOT_SETTINGS} <= values.keys():
+    if isinstance(values, dict) and {*_NOT_SETTINGS[:2]} <= values.keys():
         return {name: value for name, value in values.items() if name not in _NOT_SETTINGS}
     return values
 
@@ -323,7 +323,7 @@ def add_settings(parser: Parser) -> None:
         "--config",
         action="config",
         metavar="FILE",
-        help="name of a recipe, or path of a YAML file of settings",
+        help="recipe, or YAML or config.json file of settings",
     )
     actions = parser.options()
     actions["--print-config"].help = "print all settings as YAML and exit"

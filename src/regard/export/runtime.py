@@ -95,7 +95,7 @@ def _archive() -> Path:
             downloaded.replace(path)
     except OSError as error:
         raise ConfigError(
-            f"cannot write the cache {path.parent}: {error.strerror}; set XDG_CACHE_HOME to another "
+            f"cannot use the cache {path.parent}: {error.strerror}; set XDG_CACHE_HOME to another "
             f"folder, or {_OFFLINE}"
         ) from None
     return path
@@ -116,7 +116,12 @@ def _download(folder: Path) -> Path:
             f"installed; install Node.js, or {_OFFLINE}"
         )
     command = [npm, "pack", f"onnxruntime-web@{VERSION}", "--loglevel=error", "--fetch-retries=0"]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    try:
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ExtraError(
+            f"npm cannot be run: {error.strerror}; install Node.js, or {_OFFLINE}"
+        ) from None
     if result.returncode:
         lines = [line for line in result.stderr.splitlines() if "npm error code" not in line]
         reason = next(filter(str.strip, lines), f"status {result.returncode}")
