@@ -139,7 +139,7 @@ def run_python(code: str) -> subprocess.CompletedProcess[str]:
 
 def test_help_needs_no_torch() -> None:
     code = """
-from regard.cli.main import COMMANDS, _signals_as_exceptions, main
+from regard.cli.main import COMMANDS, main
 assert main(["--help"]) == 0
 heavy = {"torch", "altair", "accelerate", "numba", "triton", "jsonargparse"} & set(sys.modules)
 assert not heavy, heavy
