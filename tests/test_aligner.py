@@ -117,6 +117,21 @@ def test_a_run_that_fails_leaves_no_links_for_the_next_one(
         train_both(out, read_pairs(str(pairs)), **SETTINGS)
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [("c d", "line 4 has no second column"), ("a b c\tA B C", "line 4 has a source of 3 tokens")],
+)
+def test_lines_that_cannot_be_aligned_stop_the_run_on_request(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, reason: str
+) -> None:
+    out, pairs = tmp_path / "out", tmp_path / "pairs.tsv"
+    pairs.write_text(f"a b\tA B\nb c\tB C\nc a\tC A\n{line}\n")
+    command = ["align", "--train", str(pairs), "--data.dev", str(pairs), "--out", str(out), *FLAGS]
+    assert main([*command, "--data.max_length=2", "--data.bad_lines=stop"]) == 1
+    assert reason in capsys.readouterr().err
+    assert not (out / "links.pharaoh").exists()
+
+
 def test_synthetic_pairs_are_not_guided(tmp_path: Path) -> None:
     pairs = [(text, text.upper()) for text in WORDS]
     forward, _ = train_both(tmp_path, pairs, pairs[:3], **SETTINGS, data={"recombined_pairs": 2})

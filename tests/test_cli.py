@@ -1392,6 +1392,9 @@ def test_features_are_read_from_their_column(regard: Command, tmp_path: Path) ->
     assert json.loads(report.read_text())["n"] == len(rows)
     aligned = regard("align", out, pairs)
     assert len(aligned.lines) == len(rows)
+    for command in (["plot", out, "ab", "-o", tmp_path / "map.html", "--target", "abx"],
+                    ["explain", "--model", out, "ab", "--target", "abx"]):  # fmt: skip
+        assert "the text has no features (TAB)" in regard(*command).err
     two_columns = tmp_path / "two.tsv"
     two_columns.write_text("ab\tabx\n")
     assert "line 1 has no column 3 with features" in error_line(

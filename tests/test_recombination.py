@@ -49,10 +49,12 @@ def test_expectations_are_those_of_all_alignments(
     # padded beside a longer pair
     sources = np.array([[*source, *[0] * (5 - len(source))], [1, 2, 3, 1, 2]])
     targets = np.array([[*target, *[0] * (5 - len(target))], [3, 2, 1, 3, 2]])
-    found, both = expectations(sources, targets, probabilities)
-    other = expectations(sources[1:], targets[1:], probabilities)[1]
+    before, after = (np.pad(ids, [(0, 0), (1, 0)]) for ids in (sources, targets))
+    numbers = before[:, :, None] * 4 + after[:, None]
+    found, both = expectations(sources, targets, numbers, probabilities.reshape(-1))
+    other = expectations(sources[1:], targets[1:], numbers[1:], probabilities.reshape(-1))[1]
     assert np.allclose(found[0, : shape[0], : shape[1]], passing / total)
-    assert np.allclose(both - other, counts / total)
+    assert np.allclose(both - other, counts.reshape(-1) / total)
 
 
 def _examples(*pairs: tuple[str, str]) -> list[Example]:

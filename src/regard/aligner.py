@@ -52,7 +52,7 @@ def train_both(
     Args:
         out: the folder.
         pairs: training pairs, (source, target), or the result of `read_pairs`; those that are too long are
-            skipped.
+            skipped unless `data.bad_lines` is given as `stop`.
         dev: validation pairs; if None, some of the training pairs are held out.
         max_minutes: time budget for both models, of which each has half; if None, that of the settings
             for each.
@@ -65,7 +65,7 @@ def train_both(
     Raises:
         RegardError: settings, pairs or folders cannot be used.
     """
-    data: dict[str, Any] = {**settings.get("data", {}), "bad_lines": "skip"}
+    data: dict[str, Any] = {"bad_lines": "skip", **settings.get("data", {})}
     if data.get("features_column") is not None:
         raise ConfigError(
             "features of the source cannot be aligned; leave out data.features_column"

@@ -7,6 +7,7 @@ members/0 …        complete model folders, numbered from 0
 
 import dataclasses
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -152,7 +153,7 @@ def complete(out: Path, count: int) -> TrainedModel:
     card = (
         f"# {name}\n\nAn ensemble, created with regard {__version__}. It averages the "
         f"log-probabilities of its members and has {combined.metadata.get('parameters', 0):,} "
-        f"parameters.\n\n{members}\nUse it with\n\n    echo 'some text' | regard translate {name}\n"
+        f"parameters.\n\n{members}\nUse it with\n\n    echo 'some text' | regard translate {shlex.quote(name)}\n"
     )
     write_text(out / "README.md", card)
     description = {"format": migrations.FORMAT, "regard": __version__, "members": count}

@@ -67,7 +67,13 @@ def write(
     lines += [f"- {note}" for note in notes]
     lines += ["", "Trained with", "", f"    {command or 'regard.train(config), see config.json'}"]
     example = shlex.quote(next(iter(metadata.get("examples", ())), "some text"))
-    lines += ["", "Use it with", "", f"    echo {example} | regard translate {name}", ""]
+    lines += [
+        "",
+        "Use it with",
+        "",
+        f"    echo {example} | regard translate {shlex.quote(name)}",
+        "",
+    ]
     if "attribution" in metadata:
         lines += ["## Data", "", metadata["attribution"], ""]
     if (out / "NOTICE").is_file():

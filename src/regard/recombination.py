@@ -76,11 +76,15 @@ def cut_points(examples: Sequence[Example]) -> list[Cut]:
     # 0 is no token here: the empty side of an operation, or padding
     sources = _padded([[id + 1 for id in examples[index].source[:-1]] for index in short])
     targets = _padded([[id + 1 for id in examples[index].target] for index in short])
-    probabilities = _normalized(np.ones((sources.max() + 1, targets.max() + 1)))
+    operations = _operations(sources, targets)
+    possible = int((sources.max() + 1) * (targets.max() + 1)) - 1
+    probabilities = np.full(operations.max() + 1, 1 / possible)
+    probabilities[0] = 0
     for _ in range(_ROUNDS):
-        _, counts = expectations(sources, targets, probabilities)
-        probabilities = _normalized(counts + _SMOOTHING)
-    passing, _ = expectations(sources, targets, probabilities)
+        _, counts = expectations(sources, targets, operations, probabilities)
+        probabilities = (counts + _SMOOTHING) / (counts.sum() + _SMOOTHING * possible)
+        probabilities[0] = 0
+    passing, _ = expectations(sources, targets, operations, probabilities)
     inside = np.zeros(passing.shape, bool)
     inside[:, 1:-1, 1:-1] = (sources[:, 1:, None] > 0) & (targets[:, None, 1:] > 0)
     rows, before, after = np.nonzero(inside & (passing > 0.5))
@@ -90,17 +94,31 @@ def cut_points(examples: Sequence[Example]) -> list[Cut]:
     ]
 
 
+def _operations(
+    sources: Int[np.ndarray, "B T"], targets: Int[np.ndarray, "B L"]
+) -> Int[np.ndarray, "B T1 L1"]:
+    """Return the number of the operation that leads to a place by a substitution.
+
+    At the edges, it is the deletion of the source token or the insertion of the target token; operation 0
+    replaces nothing by nothing. Only the operations that occur have numbers: there can be many tokens.
+    """
+    before, after = (np.pad(ids, [(0, 0), (1, 0)]) for ids in (sources, targets))
+    codes = before[:, :, None] * (targets.max() + 1) + after[:, None]
+    return np.unique(codes, return_inverse=True)[1].reshape(codes.shape)
+
+
 def expectations(
     sources: Int[np.ndarray, "B T"],
     targets: Int[np.ndarray, "B L"],
-    probabilities: Float[np.ndarray, "S V"],
-) -> tuple[Float[np.ndarray, "B T1 L1"], Float[np.ndarray, "S V"]]:
+    operations: Int[np.ndarray, "B T1 L1"],
+    probabilities: Float[np.ndarray, "N"],
+) -> tuple[Float[np.ndarray, "B T1 L1"], Float[np.ndarray, "N"]]:
     """Return the probability that an alignment passes through a place, and the expected operations."""
     with np.errstate(divide="ignore"):  # the probability of nothing for nothing is 0
         log = np.log(probabilities)
-    changed = log[sources[:, :, None], targets[:, None]]
+    both, alone = operations[:, 1:, 1:], (operations[:, 1:, 0], operations[:, 0, 1:])
+    changed, deleted, inserted = log[both], log[alone[0]], log[alone[1]]
     changed[(sources == 0)[:, :, None] | (targets == 0)[:, None]] = -np.inf
-    deleted, inserted = log[sources, 0], log[0, targets]
     lengths = (sources > 0).sum(1), (targets > 0).sum(1)
     forward = _forward(changed, deleted, inserted)
     backward = _backward(changed, deleted, inserted, lengths)
@@ -110,13 +128,11 @@ def expectations(
     def expected(before: np.ndarray, operation: np.ndarray, after: np.ndarray) -> np.ndarray:
         return np.exp(before + operation + after - total[:, None, None])
 
-    both = expected(forward[:, :-1, :-1], changed, backward[:, 1:, 1:])
-    operation = sources[:, :, None] * counts.shape[1] + targets[:, None]
-    np.add.at(counts.reshape(-1), operation, both)
-    alone = expected(forward[:, :-1], deleted[:, :, None], backward[:, 1:])
-    np.add.at(counts[:, 0], sources, alone.sum(2))
-    alone = expected(forward[:, :, :-1], inserted[:, None], backward[:, :, 1:])
-    np.add.at(counts[0], targets, alone.sum(1))
+    np.add.at(counts, both, expected(forward[:, :-1, :-1], changed, backward[:, 1:, 1:]))
+    deletions = expected(forward[:, :-1], deleted[:, :, None], backward[:, 1:])
+    np.add.at(counts, alone[0], deletions.sum(2))
+    insertions = expected(forward[:, :, :-1], inserted[:, None], backward[:, :, 1:])
+    np.add.at(counts, alone[1], insertions.sum(1))
     return np.exp(forward + backward - total[:, None, None]), counts
 
 
@@ -157,11 +173,6 @@ def _backward(
 
 def _add(sums: np.ndarray, terms: np.ndarray) -> None:
     np.logaddexp(sums, terms, out=sums)
-
-
-def _normalized(counts: Float[np.ndarray, "S V"]) -> Float[np.ndarray, "S V"]:
-    counts[0, 0] = 0  # no operation replaces nothing by nothing
-    return counts / counts.sum()
 
 
 def _padded(lists: list[list[int]]) -> Int[np.ndarray, "B T"]:

@@ -154,6 +154,7 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
     with loading("PyTorch"):
         from regard.aligner import guide_of, train_both, write_links
         from regard.alignment import check_threshold
+        from regard.examples import REMEDY
         from regard.pairs import read_pairs
 
     check_threshold(args.threshold)
@@ -163,7 +164,7 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
             "--threshold is the minimum weight of a link of the trained models: give --symmetrize too"
         )
     parsed = read_pairs(args.train, data)
-    parsed.require_valid(None)
+    parsed.require_valid(REMEDY if groups["data"].get("bad_lines") == "stop" else None)
     dev = None if data.dev is None else read_pairs(data.dev, data)
     forward, reverse = train_both(
         out, parsed, dev, max_minutes=args.max_minutes, resume=args.resume,

@@ -83,7 +83,9 @@ def run(arguments: list[str]) -> None:
         adapt=args.config is None,
         command=shlex.join(["regard", "distill", *arguments]),
     )
-    print(f"the model is saved in {config.out}; to use it, run: regard translate {config.out}")
+    print(
+        f"the model is saved in {out / 'model'}; to use it, run: regard translate {shlex.quote(str(out / 'model'))}"
+    )
 
 
 def _outputs(args: Namespace, sources: list[tuple[str, str | None]], out: Path) -> "list[Pair]":

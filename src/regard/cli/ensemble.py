@@ -4,6 +4,8 @@ The models must have the same tokenizers; their architectures may differ. The ou
 copies of the models, and every command accepts it like a model folder.
 """
 
+import shlex
+
 from regard.cli.options import add_output_folder, loading
 from regard.cli.parser import Parser
 
@@ -23,7 +25,7 @@ def run(arguments: list[str]) -> None:
     combined = ensemble.save(args.folders, args.out)
     print(
         f"{args.out} is an ensemble of {max(1, len(combined.members))} models; to use it, run: "
-        f"regard translate {args.out}"
+        f"regard translate {shlex.quote(args.out)}"
     )
 
 

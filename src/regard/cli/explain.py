@@ -11,7 +11,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from regard.cli.options import load_translator
+from regard.cli.options import load_translator, report_missing_features
 from regard.cli.parser import Parser
 from regard.errors import ConfigError, DataError, not_one_of
 
@@ -111,6 +111,7 @@ def _from_model(options: Namespace) -> Any:
     from regard.text import display_token
 
     source = translator.source.parse_source(options.text)
+    report_missing_features("regard explain", translator, source[1])
     names = ("step", "target", "layer", "head")
     explanation, output = explain_step(translator, source, **{n: options[n] for n in names})
     if options.format != "json":

@@ -162,6 +162,12 @@ def load_translator(folder: str, device: str) -> "Translator":
     return translator
 
 
+def report_missing_features(prog: str, translator: "Translator", features: str | None) -> None:
+    """Say that a text has no features, if the model reads features."""
+    if translator.source.features is not None and features is None:
+        print(f"{prog}: the text has no features (TAB)", file=sys.stderr)
+
+
 @contextlib.contextmanager
 def loading(what: str) -> Generator[None]:
     """Report on the terminal what is being loaded, if that takes longer than a second."""

@@ -11,6 +11,7 @@ from regard.cli.options import (
     add_model,
     check_output_files,
     load_translator,
+    report_missing_features,
 )
 from regard.cli.parser import Parser
 from regard.errors import ConfigError, DataError
@@ -45,6 +46,7 @@ def run(arguments: list[str]) -> None:
 def _output(translator: "Translator", args: Namespace) -> "Translation":
     """Return the output to plot, with its attention weights or attributions."""
     source, target = translator.source.parse_source(args.text), args.target
+    report_missing_features("regard plot", translator, source[1])
     if target is None:
         output = translator.translate([source], args.beam_size)[0]
         if args.method == "attention":

@@ -65,7 +65,9 @@ def run(arguments: list[str]) -> None:
             "--training.max_updates or --training.max_minutes"
         )
     else:
-        print(f"the model is saved in {args.out}; to use it, run: regard translate {args.out}")
+        print(
+            f"the model is saved in {args.out}; to use it, run: regard translate {shlex.quote(args.out)}"
+        )
 
 
 def _train_ensemble(parser: Parser, arguments: list[str], args: Namespace) -> None:
@@ -74,7 +76,9 @@ def _train_ensemble(parser: Parser, arguments: list[str], args: Namespace) -> No
         from regard import ensemble
 
     ensemble.complete(Path(args.out), count)
-    print(f"the ensemble is saved in {args.out}; to use it, run: regard translate {args.out}")
+    print(
+        f"the ensemble is saved in {args.out}; to use it, run: regard translate {shlex.quote(args.out)}"
+    )
 
 
 def make_parser() -> Parser:
