@@ -5,7 +5,7 @@ BIN := .venv/bin
 # of the tests, with a thread each: one waits for a browser or a server, mostly
 PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
-.PHONY: demo models test soak docs lint wheel clean
+.PHONY: demo models test slow soak docs lint wheel clean
 
 demo: .venv/installed
 	$(BIN)/regard demo
@@ -17,8 +17,12 @@ models: .venv/installed
 test: .venv/tested
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PROCESSES) --dist worksteal
 
+# whole runs, in a browser too, of several seconds each; CI runs them beside the tests
+slow: .venv/tested
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'slow and not soak' -n $(PROCESSES) --dist worksteal
+
 soak: .venv/tested
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'soak or hypothesis' --hypothesis-profile soak -n $(PROCESSES) --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'slow or soak or hypothesis' --hypothesis-profile soak -n $(PROCESSES) --dist worksteal
 
 docs: .venv/documented
 	$(BIN)/sphinx-build -W --keep-going -q -j 4 -b html docs docs/_build/html

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import importlib
 import importlib.util
 import os
 import random
@@ -51,6 +52,7 @@ jaxtyping.install_import_hook(checked_modules(), "beartype.beartype")
 # imports of the package follow the import hook
 import regard  # noqa: E402
 from regard import model_folder  # noqa: E402
+from regard.cli.main import COMMANDS  # noqa: E402
 from regard.config import Config, ModelConfig, TextConfig  # noqa: E402
 from regard.models import build  # noqa: E402
 from regard.text import Tokenizer  # noqa: E402
@@ -65,6 +67,14 @@ test_profile = hypothesis.settings(derandomize=True, deadline=None, max_examples
 hypothesis.settings.register_profile("test", test_profile)
 hypothesis.settings.register_profile("soak", test_profile, max_examples=40)
 hypothesis.settings.load_profile("test")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _parsers_are_made_once() -> None:
+    """Make the parser of each command once: the command makes one per process."""
+    for name in COMMANDS:
+        module = importlib.import_module(f"regard.cli.{name}")
+        module.make_parser = functools.cache(module.make_parser)  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)
@@ -174,18 +184,17 @@ def folders(made_once: Callable[[str, Callable[[Path], object]], Path]) -> list[
 
 
 @pytest.fixture(scope="session")
-def exported_folders(
+def export_once(
     folders: list[Path], made_once: Callable[[str, Callable[[Path], object]], Path]
-) -> list[tuple[regard.Translator, Path]]:
-    """The translators of `folders` and the folders that they were exported to."""
-    from regard.export.folder import export
+) -> Callable[[int], tuple[regard.Translator, Path]]:
+    """Return a function that exports one of `folders`; it returns the translator and the new folder."""
 
-    translators = [regard.Translator.load(folder, "cpu") for folder in folders]
-    pairs = [*zip(translators, folders, strict=True)]
-    # processes begin with different models, so that none waits for another one
-    first = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % len(pairs)
-    made = {
-        path: made_once(f"exported/{path.name}", functools.partial(export, model))
-        for model, path in [*pairs[first:], *pairs[:first]]
-    }
-    return [(model, made[path]) for model, path in pairs]
+    @functools.cache
+    def exported(number: int) -> tuple[regard.Translator, Path]:
+        from regard.export.folder import export
+
+        translator = regard.Translator.load(folders[number], "cpu")
+        name = f"exported/{folders[number].name}"
+        return translator, made_once(name, functools.partial(export, translator))
+
+    return exported

@@ -6,6 +6,12 @@ from typing import Any
 
 import pytest
 
+RECURRENT_OR_TRANSFORMER = [
+    pytest.param(0, id="recurrent"),
+    pytest.param(1, id="transformer", marks=pytest.mark.slow),
+]
+"""Number of one of the shared folders of `tests/conftest.py`."""
+
 
 def covering(combinations: Iterable[tuple[Any, ...]], size: int = 2) -> list[Any]:
     """Return combinations of values for `pytest.mark.parametrize`, most of them as long tests.

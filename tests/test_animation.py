@@ -60,6 +60,7 @@ def test_wrong_input_is_refused() -> None:
         animated_encoder_decoder([], [], [])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     CHROMIUM is None and not os.environ.get("CI"), reason="Chromium is not installed"
 )

@@ -104,6 +104,7 @@ def test_integrated_gradients_are_complete(
     np.testing.assert_allclose(whole, batched, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_integrated_gradients_of_trained_models_are_complete(folders: list[Path]) -> None:
     for folder in folders:
         model = regard.Translator.load(folder).trained.model

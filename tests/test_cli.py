@@ -248,6 +248,7 @@ def test_a_closed_pipe_ends_quietly_unless_a_file_is_missing(
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_training_goes_on_when_the_reader_of_its_messages_has_gone(tmp_path: Path) -> None:
     (tmp_path / "t.tsv").write_text("a b\tb a\nb a\ta b\na\ta\n")
     settings = {"max_updates": 2, "validate_every": 1}

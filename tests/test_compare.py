@@ -151,6 +151,7 @@ def test_the_chart_has_a_line_per_model_and_a_point_per_length() -> None:
         assert f"{name} (1,234 parameters)" in chart.to_svg()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = _settings(tmp_path)["data"]
@@ -181,6 +182,7 @@ def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "was trained on other pairs" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_models_that_are_added_have_the_settings_and_the_budget_of_the_others(
     tmp_path: Path,
 ) -> None:

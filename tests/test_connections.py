@@ -276,6 +276,7 @@ def test_a_client_that_reads_slowly_gets_the_whole_answer(address: Address) -> N
     assert received > 30_000_000
 
 
+@pytest.mark.slow
 def test_idle_connections_beyond_the_descriptors_do_not_stop_the_server(
     folders: list[Path],
 ) -> None:

@@ -143,6 +143,7 @@ def _reversals(count: int, seed: int, letters: str) -> list[tuple[str, str]]:
     return [(" ".join(word), " ".join(reversed(word))) for word in words]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_tokens_absent_from_training_are_copied(tmp_path: Path, unchecked: None) -> None:
     def exact_match(copy: bool) -> float:

@@ -298,6 +298,7 @@ def test_scores_after_os_fork(restore_num_threads: None, monkeypatch: pytest.Mon
     assert status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
     [
@@ -368,6 +369,7 @@ def test_a_signal_during_compilation_is_handled_afterwards(
     assert signal.getsignal(signal.SIGINT) is handler
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setup",
     [

@@ -151,6 +151,7 @@ for kernel, constants in fixed.items():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [pytest.param(80, marks=pytest.mark.soak), 90])
 def test_the_kernels_compile_ahead_of_time(capability: int) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}

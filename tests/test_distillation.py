@@ -1,7 +1,9 @@
 """Distillation: the outputs of a teacher, resumed, and a student that is trained on them."""
 
+import dataclasses
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -16,9 +18,23 @@ SOURCES = [("a b", None), ("c d a", None), ("b", None)]
 
 
 def test_sources_are_distinct_and_fit_on_a_line() -> None:
-    given = [("a  b", None), ("a\tb", None), (" ", None), ("a b", "X"), ("a b", None)]
+    given = [("a\tb", None), ("a b", None), (" ", None), ("a b", "X"), ("a\u00a0b", None)]
     given += [("a b", "X\nY"), ("a b", "X\tY"), ("\ufeffa b", None)]  # from a table
-    assert distinct_sources(given) == [("a b", None), ("a b", "X"), ("a b", "X Y")]
+    assert distinct_sources(given) == [
+        ("a b", None),
+        ("a b", "X"),
+        ("a\u00a0b", None),
+        ("a b", "X Y"),
+    ]
+
+
+def test_outputs_keep_their_spaces(folders: list[Path], tmp_path: Path) -> None:
+    teacher = regard.Translator.load(folders[0], "cpu")
+    text = "le\u00a0mot  \u3000!\u202f"
+    given = [dataclasses.replace(each, text=text) for each in teacher.translate(["a b"])]
+    with mock.patch.object(regard.Translator, "translate", return_value=given):
+        write_outputs(teacher, [("a b", None)], tmp_path / "outputs.tsv")
+    assert (tmp_path / "outputs.tsv").read_text("utf-8") == f"a b\t{text}\n"
 
 
 def test_the_best_outputs_are_written(folders: list[Path], tmp_path: Path) -> None:

@@ -434,6 +434,7 @@ def launch(tmp_path: Path) -> Callable[..., tuple[int, list[str], str]]:
     return run
 
 
+@pytest.mark.slow
 def test_bad_input_is_reported_once(launch: Callable[..., tuple[int, list[str], str]]) -> None:
     status, messages, written = launch(2, "--data.train=missing.tsv")
     assert status == 1

@@ -390,6 +390,7 @@ def train(out: Path, *options: str) -> int:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("members_in_this_process")
 def test_members_are_trained_with_common_tokenizers_and_resumed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -463,6 +464,7 @@ def test_a_member_stops_when_its_parent_is_killed(monkeypatch: pytest.MonkeyPatc
     assert stopped == [signal.SIGTERM]
 
 
+@pytest.mark.slow
 def test_a_member_that_fails_stops_the_others(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,7 @@ from regard.export.folder import describe, export
 from regard.models import Seq2Seq
 from regard.quantization import WeightType, round_weights
 from regard.text import Tokenizer
+from selection import RECURRENT_OR_TRANSFORMER
 from tokenizer_texts import TEXTS as TEXTS_IN_MANY_SCRIPTS
 from tokenizer_texts import random_texts
 
@@ -81,11 +82,11 @@ def test_graphs_of_any_settings_compute_what_the_model_computes(
     _check_graphs(model, convert(model))
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["recurrent", "transformer"])
+@pytest.mark.parametrize("number", RECURRENT_OR_TRANSFORMER)
 def test_graphs_compute_what_the_model_computes(
-    exported_folders: list[tuple[regard.Translator, Path]], number: int
+    export_once: Callable[[int], tuple[regard.Translator, Path]], number: int
 ) -> None:
-    translator, folder = exported_folders[number]
+    translator, folder = export_once(number)
     _check_graphs(translator.trained.model, _graphs(folder))
 
 
@@ -149,11 +150,11 @@ def _run(session: onnxruntime.InferenceSession, feeds: dict[str, Any]) -> dict[s
     return dict(zip(names, session.run(names, inputs), strict=True))
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["recurrent", "transformer"])
+@pytest.mark.parametrize("number", RECURRENT_OR_TRANSFORMER)
 def test_the_runner_needs_nothing_of_this_package(
-    exported_folders: list[tuple[regard.Translator, Path]], number: int
+    export_once: Callable[[int], tuple[regard.Translator, Path]], number: int
 ) -> None:
-    translator, folder = exported_folders[number]
+    translator, folder = export_once(number)
     lines = ["\ufeffa b c", "", "d c b a\r", "a\rd", "a unknown b", " "]
     blocked = "import sys; sys.modules.update(dict.fromkeys(['regard', 'torch']))"
     paths = f"sys.path.insert(0, {str(folder)!r}); sys.argv = ['translate.py', '--confidence']"
@@ -169,9 +170,9 @@ def test_the_runner_needs_nothing_of_this_package(
 
 
 def test_the_runner_prints_one_line_for_an_output_with_line_breaks(
-    exported_folders: list[tuple[regard.Translator, Path]], tmp_path: Path
+    export_once: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(exported_folders[0][1], tmp_path / "out")
+    folder = shutil.copytree(export_once(0)[1], tmp_path / "out")
     (folder / "dictionary.json").write_text('{"a": ["x\\ny"]}')
     command = [sys.executable, folder / "translate.py"]
     run = subprocess.run(command, input=b"a\n", capture_output=True, check=True)
@@ -179,9 +180,9 @@ def test_the_runner_prints_one_line_for_an_output_with_line_breaks(
 
 
 def test_the_runner_reports_bad_input_in_one_sentence(
-    exported_folders: list[tuple[regard.Translator, Path]], tmp_path: Path
+    export_once: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(exported_folders[0][1], tmp_path / "out")
+    folder = shutil.copytree(export_once(0)[1], tmp_path / "out")
     command = [sys.executable, folder / "translate.py"]
 
     def sentence(lines: bytes) -> str:
@@ -198,7 +199,7 @@ def test_the_runner_reports_bad_input_in_one_sentence(
     description["target"]["vocabulary"].pop()
     (folder / "model.json").write_text(json.dumps(description))
     assert "model.json does not fit decoder.onnx; export" in sentence(b"a b\n")
-    shutil.copyfile(exported_folders[0][1] / "model.json", folder / "model.json")
+    shutil.copyfile(export_once(0)[1] / "model.json", folder / "model.json")
     graph = onnx.load(folder / "decoder.onnx")
     for tensor in graph.graph.initializer:
         if tensor.data_type == onnx.TensorProto.FLOAT:
@@ -237,9 +238,9 @@ def test_compressed_weights_are_those_that_were_rounded(dtype: WeightType) -> No
 
 
 def test_a_dictionary_is_looked_up_first(
-    exported_folders: list[tuple[regard.Translator, Path]], tmp_path: Path
+    export_once: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
 ) -> None:
-    translator, folder = exported_folders[0]
+    translator, folder = export_once(0)
     shutil.copytree(folder, tmp_path / "out")
     (tmp_path / "out" / "dictionary.json").write_text('{"a b": ["x y", "z"]}')
     with parity._python_runner() as runner:
@@ -251,15 +252,15 @@ def test_a_dictionary_is_looked_up_first(
 @pytest.mark.parametrize("options", [[], ["--confidence"], ["--confidence", "--beam-size", "1"]])
 def test_a_dictionary_is_read_as_by_regard_translate(
     folders: list[Path],
-    exported_folders: list[tuple[regard.Translator, Path]],
+    export_once: Callable[[int], tuple[regard.Translator, Path]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     options: list[str],
 ) -> None:
-    folder = shutil.copytree(exported_folders[0][1], tmp_path / "out")
+    folder = shutil.copytree(export_once(0)[1], tmp_path / "out")
     for name, text in (("words", "a b\tx  y\na b\tz\nd\tone\n"), ("lines", " a b\nd\nc\n\n")):
         (tmp_path / name).write_text(text)
-    listed = regard.Dictionary.read(tmp_path / "words", exported_folders[0][0]).targets
+    listed = regard.Dictionary.read(tmp_path / "words", export_once(0)[0]).targets
     (folder / "dictionary.json").write_text(json.dumps(listed))
     arguments = ["translate", str(folders[0]), str(tmp_path / "lines"), *options]
     assert main([*arguments, "--device", "cpu", "--dictionary", str(tmp_path / "words")]) == 0
@@ -321,17 +322,17 @@ def test_texts_in_many_scripts_are_tokenized_like_the_package(unit: str, lowerca
 
 @pytest.fixture
 def matching(
-    exported_folders: list[tuple[regard.Translator, Path]], tmp_path: Path
+    export_once: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
 ) -> tuple[regard.Translator, Path]:
     """A translator that matches unknown words to its vocabulary, and its exported folder."""
-    trained = exported_folders[0][0].trained
+    trained = export_once(0)[0].trained
     config = TextConfig(unit="word", match_vocabulary=True)
     source = Tokenizer.train(["我 爱 机器 学习"], config)
     assert len(source) == len(trained.source)
     metadata = trained.metadata | {"examples": ["我 爱 机器 学习"]}
     trained = dataclasses.replace(trained, source=source, metadata=metadata)
     translator = regard.Translator(trained, torch.device("cpu"))
-    folder = shutil.copytree(exported_folders[0][1], tmp_path / "matching")
+    folder = shutil.copytree(export_once(0)[1], tmp_path / "matching")
     (folder / "model.json").write_text(json.dumps(describe(translator, "matching")))
     return translator, folder
 
@@ -383,11 +384,11 @@ def _graphs(folder: Path) -> conversion.OnnxGraphs:
 
 
 def test_a_difference_stops_the_export(
-    exported_folders: list[tuple[regard.Translator, Path]],
+    export_once: Callable[[int], tuple[regard.Translator, Path]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    translator, folder = exported_folders[0]
+    translator, folder = export_once(0)
     graphs = _graphs(folder)
     for tensor in graphs.decoder.graph.initializer:
         array = onnx.numpy_helper.to_array(tensor)
@@ -400,9 +401,9 @@ def test_a_difference_stops_the_export(
 
 
 def test_another_output_is_a_difference(
-    exported_folders: list[tuple[regard.Translator, Path]],
+    export_once: Callable[[int], tuple[regard.Translator, Path]],
 ) -> None:
-    translator, _ = exported_folders[0]
+    translator, _ = export_once(0)
     expected, other = (translator.translate([text])[0] for text in ("a b c", "c d"))
     forced = translator.align(["a b c"], [other.tokens])[0]
     output = {"tokens": other.tokens, "log_prob": forced.log_prob, "score": forced.score}
@@ -413,11 +414,11 @@ def test_another_output_is_a_difference(
 @pytest.mark.parametrize("empty", [".", "link", "folder"])
 def test_an_empty_folder_is_filled(
     empty: str,
-    exported_folders: list[tuple[regard.Translator, Path]],
+    export_once: Callable[[int], tuple[regard.Translator, Path]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    translator, folder = exported_folders[0]
+    translator, folder = export_once(0)
     graphs = _graphs(folder)
     monkeypatch.setattr("regard.export.folder.convert", lambda model: graphs)
     (tmp_path / "folder").mkdir()
@@ -468,14 +469,14 @@ def test_nothing_is_printed_before_the_folder_is_written(
 @pytest.mark.parametrize("weights", ["float32", pytest.param("float16", marks=pytest.mark.soak)])
 def test_the_command_prints_size_and_quality(
     folders: list[Path],
-    exported_folders: list[tuple[regard.Translator, Path]],
+    export_once: Callable[[int], tuple[regard.Translator, Path]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     weights: WeightType,
 ) -> None:
     if weights == "float32":  # these graphs exist
-        graphs = _graphs(exported_folders[0][1])
+        graphs = _graphs(export_once(0)[1])
         monkeypatch.setattr("regard.export.folder.convert", lambda model: graphs)
     pairs = tmp_path / "dev.tsv"
     pairs.write_text("a b\tb a\nc d\td c\n")
@@ -499,12 +500,12 @@ def test_the_command_prints_size_and_quality(
 
 def test_the_dev_figures_of_the_model_card_are_kept(
     folders: list[Path],
-    exported_folders: list[tuple[regard.Translator, Path]],
+    export_once: Callable[[int], tuple[regard.Translator, Path]],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    graphs = _graphs(exported_folders[0][1])
+    graphs = _graphs(export_once(0)[1])
     monkeypatch.setattr("regard.export.folder.convert", lambda model: graphs)
     model = shutil.copytree(folders[0], tmp_path / "model")
     card = (model / "README.md").read_text()

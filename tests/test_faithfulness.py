@@ -46,6 +46,7 @@ def test_values_equal_removing_the_tokens_one_by_one(kind: str, make_translator:
         assert part.sufficiency[name] == pytest.approx(np.mean(only), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_erasure_is_more_faithful_than_a_random_order(folders: list[Path]) -> None:
     for folder in folders:
         translator = regard.Translator.load(folder)

@@ -147,6 +147,7 @@ def test_hidden_tokens_keep_their_links() -> None:
     assert all(each.links == example.links for each in hidden)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "model", [{}, {"kind": "transformer", "heads": 2, "decoder_layers": 3}, {"copy": True}], ids=str
 )

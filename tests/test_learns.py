@@ -93,17 +93,20 @@ def _names(settings: dict[str, object]) -> str:
     return "-".join(map(str, settings.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", [SHORT, pytest.param(LONG, marks=pytest.mark.soak)])
 def test_a_fixed_context_is_a_bottleneck(tmp_path: Path, task: Task) -> None:
     assert _accuracy(tmp_path / "model", task, attention="none", cell="lstm") < 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("decoder", "cell"), [("bahdanau", "gru"), ("luong", "lstm")])
 def test_attention_reverses_sequences(tmp_path: Path, decoder: str, cell: str) -> None:
     model = {"attention": "additive", "decoder": decoder, "cell": cell}
     assert _accuracy(tmp_path / "model", SHORT, **model) >= 99
 
 
+@pytest.mark.slow
 def test_a_transformer_reverses_sequences(tmp_path: Path) -> None:
     model = {"kind": "transformer", "encoder_layers": 1, "decoder_layers": 1}
     assert _accuracy(tmp_path / "model", SHORT._replace(updates=600), **model) >= 99

@@ -479,6 +479,7 @@ def test_features_of_a_model_that_is_trained_further(tmp_path: Path) -> None:
         make_corpus(config, None, [("a", "b", "V")], tokenizers)
 
 
+@pytest.mark.slow
 def test_nothing_connects_to_another_host(tmp_path: Path) -> None:
     path = write(tmp_path / "f.parquet", PAIRS)
     code = f"""

@@ -146,6 +146,7 @@ def test_help_and_completion_name_the_ready_models(
         assert " ".join(MODELS) in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_script_trains_rounds_and_describes_a_model(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

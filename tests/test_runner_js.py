@@ -16,6 +16,7 @@ import regard
 from node import NODE, run_script
 from regard.export.folder import export
 from regard.text import EOS
+from selection import RECURRENT_OR_TRANSFORMER
 
 PACKAGES = Path(__file__).parents[1] / "build" / "node" / "node_modules"
 READY = NODE is not None and (PACKAGES / "onnxruntime-node").is_dir()
@@ -35,13 +36,17 @@ def _command(folder: Path, text: str, *options: str) -> subprocess.CompletedProc
 
 @pytest.fixture(scope="module")
 def exported(
-    exported_folders: list[tuple[regard.Translator, Path]],
-) -> list[tuple[regard.Translator, Path]]:
-    """Exported folders that find the packages of Node.js."""
-    for _, folder in exported_folders:
+    export_once: Callable[[int], tuple[regard.Translator, Path]],
+) -> Callable[[int], tuple[regard.Translator, Path]]:
+    """Return a function that returns an exported folder, which finds the packages of Node.js."""
+
+    def folder(number: int) -> tuple[regard.Translator, Path]:
+        translator, path = export_once(number)
         with contextlib.suppress(FileExistsError):  # the folders are shared with other processes
-            (folder / "node_modules").symlink_to(PACKAGES)
-    return exported_folders
+            (path / "node_modules").symlink_to(PACKAGES)
+        return translator, path
+
+    return folder
 
 
 def _assert_same(
@@ -69,19 +74,19 @@ def _assert_same(
             assert np.allclose(result["attention"], best.attention, atol=1e-4)
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["recurrent", "transformer"])
+@pytest.mark.parametrize("number", RECURRENT_OR_TRANSFORMER)
 @pytest.mark.parametrize("beam_size", [1, 5])
 def test_outputs_are_those_of_python(
-    exported: list[tuple[regard.Translator, Path]], number: int, beam_size: int
+    exported: Callable[[int], tuple[regard.Translator, Path]], number: int, beam_size: int
 ) -> None:
     texts = ["a b c", "d c a b", "a x b", " ", "b", "a b c d a b"]
-    _assert_same(*exported[number], texts, beam_size)
+    _assert_same(*exported(number), texts, beam_size)
 
 
 def test_the_command_prints_what_regard_translate_prints(
-    exported: list[tuple[regard.Translator, Path]],
+    exported: Callable[[int], tuple[regard.Translator, Path]],
 ) -> None:
-    (translator, folder), lines = exported[0], "a b c\n\nd c\n"
+    (translator, folder), lines = exported(0), "a b c\n\nd c\n"
     expected = translator.translate(["a b c", "", "d c"], n_best=2)
     result = _command(folder, lines, "--confidence")
     assert result.returncode == 0, result.stderr
@@ -97,19 +102,19 @@ def test_the_command_prints_what_regard_translate_prints(
 
 
 def test_a_dictionary_is_looked_up_first(
-    exported: list[tuple[regard.Translator, Path]], tmp_path: Path
+    exported: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
 ) -> None:
-    shutil.copytree(exported[0][1], tmp_path / "out", symlinks=True)
+    shutil.copytree(exported(0)[1], tmp_path / "out", symlinks=True)
     (tmp_path / "out" / "dictionary.json").write_text('{"a b": ["X  y", "x y"], "d": ["z"]}')
     result = _command(tmp_path / "out", "\ufeffa b \r\nb a\r\n")
-    expected = exported[0][0].translate("b a").text
+    expected = exported(0)[0].translate("b a").text
     assert result.stdout == f"X  y\n{expected}\n"
     result = _command(tmp_path / "out", "a b\nd\n", "--confidence")
     assert result.stdout == "X  y\t1.000000\t0.000000\nz\t1.000000\t1.000000\n"
 
 
 def test_bad_input_is_one_sentence(
-    exported: list[tuple[regard.Translator, Path]], tmp_path: Path
+    exported: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
 ) -> None:
     for options, message in [
         (["--beam-size", "0"], "expected a whole number from 1 to 100 as the beam size"),
@@ -117,15 +122,15 @@ def test_bad_input_is_one_sentence(
         ([str(tmp_path)], "model.json"),
         (["--beam"], "--beam"),
     ]:
-        result = _command(exported[0][1], "a\n", *options)
+        result = _command(exported(0)[1], "a\n", *options)
         assert result.returncode == 1
         assert message in result.stderr
         assert len(result.stderr.splitlines()) == 1
-    result = _command(exported[0][1], "a\n\udcff\n")  # the byte 0xff
+    result = _command(exported(0)[1], "a\n\udcff\n")  # the byte 0xff
     assert (result.returncode, result.stdout) == (1, "")
     assert "not valid for encoding utf-8" in result.stderr
-    assert _command(exported[0][1], "a\0\n").stderr.startswith("a line contains NUL: convert")
-    folder = shutil.copytree(exported[0][1], tmp_path / "out", symlinks=True)
+    assert _command(exported(0)[1], "a\0\n").stderr.startswith("a line contains NUL: convert")
+    folder = shutil.copytree(exported(0)[1], tmp_path / "out", symlinks=True)
     description = json.loads((folder / "model.json").read_bytes())
     description["target"]["vocabulary"].pop()
     (folder / "model.json").write_text(json.dumps(description))

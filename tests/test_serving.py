@@ -906,6 +906,7 @@ def test_requests_in_flight_finish_after_sighup() -> None:
     assert received == [signal.SIGHUP]  # passed on, for the exit status
 
 
+@pytest.mark.slow
 def test_several_workers_respond_equally(folder: Path) -> None:
     process, address = _serve(str(folder), "--workers", "2")
     try:
@@ -941,6 +942,7 @@ def test_texts_that_waited_in_a_killed_worker_are_not_counted(
     assert [gauge.exists() for gauge in gauges] == [True, False, True]
 
 
+@pytest.mark.slow
 def test_a_worker_that_ends_before_it_serves_ends_the_server(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal\nif 'REGARD_SERVE' in os.environ: os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -958,6 +960,7 @@ def test_a_worker_that_ends_before_it_serves_ends_the_server(folder: Path, tmp_p
     assert "a worker process ended with status -9 before it could serve" in result.stderr
 
 
+@pytest.mark.slow
 def test_the_server_survives_disconnecting_clients(folder: Path) -> None:
     process, address = _serve(str(folder))
     host, port = address.removeprefix("http://").split(":")

@@ -26,10 +26,13 @@ READY = CHROMIUM is not None and archive_path().is_file()
 TOLERANCE = 1e-4
 TOP_TOKENS = 8
 
-pytestmark = pytest.mark.skipif(
-    not READY and not os.environ.get("CI"),
-    reason="Chromium is not installed, or onnxruntime-web not downloaded (.ci/run does both)",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not READY and not os.environ.get("CI"),
+        reason="Chromium is not installed, or onnxruntime-web not downloaded (.ci/run does both)",
+    ),
+]
 
 REQUESTS: list[dict[str, Any]] = [
     {"text": "a b c"},
@@ -107,7 +110,7 @@ def context() -> Iterator[BrowserContext]:
 
 @pytest.fixture(scope="module")
 def www(
-    exported_folders: list[tuple[regard.Translator, Path]],
+    export_once: Callable[[int], tuple[regard.Translator, Path]],
     made_once: Callable[[str, Callable[[Path], object]], Path],
 ) -> Path:
     """A folder with the static pages of a recurrent model and a Transformer, in subfolders."""
@@ -115,7 +118,7 @@ def www(
     def make(root: Path) -> None:
         (root / "some").mkdir(parents=True)
         runtime = runtime_files()
-        for translator, folder in exported_folders:
+        for translator, folder in map(export_once, range(2)):
             description = describe_model("a model", translator)
             write_site(folder, description, runtime, root / "some" / folder.name)
 
@@ -142,7 +145,7 @@ def opened(
     request: pytest.FixtureRequest,
     context: BrowserContext,
     sites: list[str],
-    exported_folders: list[tuple[regard.Translator, Path]],
+    export_once: Callable[[int], tuple[regard.Translator, Path]],
 ) -> Iterator[tuple[Page, regard.Translator]]:
     """A static page, and the translator of its model in Python."""
     errors: list[str] = []
@@ -154,7 +157,7 @@ def opened(
     address = sites[request.param]
     page.goto(address)
     page.locator(".view").wait_for()
-    yield page, exported_folders[request.param][0]
+    yield page, export_once(request.param)[0]
     assert errors == []
     assert [url for url in requests if not url.startswith((address, "data:"))] == []
     page.close()

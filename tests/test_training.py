@@ -449,6 +449,7 @@ def test_fit_trains_on_pairs_with_a_time_budget(
         regard.fit(PAIRS, max_minuts={})
 
 
+@pytest.mark.slow
 def test_training_in_a_notebook_needs_no_widgets() -> None:
     """Accelerate imports tqdm, which would warn without them."""
     notebook = """

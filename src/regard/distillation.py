@@ -23,16 +23,15 @@ SourceWithFeatures = tuple[str, str | None]
 
 
 def distinct_sources(sources: Iterable[SourceWithFeatures]) -> list[SourceWithFeatures]:
-    """Return the sources that are not blank, each once, with spaces instead of other whitespace.
+    """Return the sources that are not blank, each once, with spaces for what separates lines and fields.
 
     A byte-order mark at the beginning is left out, because files of text may begin with one.
     """
-    spaced = (
-        (" ".join(text.split()), None if features is None else " ".join(features.split()))
+    fields = (
+        (_field(text.lstrip("\ufeff")), None if features is None else _field(features))
         for text, features in sources
     )
-    unmarked = ((text.lstrip("\ufeff"), features) for text, features in spaced)
-    return [source for source in dict.fromkeys(unmarked) if source[0]]
+    return [source for source in dict.fromkeys(fields) if source[0].strip()]
 
 
 def write_outputs(
@@ -66,7 +65,7 @@ def write_outputs(
         for start in range(len(done), len(sources), _CHUNK):
             chunk = sources[start : start + _CHUNK]
             outputs = teacher.translate(chunk, beam_size)
-            texts = (" ".join(output.text.split()) for output in outputs)
+            texts = (_field(output.text) for output in outputs)
             new = [
                 Pair(text, out, features)
                 for (text, features), out in zip(chunk, texts, strict=True)
@@ -76,7 +75,7 @@ def write_outputs(
             done += new
             if on_progress is not None:
                 on_progress(len(new))
-    return [pair for pair in done if pair.target]
+    return [pair for pair in done if pair.target.strip()]
 
 
 def _require_same_search(path: Path, teacher: Translator, beam_size: int) -> None:
@@ -113,6 +112,11 @@ def _outputs_so_far(path: Path, sources: Sequence[SourceWithFeatures]) -> list[P
         )
     os.truncate(path, len(complete))
     return pairs
+
+
+def _field(text: str) -> str:
+    """Return the text with a space for each TAB and each line break, which would end a field of a line."""
+    return text.translate({ord(character): " " for character in "\t\r\n"})
 
 
 def _line(pair: Pair) -> str:

@@ -43,14 +43,19 @@ def recombine(examples: Sequence[Example], count: int, seed: int, vocabulary: in
     by_tokens = defaultdict[tuple[int, int], list[Cut]](list)
     for cut in cuts:
         by_tokens[_tokens_before(examples, cut)].append(cut)
+    combinations = sum(len(group) ** 2 for group in by_tokens.values())
     rng = random.Random(seed)
     known = {_key(example) for example in examples}
+    tried = set[tuple[Cut, Cut]]()
     found = list[Example]()
-    for _ in range(_ATTEMPTS * count if cuts else 0):
-        if len(found) == count:
+    for _ in range(_ATTEMPTS * count):
+        if len(found) == count or len(tried) == combinations:
             break
         first = rng.choice(cuts)
         second = rng.choice(by_tokens[_tokens_before(examples, first)])
+        if (first, second) in tried:
+            continue
+        tried.add((first, second))
         example = _joined(examples, first, second, vocabulary)
         if _key(example) not in known:
             known.add(_key(example))
