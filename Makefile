@@ -17,7 +17,7 @@ models: .venv/installed
 test: .venv/tested
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PROCESSES) --dist worksteal
 
-# whole runs, in a browser too, of several seconds each; CI runs them beside the tests
+# whole runs of several seconds each, and what needs a browser; CI runs them after the tests
 slow: .venv/tested
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'slow and not soak' -n $(PROCESSES) --dist worksteal
 

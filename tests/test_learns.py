@@ -1,6 +1,6 @@
 """Models must learn to reverse sequences, at which a fixed context fails.
 
-`make test` trains one model per decoder, encoder and cell on short sequences; `make soak` trains
+`make slow` trains one model per decoder, encoder and cell on short sequences; `make soak` trains
 every score with every decoder and cell on long ones.
 """
 

@@ -151,7 +151,6 @@ def test_vectors_are_changed_by_pointer_keys_and_fields(page: Page) -> None:
     np.testing.assert_allclose(numbers(page)["weights"], expected.weights, atol=1e-9)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda path: path.stem)
 def test_a_notebook_needs_no_file_and_no_extension(
     lesson: Path, monkeypatch: pytest.MonkeyPatch
