@@ -12,7 +12,7 @@ from regard import checkpoints
 from regard.cli.main import main
 from regard.config import from_dict
 from regard.distillation import distinct_sources, write_outputs
-from regard.errors import FolderError
+from regard.errors import FolderError, quantity
 
 SOURCES = [("a b", None), ("c d a", None), ("b", None)]
 
@@ -39,13 +39,17 @@ def test_outputs_keep_their_spaces(folders: list[Path], tmp_path: Path) -> None:
 
 def test_the_best_outputs_are_written(folders: list[Path], tmp_path: Path) -> None:
     teacher, path = regard.Translator.load(folders[0]), tmp_path / "outputs.tsv"
-    done: list[int] = []
-    pairs = write_outputs(teacher, SOURCES, path, 2, done.append)
-    texts = [output.text for output in teacher.translate(SOURCES, beam_size=2)]
+    done: list[tuple[int, int]] = []
+    pairs = write_outputs(teacher, SOURCES, path, 2, lambda *counts: done.append(counts))
+    outputs = teacher.translate(SOURCES, beam_size=2)
+    texts = [output.text for output in outputs]
     lines = path.read_text(encoding="utf-8").splitlines()
     assert lines == [f"{source}\t{text}" for (source, _), text in zip(SOURCES, texts, strict=True)]
     assert [pair.target for pair in pairs] == [text for text in texts if text]
-    assert sum(done) == 3
+    assert done == [(0, 0), (3, sum(not output.complete for output in outputs))]
+    done.clear()
+    write_outputs(teacher, SOURCES, path, 2, lambda *counts: done.append(counts))
+    assert done == [(3, 0)]  # already in the file
 
 
 def test_lines_that_exist_are_kept(folders: list[Path], tmp_path: Path) -> None:
@@ -92,6 +96,14 @@ def test_a_student_is_trained_on_targets_and_outputs(
     assert [row[0] for row in outputs] == ["a b", "c d a", "b b a"]
     count = 2 + sum(bool(row[1]) for row in outputs)
     assert f"train: {count} pairs read from {pairs} and {out / 'outputs.tsv'}\n" in err
+    complete = [
+        each.complete
+        for each in regard.Translator.load(folders[0]).translate(
+            ["a b", "c d a", "b b a"], beam_size=5
+        )
+    ]
+    message = f"{quantity(complete.count(False), 'output')} truncated at the length limit\n"
+    assert (message in err) == (not all(complete))
     student = regard.Translator.load(out / "model")
     assert student.trained.training_file("train") == str(pairs)
     assert student.trained.training_file("dev") == str(pairs)

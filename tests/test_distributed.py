@@ -286,8 +286,8 @@ def test_bfloat16_trains_in_several_processes(tmp_path: Path) -> None:
 def test_devices_that_several_processes_cannot_use_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    for name, value in (("RANK", "1"), ("LOCAL_RANK", "1"), ("MASTER_ADDR", "127.0.0.1")):
+        monkeypatch.setenv(name, value)
     assert distributed.join(torch.device("cpu")) == distributed.Job()
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -308,12 +308,17 @@ def test_other_launchers_are_refused(name: str, monkeypatch: pytest.MonkeyPatch)
     ("environment", "message"),
     [
         ({"LOCAL_RANK": "0"}, r"LOCAL_RANK=0 means .* or unset LOCAL_RANK"),
+        ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}, r"LOCAL_RANK=0 means .* LOCAL_RANK"),
         ({"RANK": "0", "WORLD_SIZE": "x"}, "WORLD_SIZE=x is not what a launcher sets"),
         ({"RANK": "", "WORLD_SIZE": "2"}, "RANK= of WORLD_SIZE=2 is not what a launcher sets"),
         ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 of WORLD_SIZE=2 is not what a launcher sets"),
         (
             {"ACCELERATE_USE_DEEPSPEED": "true"},
             "ACCELERATE_USE_DEEPSPEED=true requests a training method",
+        ),
+        (
+            {"ACCELERATE_USE_PARALLELISM_CONFIG": "true"},
+            "ACCELERATE_USE_PARALLELISM_CONFIG=true requests a training method",
         ),
     ],
     ids=str,

@@ -359,6 +359,12 @@ def test_a_folder_is_not_replaced_by_a_file(tmp_path: Path) -> None:
         pytest.fail("the work begins before the path is checked")
 
 
+def test_a_name_that_is_too_long_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"cannot write .*x\.svg: File name too long"):
+        write_text(tmp_path / ("x" * 260 + ".svg"), "text")
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_loop_of_links_is_replaced_or_reported(tmp_path: Path) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to("loop")

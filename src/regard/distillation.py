@@ -39,7 +39,7 @@ def write_outputs(
     sources: Sequence[SourceWithFeatures],
     path: Path,
     beam_size: int = 5,
-    on_progress: Callable[[int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Pair]:
     """Write the teacher's best output for every source, and return the pairs without empty outputs.
 
@@ -52,7 +52,8 @@ def write_outputs(
         sources: the result of `distinct_sources`.
         path: the file to write.
         beam_size: beam size of the search.
-        on_progress: called with the number of outputs in each new part of the file.
+        on_progress: called for each new part of the file, with the number of outputs and the number of
+            those that are truncated at the length limit.
 
     Raises:
         FolderError: the file contains outputs for other sources, of another teacher or of another search.
@@ -60,7 +61,7 @@ def write_outputs(
     _require_same_search(path, teacher, beam_size)
     done = _outputs_so_far(path, sources)
     if on_progress is not None:
-        on_progress(len(done))
+        on_progress(len(done), 0)  # those that were truncated have been counted before
     with path.open("a", encoding="utf-8", newline="\n") as file:
         for start in range(len(done), len(sources), _CHUNK):
             chunk = sources[start : start + _CHUNK]
@@ -74,7 +75,7 @@ def write_outputs(
             file.flush()
             done += new
             if on_progress is not None:
-                on_progress(len(new))
+                on_progress(len(new), sum(not output.complete for output in outputs))
     return [pair for pair in done if pair.target.strip()]
 
 

@@ -26,8 +26,11 @@ _SIZES = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE
 """Environment variables in which launchers and Accelerate store the number of processes."""
 
 
-_OTHER_WAYS = tuple(f"ACCELERATE_USE_{name}" for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM"))
-"""Variables of `accelerate launch` that shard the model."""
+_OTHER_WAYS = tuple(
+    f"ACCELERATE_USE_{name}"
+    for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG", "SAGEMAKER")
+)
+"""Variables of `accelerate launch` that request another way of training, such as a sharded model."""
 
 _SECONDS_UNTIL_STARTED = 300.0
 """Time for all processes to start, before the job fails."""
@@ -166,7 +169,7 @@ def _refuse_other_launchers() -> None:
     names = ("RANK", "LOCAL_RANK", *_SIZES)
     given = {name: os.environ[name] for name in names if os.environ.get(name, "-1") != "-1"}
     several = {name: value for name, value in given.items() if name in _SIZES and value != "1"}
-    if "RANK" not in given:
+    if "RANK" not in given or not (several or os.environ.get("MASTER_ADDR")):
         several |= {name: given[name] for name in given if name == "LOCAL_RANK"}
         if several:
             name, value = next(iter(several.items()))

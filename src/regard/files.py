@@ -56,7 +56,8 @@ def atomic_write(path: str | Path) -> Generator[Path]:
         DataError: `path` cannot be written.
     """
     path = Path(path)
-    if path.exists() and not path.is_file() and not path.is_dir():
+    # os.path.exists instead of Path.exists, which raises an error for a name that is too long
+    if os.path.exists(path) and not path.is_file() and not path.is_dir():
         # a device or a pipe, such as /dev/stdout, must not be replaced
         yield path
         return
@@ -75,7 +76,7 @@ def atomic_write(path: str | Path) -> Generator[Path]:
             _append(temporary, path)
         return
     path = Path(os.path.realpath(path))  # not resolve, which fails at a loop before Python 3.13
-    if path.is_dir():
+    if os.path.isdir(path):
         raise DataError(f"cannot write {path}: it is a folder; choose another path")
     temporary = path.parent / f".{secrets.token_hex(8)}{path.suffix}"
     try:

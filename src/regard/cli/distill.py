@@ -98,12 +98,21 @@ def _outputs(args: Namespace, sources: list[tuple[str, str | None]], out: Path) 
     unlabelled = [teacher.source.parse_source(line) for line in lines]
     _check_features(args, teacher, sources, unlabelled)
     sources = distinct_sources([*sources, *unlabelled])
+    truncated = 0
+
+    def advance(count: int, new_truncated: int) -> None:
+        nonlocal truncated
+        truncated += new_truncated
+        progress.advance(count)
+
     with (
         checkpoints.locked(out / "model"),  # two processes would mix their outputs
         Progress("translating", len(sources), "sources") as progress,
     ):
-        outputs = write_outputs(teacher, sources, path, args.beam_size, progress.advance)
+        outputs = write_outputs(teacher, sources, path, args.beam_size, advance)
         progress.print(f"{path} contains the outputs for {quantity(len(sources), 'source')}")
+        if truncated:
+            progress.print(f"{quantity(truncated, 'output')} truncated at the length limit")
     return outputs
 
 
