@@ -1403,6 +1403,51 @@ def test_features_are_read_from_their_column(regard: Command, tmp_path: Path) ->
     )
 
 
+def test_each_of_two_models_reads_its_own_features(
+    regard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs, third, fourth, none = (tmp_path / name for name in ("pairs.tsv", "3", "4", "none"))
+    pairs.write_text("ab\tabx\tSG\tS\nab\taby\tPL\tP\nba\tbax\tSG\tS\n")
+    for out, options in (
+        (third, ["--data.features_column", 3]),
+        (fourth, ["--data.features_column", 4]),
+        (none, []),
+    ):
+        data = ["--data.train", pairs, "--data.dev", pairs]
+        assert regard("train", *data, "--out", out, *TWO_UPDATES, *options).status == 0
+    seen: list[list[str | None]] = []
+    translate = Translator.translate
+
+    def record(self: Translator, sources: Any, *args: Any, **options: Any) -> Any:
+        seen.append([features for _, features in sources])
+        return translate(self, sources, *args, **options)
+
+    monkeypatch.setattr(Translator, "translate", record)
+    assert regard("evaluate", third, pairs, "--compare", fourth).status == 0
+    assert seen == [["SG", "PL", "SG"], ["S", "P", "S"]]
+    for models in ((third, none), (none, third)):
+        arguments = ["evaluate", models[0], pairs, "--compare", models[1]]
+        result = regard(*arguments)
+        assert (result.status, "read different source features" in result.err) == (1, True)
+        arguments = ["align", models[0], pairs, "--reverse", models[1]]
+        assert f"{third} reads source features" in error_line(regard(*arguments), 1)
+    pairs.write_text("ab\tabx\tSG\tS\n")  # without ambiguous sources
+    assert regard("evaluate", third, pairs, "--compare", none).status == 0
+
+
+def test_models_that_read_other_texts_are_not_compared(regard: Command, tmp_path: Path) -> None:
+    models: list[Path] = []
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"en": "ab", "es": "ba", "fr": "bb"}\n')
+    for target in ("es", "fr"):
+        models.append(tmp_path / target)
+        columns = ["--data.source_column", "en", "--data.target_column", target]
+        data = ["--data.train", pairs, "--data.dev", pairs]
+        assert regard("train", *data, *columns, "--out", models[-1], *TWO_UPDATES).status == 0
+    message = error_line(regard("evaluate", models[0], pairs, "--compare", models[1]), 1)
+    assert "one was trained on the columns en, es, the other on en, fr" in message
+
+
 @pytest.mark.parametrize("given", [None, "ACTIVE"])
 def test_waiting_threads_sleep_unless_the_user_decides_otherwise(
     monkeypatch: pytest.MonkeyPatch, given: str | None

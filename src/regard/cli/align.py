@@ -205,6 +205,12 @@ def _align_with_models(args: Namespace) -> None:
 
     check_threshold(args.threshold)
     reverse = load_translator(args.reverse, args.device) if args.reverse else None
+    for folder, model in ((args.folder, translator), (args.reverse, reverse)):
+        if reverse is not None and model is not None and model.source.features is not None:
+            raise ConfigError(
+                f"{folder} reads source features (data.features_column), which have no links; leave out "
+                "--reverse, or train a model without features"
+            )
 
     pairs = read_valid_pairs(args.pairs, translator.trained.config.data)
     gold = read_gold(args.gold) if args.gold else None

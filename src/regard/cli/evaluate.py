@@ -16,6 +16,7 @@ from regard.cli.options import (
     load_translator,
 )
 from regard.cli.parser import Parser
+from regard.config import DataConfig
 from regard.errors import ConfigError
 from regard.files import write_json
 from regard.metrics import BleuTokenizer
@@ -47,10 +48,10 @@ def run(arguments: list[str]) -> None:
     config = translator.trained.config.data
     check_output_files(args, "json", data=config.train)  # read again, for the overlap
     pairs = read_valid_pairs(args.pairs, config)
-    other = None if args.compare is None else _other_system(args, translator, pairs)
+    other = None if args.compare is None else _other_system(args, pairs, config)
     report = _evaluate(translator, pairs, args)
     if other is not None:
-        metrics = _metrics(other, report, pairs, args)
+        metrics = _metrics(other, report, args)
         report = replace(report, comparison=compare(report.metrics, metrics, str(args.compare)))
     if args.faithfulness:
         report = replace(report, faithfulness=_faithfulness(translator, report))
@@ -99,37 +100,37 @@ def _faithfulness(translator: "Translator", report: "Report") -> "Faithfulness":
 
 
 def _other_system(
-    args: Namespace, translator: "Translator", pairs: "Sequence[Pair]"
-) -> "Translator | list[str]":
-    """Return the model, or the outputs, to compare with.
+    args: Namespace, pairs: "list[Pair]", data: DataConfig
+) -> "tuple[Translator, list[Pair]] | list[str]":
+    """Return the model to compare with and the pairs as it reads them, or the outputs of a system.
 
     Raises:
-        ConfigError: only one of the models reads features, so their sources differ.
+        ConfigError: the columns that the model reads give other sources or targets.
     """
-    from regard.cli.pairs import read_outputs
+    from regard.cli.pairs import pairs_for_model, read_outputs
+    from regard.pairs import group_by_source
 
-    if pretrained.find(args.compare).is_dir():
-        other = load_translator(args.compare, args.device)
-        with_features, without = args.folder, args.compare
-        if translator.source.features is None:
-            with_features, without = without, with_features
-        if (translator.source.features is None) != (other.source.features is None):
-            raise ConfigError(
-                f"{with_features} reads source features (data.features_column), but {without} does "
-                "not; compare models that both read them, or give the outputs of one as a file"
-            )
-        return other
-    return read_outputs(args.compare, pairs, args.pairs)
+    if not pretrained.find(args.compare).is_dir():
+        return read_outputs(args.compare, pairs, args.pairs)
+    other = load_translator(args.compare, args.device)
+    own = pairs_for_model(args.pairs, pairs, data, other.trained.config.data)
+    if group_by_source(own)[1] != group_by_source(pairs)[1]:
+        raise ConfigError(
+            f"{args.folder} and {args.compare} read different source features (data.features_column), "
+            f"by which equal sources of {args.pairs} differ for one of them only; compare models that "
+            "read the same features, or give the outputs of one as a file"
+        )
+    return other, own
 
 
 def _metrics(
-    other: "Translator | list[str]", report: "Report", pairs: "Sequence[Pair]", args: Namespace
+    other: "tuple[Translator, list[Pair]] | list[str]", report: "Report", args: Namespace
 ) -> "MetricValues":
     """Return the metrics of a model, or of the outputs of a system, for the sources of a report."""
     from regard import metrics
 
     if not isinstance(other, list):
-        return _evaluate(other, pairs, args).metrics
+        return _evaluate(*other, args).metrics
     return metrics.report(
         other,
         report.references,

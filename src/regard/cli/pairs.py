@@ -4,9 +4,11 @@ import sys
 from collections.abc import Sequence
 
 from regard.config import DataConfig
-from regard.errors import DataError, quantity, shortened
+from regard.errors import ConfigError, DataError, quantity, shortened
 from regard.files import read_lines
 from regard.pairs import Pair, read_pairs
+
+_REMEDY = "correct or remove them"
 
 
 def read_valid_pairs(path: str, data: DataConfig) -> list[Pair]:
@@ -20,7 +22,7 @@ def read_valid_pairs(path: str, data: DataConfig) -> list[Pair]:
         DataError: a line cannot be used, or there are no lines.
     """
     parsed = read_pairs(path, data)
-    parsed.require_valid("correct or remove them")
+    parsed.require_valid(_REMEDY)
     if parsed.extra_columns:
         print(
             f"regard: further columns ignored on "
@@ -28,6 +30,42 @@ def read_valid_pairs(path: str, data: DataConfig) -> list[Pair]:
             file=sys.stderr,
         )
     return parsed.pairs
+
+
+def pairs_for_model(
+    path: str, pairs: list[Pair], data: DataConfig, other: DataConfig
+) -> list[Pair]:
+    """Return the pairs of a file as another model reads them: with the features that it was trained on.
+
+    Args:
+        path: the file, which is read again only if the columns differ.
+        pairs: all pairs of the file.
+        data: the columns that they were read from.
+        other: the columns of the other model.
+
+    Raises:
+        ConfigError: these columns contain other sources or targets.
+    """
+    if _columns(data) == _columns(other):
+        return pairs
+    parsed = read_pairs(path, other)
+    parsed.require_valid(_REMEDY)
+    own = parsed.pairs
+    if [pair[:2] for pair in own] != [pair[:2] for pair in pairs]:
+        raise ConfigError(
+            f"the two models read other sources or targets from {path}: one was trained on the columns "
+            f"{_describe(data)}, the other on {_describe(other)}; use models of the same columns"
+        )
+    return own
+
+
+def _columns(data: DataConfig) -> tuple[str, str, int | str | None]:
+    return data.source_column, data.target_column, data.features_column
+
+
+def _describe(data: DataConfig) -> str:
+    source, target, features = _columns(data)
+    return f"{source}, {target}" + (f" and {features} (features)" if features else "")
 
 
 def read_outputs(path: str, pairs: Sequence[Pair], pairs_path: str) -> list[str]:
