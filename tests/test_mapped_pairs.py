@@ -141,14 +141,26 @@ def test_columns_are_named(kind: str, tmp_path: Path) -> None:
         corpus(tmp_path / "f.tsv", data={"features_column": "tags"})
 
 
-def test_several_files_odd_names_and_byte_order_marks(tmp_path: Path) -> None:
+def test_several_files_odd_names_and_byte_order_marks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = examples(corpus(write(tmp_path / "f.tsv", PAIRS)))
     for part, rows in enumerate((PAIRS[:15], PAIRS[15:])):
         write(tmp_path / f"part-{part}.parquet", rows)
     assert examples(corpus(tmp_path / "part-*.parquet")) == expected
     odd = tmp_path / "[0-9]*?{a}"
     odd.mkdir()
-    assert examples(corpus(write(odd / "f [x].csv", PAIRS))) == expected
+    monkeypatch.chdir(tmp_path)
+    for kind in FORMATS:
+        assert examples(corpus(write(odd / f"f [x].{kind}", PAIRS))) == expected
+        write(tmp_path / f"zip:f.{kind}", PAIRS)
+        assert examples(corpus(f"zip:f.{kind}")) == expected
+        path = write(odd / f"a::b.{kind}", PAIRS)
+        if kind == "csv":
+            assert examples(corpus(path)) == expected
+        else:
+            with pytest.raises(DataError, match="its path contains ::, which is not supported"):
+                corpus(path)
     for kind in ("jsonl", "csv"):
         path = Path(write(tmp_path / f"g.{kind}", PAIRS))
         path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())

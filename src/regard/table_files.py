@@ -6,6 +6,7 @@ import errno
 import glob
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -76,15 +77,12 @@ def load(path: str, data: DataConfig) -> "Dataset":
         if not files:
             raise FileNotFoundError(2, "No such file or directory")
         kind = _format(path)
-        if kind == ".parquet":
-            for file in files:
-                _check_parquet(file, names)
-        for file in files:
-            if not Path(file).stat().st_size and kind != ".csv":
-                raise DataError(f"{file} contains no pair; expected rows of source and target")
+        for file in files if kind != ".csv" else []:
+            _check_file(file, names, kind)
         # the cache distinguishes files only by name and time
         folder = Path(config.HF_DATASETS_CACHE) / "regard" / checksum_of(files)[:32]
-    escaped: list[Any] = [glob.escape(file) for file in files]  # `datasets` accepts patterns too
+    # `datasets` accepts patterns and addresses such as zip://… too
+    escaped: list[Any] = [glob.escape(os.path.abspath(file)) for file in files]
     options: dict[str, Any] = {"cache_dir": str(folder)}
     with reading(path, folder):
         if kind == ".jsonl":
@@ -236,12 +234,23 @@ def _texts(names: Iterable[str]) -> "Features":
     return datasets.Features({name: datasets.Value("string") for name in names})
 
 
+def _check_file(file: str, names: Sequence[str], kind: str) -> None:
+    """Raise a DataError if a file cannot contain pairs, or if `datasets` would not find it."""
+    if "::" in os.path.abspath(file):
+        raise DataError(f"{file}: its path contains ::, which is not supported; rename it")
+    if kind == ".parquet":
+        _check_parquet(file, names)
+    if not Path(file).stat().st_size:
+        raise DataError(f"{file} contains no pair; expected rows of source and target")
+
+
 def _check_parquet(file: str, names: Sequence[str]) -> None:
     """Raise a DataError if a column is missing or contains no text, or if there is no row."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    schema = parquet.read_schema(file)
+    path = os.path.abspath(file)  # or it could be read as an address
+    schema = parquet.read_schema(path)
     _require_columns(file, schema.names, names)
     for name in names:
         kind = schema.field(name).type
@@ -251,7 +260,7 @@ def _check_parquet(file: str, names: Sequence[str]) -> None:
             raise DataError(
                 f"{file}: column {name} contains {kind} values, not text; convert it to strings first"
             )
-    if not parquet.read_metadata(file).num_rows:
+    if not parquet.read_metadata(path).num_rows:
         raise DataError(f"{file} contains no pair; expected rows of source and target")
 
 
