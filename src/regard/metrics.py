@@ -6,9 +6,9 @@ references. Its 95 % interval is computed with the percentile bootstrap (Efron 1
 replacement `RESAMPLES` times, and the value is computed from the summed counts of each resample. The
 resamples depend only on the number of outputs, so all metrics in a report use the same resamples.
 
-Exact match and the error rates compare strings in the Unicode normal form NFC; BLEU and chrF are
-computed with sacrebleu on the unchanged strings and carry its signature. `METRICS` lists all metrics.
-Each raises a DataError if there are no outputs, or if any output lacks a list of references.
+All metrics compare strings in the Unicode normal form NFC, so that the form of a file does not matter.
+BLEU and chrF are computed with sacrebleu and carry its signature. `METRICS` lists all metrics. Each
+raises a DataError if there are no outputs, or if any output lacks a list of references.
 """
 
 import dataclasses
@@ -330,6 +330,9 @@ def _edits(
 def _sacrebleu(metric: "Metric", outputs: Sequence[str], references: References) -> MetricValue:
     """Compute a sacrebleu metric from its counts per output."""
     _require_references(outputs, references)
+    outputs, *references = (
+        [_normalize(text) for text in texts] for texts in (outputs, *references)
+    )
     # sacrebleu takes one stream per reference; None, unlike "", is a missing reference
     streams = list(itertools.zip_longest(*references))
     # its public bootstrap returns no interval ends and holds all resamples in memory at once
@@ -368,7 +371,7 @@ def _percent(sums: Sequence[int]) -> float:
     return 100 * part / max(whole, 1)
 
 
-def _normalize(text: str, lowercase: bool) -> str:
+def _normalize(text: str, lowercase: bool = False) -> str:
     return unicodedata.normalize("NFC", text.lower() if lowercase else text)
 
 
