@@ -865,6 +865,14 @@ def test_the_number_of_workers_is_bounded(sentence: Call) -> None:
             "--query has no effect with --model; omit --query",
         ),
         (["--dim", ""], "--dim takes widths"),
+        (
+            ["--weights", "1,0", "--keys", "1;2", "--score", "additive"],
+            "--score has no effect with --weights; omit --score",
+        ),
+        (
+            ["--query", "1", "--keys", "1;2", "--format", "json", "--digits", "2"],
+            "--digits has no effect with --format json; omit --digits",
+        ),
     ],
 )
 def test_calls_that_explain_nothing_are_reported(

@@ -1254,6 +1254,8 @@ def test_plot_can_force_the_output(regard: Command, folders: Folders, tmp_path: 
     result = regard("plot", folders.model, "abc", "-o", path, "--target", "D D")
     assert result.out.startswith("abc -> D D, ")
     assert json.loads(path.read_text())["target_tokens"] == ["D", "D"]
+    command = ["plot", folders.model, "abc", "-o", path, "--target", "D D", "--beam-size", 3]
+    assert "--beam-size has no effect with --target" in error_line(regard(*command), 1)
 
 
 def test_charts_that_cannot_be_drawn_are_reported(

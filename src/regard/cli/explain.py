@@ -19,9 +19,10 @@ _FORMATS = ("text", "markdown", "json")
 _OF_MODELS = ("text", "step", "target", "layer", "head")
 _OF_VECTORS = ("query", "keys", "values", "weights", "labels", "score", "parameters")
 _WITHOUT_EFFECT = {
-    None: _OF_MODELS,
-    "model": _OF_VECTORS,
-    "dim": ("model", *_OF_MODELS, *_OF_VECTORS, "unnormalised", "digits"),
+    "--dim": ("model", *_OF_MODELS, *_OF_VECTORS, "unnormalised", "digits"),
+    "--model": _OF_VECTORS,
+    "--weights": ("score", "parameters"),
+    "--format json": ("unnormalised", "digits"),
 }
 """Arguments that are refused, by the option that makes them useless."""
 
@@ -32,12 +33,7 @@ def run(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.format not in _FORMATS:
         raise not_one_of("--format", options.format, _FORMATS)
-    mode = "dim" if options.dim is not None else "model" if options.model else None
-    for name in _WITHOUT_EFFECT[mode]:
-        if options[name] != parser.get_default(name):
-            what = "TEXT" if name == "text" else f"--{name}"
-            effect = f"has no effect with --{mode}" if mode else "needs --model"
-            raise ConfigError(f"{what} {effect}; omit {what}")
+    _refuse_arguments_without_effect(parser, options)
     if options.dim is not None:
         print(_variances(options.dim, options.format), end="")
         return
@@ -47,6 +43,26 @@ def run(arguments: list[str]) -> None:
     else:
         write = explanation.to_markdown if options.format == "markdown" else explanation.to_text
         print(write(options.digits, options.unnormalised), end="")
+
+
+def _refuse_arguments_without_effect(parser: Parser, options: Namespace) -> None:
+    def is_given(name: str) -> bool:
+        return options[name] != parser.get_default(name)
+
+    active = [f"--{name}" for name in ("dim", "model", "weights") if is_given(name)]
+    active.append(f"--format {options.format}")
+    reasons = [
+        (name, f"has no effect with {mode}")
+        for mode, names in _WITHOUT_EFFECT.items()
+        if mode in active
+        for name in names
+    ]
+    if not {"--dim", "--model"} & set(active):
+        reasons += [(name, "needs --model") for name in _OF_MODELS]
+    for name, reason in reasons:
+        if is_given(name):
+            what = "TEXT" if name == "text" else f"--{name}"
+            raise ConfigError(f"{what} {reason}; omit {what}")
 
 
 def make_parser() -> Parser:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 def run(arguments: list[str]) -> None:
     """Translate a text (or force a target) and save its heatmap."""
-    args = make_parser().parse_args(arguments)
+    parser = make_parser()
+    args = parser.parse_args(arguments)
     check_output_files(args, "out")
     if not args.text.strip():
         raise DataError("there is nothing to draw: the text is empty")
@@ -31,6 +32,8 @@ def run(arguments: list[str]) -> None:
         raise ConfigError(
             f"--layer and --head select attention weights; leave them out with --method {args.method}"
         )
+    if args.target is not None and args.beam_size != parser.get_default("beam_size"):
+        raise ConfigError("--beam-size has no effect with --target, which is not searched; omit it")
     translator = load_translator(args.folder, args.device)
     output = _output(translator, args)
     if not output.tokens:
