@@ -553,18 +553,24 @@ def test_train_reports_on_standard_error(regard: Command, tmp_path: Path) -> Non
     (tmp_path / "f.tsv").write_text("ab\tA B\tnote\nba\tB A\nb\tB\tnote\n")
     out = tmp_path / "m"
     result = regard("train", "--data.train", tmp_path / "f.tsv", "--out", out, *TWO_UPDATES)
-    assert (result.status, result.lines) == (
-        0,
-        [
-            f"the model is saved in {out}; train it further with --resume and a larger "
-            "--training.max_updates or --training.max_minutes"
-        ],
-    )
+    assert (result.status, result.lines) == (0, [f"the model is saved in {out}"])
     assert "the model has learned nothing yet: its dev loss " in result.err
-    assert "that of guessing; train longer (training.max_updates, " in result.err
+    assert "that of guessing; resume its training with a larger training.max_up" in result.err
     assert result.err.count("further columns ignored on 2 lines") == 1
     assert "dev: 1 pair held out from the training pairs" in result.err
     assert "update 2, " in result.err
+
+
+def test_a_run_that_stopped_early_is_not_to_be_resumed(regard: Command, tmp_path: Path) -> None:
+    (tmp_path / "f.tsv").write_text("ab\tA B\nba\tB A\nb\tB\n")
+    command = ["train", "--data.train", tmp_path / "f.tsv", "--out", tmp_path / "m", *TINY]
+    command += ["--training.validate_every=1", "--training.patience=1", "--training.metric=bleu"]
+    first = regard(*command, "--training.max_updates=9")
+    assert "; train again with a larger training.patience, or on more pairs" in first.err
+    resumed = regard(*command, "--training.max_updates=90", "--resume")
+    assert first.lines == resumed.lines == [f"the model is saved in {tmp_path / 'm'}"]
+    assert "to train further, train from its weights in another folder" in resumed.err
+    assert "resume its training" not in first.err + resumed.err
 
 
 def test_a_non_empty_output_folder_is_rejected(regard: Command, folders: Folders) -> None:

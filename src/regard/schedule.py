@@ -110,6 +110,11 @@ class Schedule:
         """Return whether the run has ended."""
         return self.used() >= 1 or self._cooldown_factor() <= 0
 
+    @property
+    def ends_early(self) -> bool:
+        """Whether the run ends before its budget does, because the metric stopped improving."""
+        return self.cooldown is not None and self.cooldown.end_update is not None
+
     def remaining(self) -> float:
         """Return the estimated seconds until the end of the budget, at the speed so far."""
         end = (self.cooldown and self.cooldown.end_update) or self.config.max_updates

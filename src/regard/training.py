@@ -269,15 +269,13 @@ def _resumed(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     processes, before = trainer.job.processes, checkpoint.state.get("processes", 1)
     notes = [f"resumed at update {trainer.schedule.update:,}"]
     if trainer.schedule.over():
-        ended_early = trainer.schedule.cooldown and trainer.schedule.cooldown.end_update
-        cause = (
-            "its validation metric stopped improving" if ended_early else "its budget is used up"
+        cause, remedy = (
+            "its budget is used up",
+            "raise training.max_updates or training.max_minutes",
         )
-        remedy = (
-            "train from its weights in another folder (init_from)"
-            if ended_early
-            else "raise training.max_updates or training.max_minutes"
-        )
+        if trainer.schedule.ends_early:
+            cause = "its validation metric stopped improving"
+            remedy = "train from its weights in another folder (init_from)"
         notes.append(f"the run has ended there, because {cause}: to train further, {remedy}")
     if processes != before:
         notes.append(
@@ -371,7 +369,12 @@ def _warning(translator: Translator, corpus: Corpus, trainer: Trainer) -> str | 
     best = next((entry for entry in reversed(trainer.history) if entry["best"]), None)
     if best is None:
         return None
-    remedy = "train longer (training.max_updates, training.max_minutes) or on more pairs"
+    remedy = (
+        "train again with a larger training.patience, or on more pairs"
+        if trainer.schedule.ends_early
+        else "resume its training with a larger training.max_updates or training.max_minutes, or train "
+        "on more pairs"
+    )
     chance = math.log(len(corpus.target))
     if best["dev_loss"] > _NEAR_CHANCE * chance:
         return (

@@ -59,15 +59,11 @@ def run(arguments: list[str]) -> None:
         adapt=args.adapt or args.config is None,
         command=shlex.join(["regard", "train", *arguments]),
     )
-    if "warning" in translator.trained.metadata:
-        print(
-            f"the model is saved in {args.out}; train it further with --resume and a larger "
-            "--training.max_updates or --training.max_minutes"
-        )
-    else:
-        print(
-            f"the model is saved in {args.out}; to use it, run: regard translate {shlex.quote(args.out)}"
-        )
+    use = f"; to use it, run: regard translate {shlex.quote(args.out)}"
+    print(
+        f"the model is saved in {args.out}"
+        + ("" if "warning" in translator.trained.metadata else use)
+    )
 
 
 def _train_ensemble(parser: Parser, arguments: list[str], args: Namespace) -> None:
