@@ -231,6 +231,31 @@ def test_invalid_calls_are_reported_before_anything_is_trained(
     assert not any((tmp_path / "out").glob("*/*"))
 
 
+def test_bad_lines_are_skipped_as_in_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = _settings(tmp_path)["data"]
+    pairs = Path(data["dev"]).read_text()
+    Path(data["dev"]).write_text(pairs + "without a target\n")
+    arguments = ["compare", "--data.train", data["train"], "--data.dev", data["dev"]]
+    arguments += ["--attention=dot", "--out", str(tmp_path / "out")]
+    seen: list[int] = []
+
+    def record(
+        settings: Any, models: Any, out: Any, pairs: list[Pair], **options: Any
+    ) -> list[Run]:
+        seen.append(len(pairs))
+        return []
+
+    monkeypatch.setattr("regard.compare.compare", record)
+    monkeypatch.setattr("regard.compare.table", str)
+    assert main(arguments) == 1
+    assert "1 of 20 lines cannot be used: line 20 " in capsys.readouterr().err
+    assert main([*arguments, "--data.bad_lines=skip"]) == 0
+    assert f"{data['dev']}: 1 line skipped (line 20 " in capsys.readouterr().err
+    assert seen == [pairs.count("\n")]
+
+
 @pytest.mark.parametrize("name", ["train", "train_links"])
 def test_pairs_and_links_from_a_pipe_are_refused(tmp_path: Path, name: str) -> None:
     settings = _settings(tmp_path)

@@ -46,13 +46,14 @@ def run(arguments: list[str]) -> None:
     models = [name.strip() for name in args.attention.split(",")]
     _require_effect(arguments, models)
     values = {**settings(args), "device": args.device}
-    if values["data"]["dev"] is None:
+    data = DataConfig(**values["data"])
+    if data.dev is None:
         raise ConfigError("models are compared on the same pairs: give --data.dev F")
     runs = compare(
         values,
         models,
         Path(args.out) if args.resume else require_empty_folder(Path(args.out)),
-        read_valid_pairs(args.test or values["data"]["dev"], DataConfig(**values["data"])),
+        read_valid_pairs(args.test or data.dev, data, skip=data.bad_lines == "skip"),
         seeds=_seeds(args.seeds),
         gold=read_gold(args.gold) if args.gold else None,
         beam_size=args.beam_size,

@@ -1,5 +1,6 @@
 """regard export DIR -o OUT: write a folder that translates in ONNX Runtime, or a static web page."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -36,6 +37,7 @@ def run(arguments: list[str]) -> None:
     check_decoder(translator)
     dictionary = _read_dictionary(args.dictionary, translator)
     pairs = args.dev or translator.trained.training_file("dev")
+    skip = args.dev is None and translator.trained.config.data.bad_lines == "skip"
     if pairs is None:
         _warn(
             "the dev pairs of the training run are missing or have changed; measure the quality with --dev"
@@ -45,7 +47,7 @@ def run(arguments: list[str]) -> None:
         figures = _recorded_figures(pretrained.find(args.folder), args.weights)
         quality = "".join(f"{line}\n" for line in figures)
     else:
-        quality, figures = _quality(translator, pairs, args.weights)
+        quality, figures = _quality(translator, pairs, args.weights, skip)
     options: dict[str, Any] = {
         "weights": args.weights,
         "dictionary": dictionary,
@@ -55,11 +57,11 @@ def run(arguments: list[str]) -> None:
     }
     if runtime is None:
         exported = export(translator, args.out, **options)
-        advice = f"echo 'some text' | python {Path(args.out, 'translate.py')}"
+        advice = f"echo 'some text' | python {shlex.quote(str(Path(args.out, 'translate.py')))}"
     else:
         name = pretrained.find(args.folder).resolve().name
         exported = export_site(translator, args.out, runtime, name, **options)
-        advice = f"python -m http.server --directory {args.out}"
+        advice = f"python -m http.server --directory {shlex.quote(args.out)}"
     parity = exported.parity
     # after the export, because the reader of standard output may have gone
     print(quality, end="")
@@ -98,13 +100,15 @@ def _recorded_figures(folder: Path, weights: str) -> list[str]:
     return [*introduction, *figures]
 
 
-def _quality(translator: "Translator", pairs: str, weights: str) -> tuple[str, list[str]]:
+def _quality(
+    translator: "Translator", pairs: str, weights: str, skip: bool
+) -> tuple[str, list[str]]:
     """Return the metrics of the model on pairs: as tables, and as lines of the exported README."""
     from regard.cli.pairs import read_valid_pairs
     from regard.evaluation import evaluate
 
     try:
-        dev = read_valid_pairs(pairs, translator.trained.config.data)
+        dev = read_valid_pairs(pairs, translator.trained.config.data, skip=skip)
     except DataError as error:
         raise DataError(f"{error} (dev pairs; give others with --dev)") from None
     sources = len({pair.key for pair in dev})

@@ -5,30 +5,33 @@ from collections.abc import Sequence
 
 from regard.config import DataConfig
 from regard.errors import ConfigError, DataError, quantity, shortened
+from regard.examples import note_skipped
 from regard.files import read_lines
 from regard.pairs import Pair, read_pairs
 
 _REMEDY = "correct or remove them"
 
 
-def read_valid_pairs(path: str, data: DataConfig) -> list[Pair]:
-    """Return all pairs of a file; print a note about columns that are ignored.
+def read_valid_pairs(path: str, data: DataConfig, skip: bool = False) -> list[Pair]:
+    """Return all pairs of a file; print a note about columns that are ignored, and about bad lines.
 
     Args:
         path: the file, or two parallel files.
         data: the columns, as in the settings of the model.
+        skip: whether lines that cannot be used are skipped, as `data.bad_lines skip` does in training.
 
     Raises:
-        DataError: a line cannot be used, or there are no lines.
+        DataError: a line cannot be used and is not skipped, or there are no lines.
     """
     parsed = read_pairs(path, data)
-    parsed.require_valid(_REMEDY)
+    parsed.require_valid(None if skip else _REMEDY)
+    notes: list[str] = []
+    note_skipped(parsed.bad, len(parsed.bad), parsed.name, parsed.unit, notes)
     if parsed.extra_columns:
-        print(
-            f"regard: further columns ignored on "
-            f"{quantity(parsed.extra_columns, 'line')} of {path}",
-            file=sys.stderr,
-        )
+        lines = quantity(parsed.extra_columns, "line")
+        notes.append(f"further columns ignored on {lines} of {path}")
+    for note in notes:
+        print(f"regard: {note}", file=sys.stderr)
     return parsed.pairs
 
 
