@@ -144,6 +144,13 @@ def test_features_are_those_that_the_teacher_reads(
         assert main(["distill", str(folder), *out, "--device=cpu", *options]) == 1
         assert message in capsys.readouterr().err
     assert not (tmp_path / "out" / "outputs.tsv").exists()
+    pairs.write_text("a b\tV;PST\tb a\nc d\tN\td c\n")
+    options = ["--data.features_column=2", "--training.max_updates=1"]
+    assert main(["distill", str(teacher), *out, "--device=cpu", *options]) == 0
+    message = (
+        f"{teacher} was trained with the features of column 3, and reads those of column 2 here"
+    )
+    assert message in capsys.readouterr().err
 
 
 def test_two_processes_do_not_mix_their_outputs(

@@ -5,6 +5,7 @@ the lines of --unlabelled. OUT/outputs.tsv contains its outputs, and OUT/model t
 """
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -70,7 +71,7 @@ def run(arguments: list[str]) -> None:
     parsed, dev = read_pairs(data.train, data), read_pairs(data.dev, data)
     for each in (parsed, dev):
         each.require_valid("correct or skip them" if data.bad_lines == "stop" else None)
-    outputs = _outputs(args, [pair.key for pair in parsed.pairs], out)
+    outputs = _outputs(args, data, [pair.key for pair in parsed.pairs], out)
     from regard.training import train
 
     name = f"{data.train} and {out / _OUTPUTS}"
@@ -88,7 +89,9 @@ def run(arguments: list[str]) -> None:
     )
 
 
-def _outputs(args: Namespace, sources: list[tuple[str, str | None]], out: Path) -> "list[Pair]":
+def _outputs(
+    args: Namespace, data: DataConfig, sources: list[tuple[str, str | None]], out: Path
+) -> "list[Pair]":
     """Translate with the teacher, which is not in memory any more when the student is trained."""
     teacher, path = load_translator(args.folder, args.device), out / _OUTPUTS
     from regard import checkpoints
@@ -96,7 +99,7 @@ def _outputs(args: Namespace, sources: list[tuple[str, str | None]], out: Path) 
 
     lines = [] if args.unlabelled is None else read_lines(args.unlabelled)
     unlabelled = [teacher.source.parse_source(line) for line in lines]
-    _check_features(args, teacher, sources, unlabelled)
+    _check_features(args, data, teacher, sources, unlabelled)
     sources = distinct_sources([*sources, *unlabelled])
     truncated = 0
 
@@ -118,6 +121,7 @@ def _outputs(args: Namespace, sources: list[tuple[str, str | None]], out: Path) 
 
 def _check_features(
     args: Namespace,
+    data: DataConfig,
     teacher: "Translator",
     sources: "list[SourceWithFeatures]",
     unlabelled: "list[SourceWithFeatures]",
@@ -131,6 +135,13 @@ def _check_features(
     if has and not reads:
         raise ConfigError(
             f"{args.folder} reads no source features: leave out --data.features_column"
+        )
+    own, given = teacher.trained.config.data.features_column, data.features_column
+    if reads and own != given:
+        print(
+            f"regard distill: {args.folder} was trained with the features of column {own}, and reads "
+            f"those of column {given} here",
+            file=sys.stderr,
         )
     for number, (text, features) in enumerate(unlabelled, start=1):
         if reads and features is None and text.strip():
