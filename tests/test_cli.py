@@ -6,6 +6,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -555,22 +556,40 @@ def test_train_reports_on_standard_error(regard: Command, tmp_path: Path) -> Non
     result = regard("train", "--data.train", tmp_path / "f.tsv", "--out", out, *TWO_UPDATES)
     assert (result.status, result.lines) == (0, [f"the model is saved in {out}"])
     assert "the model has learned nothing yet: its dev loss " in result.err
-    assert "that of guessing; resume its training with a larger training.max_up" in result.err
+    assert (
+        "that of guessing; raise training.max_updates or training.max_minutes and resume"
+        in result.err
+    )
     assert result.err.count("further columns ignored on 2 lines") == 1
     assert "dev: 1 pair held out from the training pairs" in result.err
     assert "update 2, " in result.err
 
 
-def test_a_run_that_stopped_early_is_not_to_be_resumed(regard: Command, tmp_path: Path) -> None:
+def test_a_run_that_stopped_early_continues_with_more_patience(
+    regard: Command, tmp_path: Path
+) -> None:
     (tmp_path / "f.tsv").write_text("ab\tA B\nba\tB A\nb\tB\n")
-    command = ["train", "--data.train", tmp_path / "f.tsv", "--out", tmp_path / "m", *TINY]
+    out = tmp_path / "m"
+    command = ["train", "--data.train", tmp_path / "f.tsv", "--out", out, *TINY]
     command += ["--training.validate_every=1", "--training.patience=1", "--training.metric=bleu"]
-    first = regard(*command, "--training.max_updates=9")
-    assert "; train again with a larger training.patience, or on more pairs" in first.err
-    resumed = regard(*command, "--training.max_updates=90", "--resume")
-    assert first.lines == resumed.lines == [f"the model is saved in {tmp_path / 'm'}"]
-    assert "to train further, train from its weights in another folder" in resumed.err
-    assert "resume its training" not in first.err + resumed.err
+
+    def updates() -> int:
+        lines = (out / "metrics.jsonl").read_text().splitlines()
+        return int(json.loads(lines[-1])["update"])
+
+    first = regard(*command, "--training.max_updates=90")
+    assert first.lines == [f"the model is saved in {out}"]
+    ended = updates()
+    assert ended < 90
+    found = re.search(r"raise training.patience above (\d+) and resume the training", first.err)
+    assert found
+    again = regard(*command, "--training.max_updates=90", "--resume")
+    assert updates() == ended
+    remedy = f"stopped improving: to train further, raise training.patience above {found[1]}"
+    assert remedy in again.err
+    patience = int(found[1]) + 1
+    regard(*command, "--training.max_updates=90", "--resume", "--training.patience", patience)
+    assert updates() > ended
 
 
 def test_a_non_empty_output_folder_is_rejected(regard: Command, folders: Folders) -> None:

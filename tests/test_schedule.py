@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import json
 import math
@@ -175,3 +176,28 @@ def test_a_restored_schedule_continues_exactly() -> None:
     assert restored == run
     assert json.loads(json.dumps(run.to_dict()))["update"] == 30
     assert rates(restored) == rates(run) != []
+
+
+def test_changed_settings_undo_what_they_had_begun() -> None:
+    run = schedule(schedule="plateau", plateau_patience=0, patience=3, max_updates=60, cooldown=0.4)
+    for _ in range(30):
+        run.advance(0.7)
+    for value in (1.0, 0.5, 0.5, 0.5):
+        run.validated(value, 0.0)
+    assert run.ends_early
+    assert run.plateau_factor == 1 / 8
+
+    def restored(**settings: Any) -> Schedule:
+        config = dataclasses.replace(run.config, **settings)
+        return Schedule.from_dict(config, run.to_dict(), run.config)
+
+    for changes, ends_early, factor in (
+        ({"max_updates": 600}, True, 1 / 8),
+        ({"patience": 2}, True, 1 / 8),
+        ({"patience": 4}, False, 1 / 8),
+        ({"schedule": "constant"}, True, 1),
+        ({"learning_rate": 2.0}, True, 1),
+    ):
+        changed = restored(**changes)
+        assert (changed.ends_early, changed.plateau_factor) == (ends_early, factor)
+    assert restored(patience=4, learning_rate=2.0, schedule="constant").rate() == 2.0

@@ -324,7 +324,7 @@ class TrainingConfig:
     schedule: Literal["constant", "plateau", "inverse_sqrt"] = "plateau"
     """Learning rate after the warm-up: constant, halved when the validation metric stops improving (plateau), or proportional to 1/sqrt(update)."""
     plateau_patience: int = 3
-    """Number of validations without improvement before the plateau schedule halves the learning rate."""
+    """Number of validations without improvement that the plateau schedule tolerates; the next one halves the learning rate."""
     warmup: int = 200
     """Number of updates over which the learning rate rises linearly from 0."""
     cooldown: float = 0.2

@@ -51,13 +51,30 @@ class Schedule:
         self._max_seconds = 60 * (self.config.max_minutes or math.inf)
 
     @classmethod
-    def from_dict(cls, config: TrainingConfig, values: dict[str, Any]) -> "Schedule":
-        """Restore the result of `to_dict`; a cooldown is undone if the budget has been increased."""
-        values = {**values}
+    def from_dict(
+        cls, config: TrainingConfig, values: dict[str, Any], before: TrainingConfig | None = None
+    ) -> "Schedule":
+        """Restore the result of `to_dict`.
+
+        A cooldown is undone if what began it has been increased: the budget, or the patience. The
+        halvings of the learning rate are undone if the rate or the kind of schedule has been changed.
+
+        Args:
+            config: the settings from now on.
+            values: the state.
+            before: the settings until now (default: the same).
+        """
+        before, values = before or config, {**values}
         cooldown = values.pop("cooldown")
         schedule = cls(config, **values)
-        if cooldown and (cooldown["end_update"] or schedule.used() >= 1 - config.cooldown):
-            schedule.cooldown = Cooldown(**cooldown)
+        if (config.learning_rate, config.schedule) != (before.learning_rate, before.schedule):
+            schedule.plateau_factor = 1.0
+        if cooldown is not None:
+            cooldown = Cooldown(**cooldown)
+            is_early = cooldown.end_update is not None
+            increased = config.patience > before.patience
+            if not increased if is_early else schedule.used() >= 1 - config.cooldown:
+                schedule.cooldown = cooldown
         return schedule
 
     def rate(self) -> float:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard import checkpoints, model_folder
 from regard.accelerator import make_accelerator, track, tracking
 from regard.batching import Example, bucket, collate, epoch
-from regard.config import TrainingConfig
+from regard.config import TrainingConfig, from_dict
 from regard.copy_mechanism import hide_tokens
 from regard.corpus import Corpus
 from regard.distributed import Job
@@ -174,7 +174,8 @@ class Trainer:
         rank = self.job.rank if known else None
         checkpoints.restore(checkpoint, self.trained.model, self.optimizer, rank)
         try:
-            self.schedule = Schedule.from_dict(self.settings, state["schedule"])
+            before = from_dict(state["config"]).training if "config" in state else None
+            self.schedule = Schedule.from_dict(self.settings, state["schedule"], before)
             self.epoch, self.batches_done = state["epoch"], state["batches_done"]
             self.history = state["history"]
             self.statistics = RunningStatistics(**state["statistics"])

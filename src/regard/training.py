@@ -268,15 +268,14 @@ def _resumed(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     """Return messages about the checkpoint that training continues from."""
     processes, before = trainer.job.processes, checkpoint.state.get("processes", 1)
     notes = [f"resumed at update {trainer.schedule.update:,}"]
+    why = "its validation metric stopped improving"
+    if not trainer.schedule.ends_early:
+        why = "its budget is used up"
+    remedy = f"raise {_what_ends(trainer)}"
     if trainer.schedule.over():
-        cause, remedy = (
-            "its budget is used up",
-            "raise training.max_updates or training.max_minutes",
-        )
-        if trainer.schedule.ends_early:
-            cause = "its validation metric stopped improving"
-            remedy = "train from its weights in another folder (init_from)"
-        notes.append(f"the run has ended there, because {cause}: to train further, {remedy}")
+        notes.append(f"the run has ended there, because {why}: to train further, {remedy}")
+    elif trainer.schedule.ends_early:
+        notes.append(f"the learning rate is decreasing to 0, because {why}: to undo this, {remedy}")
     if processes != before:
         notes.append(
             f"{processes} processes continue a run of {before}: its dropout masks differ from now on"
@@ -288,6 +287,13 @@ def _resumed(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
             "cannot be compared, but the best weights are selected by them"
         )
     return notes
+
+
+def _what_ends(trainer: Trainer) -> str:
+    """Return the settings that end a run, for messages."""
+    if trainer.schedule.ends_early:
+        return f"training.patience above {trainer.schedule.validations_since_best}"
+    return "training.max_updates or training.max_minutes"
 
 
 def _require_agreement(trainer: Trainer) -> None:
@@ -369,12 +375,7 @@ def _warning(translator: Translator, corpus: Corpus, trainer: Trainer) -> str | 
     best = next((entry for entry in reversed(trainer.history) if entry["best"]), None)
     if best is None:
         return None
-    remedy = (
-        "train again with a larger training.patience, or on more pairs"
-        if trainer.schedule.ends_early
-        else "resume its training with a larger training.max_updates or training.max_minutes, or train "
-        "on more pairs"
-    )
+    remedy = f"raise {_what_ends(trainer)} and resume the training, or train on more pairs"
     chance = math.log(len(corpus.target))
     if best["dev_loss"] > _NEAR_CHANCE * chance:
         return (
