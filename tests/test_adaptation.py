@@ -261,3 +261,22 @@ def test_fit_adapts_to_the_pairs(tmp_path: Path, pairs: list[tuple[str, str]]) -
     config = translator.trained.config
     assert config.source.lowercase
     assert (config.training.max_updates, config.training.max_minutes) == (2, 5)
+
+
+@pytest.mark.parametrize(
+    ("words", "lowercase"),
+    [
+        (["ktb", "Paris", "NATO", "Saint-Jean", "O'Neill", "été"], True),
+        (["SbAH", "ktAb", "qalb", "mdynp", "$ms"], False),  # Buckwalter's transliteration
+        (["NaCl", "CO", "Co"], False),
+        (["word"] * 30 + ["McCoy"], True),
+    ],
+)
+def test_spellings_are_lower_cased_unless_case_distinguishes_letters(
+    words: list[str], lowercase: bool
+) -> None:
+    phones = [" ".join(word) for word in words]
+    config = from_dict({"source": {"unit": "char"}, "target": {"unit": "whitespace"}})
+    adapted, notes = adapt(config, describe(words, phones, config))
+    assert adapted.source.lowercase == lowercase
+    assert any("source.lowercase true: " in note for note in notes) == lowercase

@@ -50,6 +50,9 @@ _FEW_PAIRS = 1000
 """Number of pairs below which synthetic pairs are added, for words and their pronunciations."""
 _SYNTHETIC_PAIRS = 3000
 
+_MIXED_CASE = 0.05
+"""Share of words in mixed case above which case distinguishes letters, as in transliterations."""
+
 _DROPOUTS = ((5, 0.1), (10, 0.2), (30, 0.3), (300, 0.4))
 """Values below a number of epochs."""
 _VOCABULARY_SIZES = ((5000, 2000), (50_000, 6000), (500_000, 8000))
@@ -68,6 +71,8 @@ class Statistics(NamedTuple):
     """Number of different characters of the sources in NFC."""
     decomposed: int
     """The same in NFD."""
+    mixed_case: float = 0.0
+    """Share of the source words that are not in lower case, in upper case or capitalised."""
 
 
 class Choice(NamedTuple):
@@ -94,7 +99,15 @@ def describe(sources: SizedIterable, targets: SizedIterable, config: Config) -> 
     forms = (unicodedata.normalize(form, "".join(texts[0])) for form in ("NFC", "NFD"))
     characters, decomposed = (len(set(form)) for form in forms)
     tokens = sum(lengths) / len(texts[0])
-    return Statistics(len(sources), units[0], units[1], tokens, characters, decomposed)
+    words = [word for text in texts[0] for word in split_words(text)]
+    mixed = sum(not _is_ordinary(word) for word in words) / max(1, len(words))
+    source, target = units
+    return Statistics(len(sources), source, target, tokens, characters, decomposed, mixed)
+
+
+def _is_ordinary(word: str) -> bool:
+    """Return whether the case of a word can follow from its place in a text."""
+    return word in (word.lower(), word.upper(), word.capitalize(), word.title())
 
 
 def adapt(
@@ -142,7 +155,9 @@ def _budget(config: Config, statistics: Statistics) -> Iterator[Choice]:
 def _text(config: Config, statistics: Statistics) -> Iterator[Choice]:
     source, target = statistics.source_unit, statistics.target_unit
     if (source, target) == ("char", "whitespace"):
-        yield Choice({"source.lowercase": True}, "the targets are phones, which have no case")
+        if statistics.mixed_case <= _MIXED_CASE:
+            reason = "spellings in lower case, in upper case or capitalised"
+            yield Choice({"source.lowercase": True}, reason)
         if statistics.pairs < _FEW_PAIRS:
             yield Choice({"data.recombined_pairs": _SYNTHETIC_PAIRS}, _pairs(statistics))
     characters, decomposed = statistics.characters, statistics.decomposed
