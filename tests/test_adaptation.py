@@ -133,6 +133,7 @@ def test_few_words_and_their_phones_get_synthetic_pairs() -> None:
     assert adapted(few).data.recombined_pairs == 3000
     assert adapted(SPELLINGS).data.recombined_pairs == 0
     assert adapted(few._replace(target_unit="char")).data.recombined_pairs == 0
+    assert adapted(few._replace(same_order=False)).data.recombined_pairs == 0
     assert adapted(few, data={"recombined_pairs": 7}).data.recombined_pairs == 7
     without, notes = adapt(Config(), few, can_recombine=False)
     assert without.data.recombined_pairs == 0
@@ -156,6 +157,8 @@ def test_statistics_of_pairs() -> None:
     counted = describe(spellings, phones, Config())
     # 2 + 1 + 3 characters, 4 + 2 + 6 phones, 6 EOS
     assert counted == Statistics(6, "char", "whitespace", 24 / 3, characters=6, decomposed=7)
+    backwards = [" ".join(reversed(text.split())) for text in phones]
+    assert not describe(spellings, backwards, Config()).same_order
     unit = from_dict({"target": {"unit": "word"}})
     assert describe(spellings, phones, unit).target_unit == "word"
 

@@ -495,7 +495,7 @@ def test_files_of_another_run_with_equal_shapes_are_refused(complete: Path, tmp_
     [
         ({}, "its budget is used up: to train further, raise training.max_updates"),
         ({"patience": 1, "validate_every": 1, "max_updates": 200, "learning_rate": 1e-9},
-         "its validation metric stopped improving: to train further, train from its weights"),
+         "its validation metric stopped improving: to train further, raise training.patience above"),
     ],
     ids=["budget", "early stopping"],
 )  # fmt: skip

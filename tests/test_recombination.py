@@ -13,7 +13,7 @@ from regard.batching import Example
 from regard.config import Config, DataConfig, ModelConfig, TextConfig
 from regard.corpus import make_corpus
 from regard.errors import ConfigError
-from regard.recombination import cut_points, expectations, recombine
+from regard.recombination import cut_points, expectations, in_same_order, recombine
 from regard.text import EOS, UNK
 
 _IDS = st.lists(st.integers(1, 3), min_size=1, max_size=4)
@@ -51,8 +51,9 @@ def test_expectations_are_those_of_all_alignments(
     targets = np.array([[*target, *[0] * (5 - len(target))], [3, 2, 1, 3, 2]])
     before, after = (np.pad(ids, [(0, 0), (1, 0)]) for ids in (sources, targets))
     numbers = before[:, :, None] * 4 + after[:, None]
-    found, both = expectations(sources, targets, numbers, probabilities.reshape(-1))
+    found, both, logs = expectations(sources, targets, numbers, probabilities.reshape(-1))
     other = expectations(sources[1:], targets[1:], numbers[1:], probabilities.reshape(-1))[1]
+    assert np.isclose(logs[0], np.log(total))
     assert np.allclose(found[0, : shape[0], : shape[1]], passing / total)
     assert np.allclose(both - other, counts.reshape(-1) / total)
 
@@ -180,3 +181,16 @@ def test_tables_and_links_are_refused(tmp_path: Path) -> None:
     links = [[(0, 0)]] * len(_PAIRS)
     with pytest.raises(ConfigError, match="synthetic pairs have no links"):
         make_corpus(config, _PAIRS, _PAIRS, links=links)
+
+
+@pytest.mark.parametrize("count", [20, 100, 500])
+def test_the_order_of_spellings_and_phones_is_recognised(count: int) -> None:
+    rng = random.Random(count)
+    sources = ["".join(rng.choices("abcdefgh", k=rng.randint(3, 7))) for _ in range(count)]
+    phones = [source.upper().replace("A", "").replace("C", "KS") or "A" for source in sources]
+    assert in_same_order(sources, phones)
+    assert not in_same_order(sources, [text[::-1] for text in phones])
+    assert not in_same_order(sources, ["".join(sorted(text)) for text in phones])
+    assert not in_same_order(sources, rng.sample(phones, count))
+    assert not in_same_order([], [])
+    assert not in_same_order([""], ["a"])

@@ -201,3 +201,16 @@ def test_changed_settings_undo_what_they_had_begun() -> None:
         changed = restored(**changes)
         assert (changed.ends_early, changed.plateau_factor) == (ends_early, factor)
     assert restored(patience=4, learning_rate=2.0, schedule="constant").rate() == 2.0
+
+
+def test_the_setting_that_ends_a_run_is_named() -> None:
+    run = schedule(max_updates=10, max_minutes=1.0, cooldown=0.5, patience=2)
+    run.advance(5.0)
+    assert run.ending() == "training.max_updates"
+    run.advance(30.0)
+    assert run.ending() == "training.max_minutes"
+    early = schedule(max_updates=100, cooldown=0.5, patience=2)
+    early.advance(1.0)
+    for value in (1.0, 0.5, 0.5):
+        early.validated(value, 0.0)
+    assert early.ending() == "training.patience above 2"

@@ -10,6 +10,7 @@ import torch
 
 from regard.config import GROUPS, Config, Unit
 from regard.errors import quantity
+from regard.recombination import in_same_order
 from regard.text import UNITS, choose_unit
 from regard.text.units import SizedIterable, sample
 from regard.text.words import split_words
@@ -73,6 +74,8 @@ class Statistics(NamedTuple):
     """The same in NFD."""
     mixed_case: float = 0.0
     """Share of the source words that are not in lower case, in upper case or capitalised."""
+    same_order: bool = True
+    """Whether few spellings and their phones are in the same order; not examined in other pairs."""
 
 
 class Choice(NamedTuple):
@@ -102,7 +105,14 @@ def describe(sources: SizedIterable, targets: SizedIterable, config: Config) -> 
     words = [word for text in texts[0] for word in split_words(text)]
     mixed = sum(not _is_ordinary(word) for word in words) / max(1, len(words))
     source, target = units
-    return Statistics(len(sources), source, target, tokens, characters, decomposed, mixed)
+    few = (source, target) == ("char", "whitespace") and len(sources) < _FEW_PAIRS
+    same_order = not few or in_same_order(
+        [unicodedata.normalize("NFD", text) for text in texts[0]],
+        [text.split() for text in texts[1]],
+    )
+    return Statistics(
+        len(sources), source, target, tokens, characters, decomposed, mixed, same_order
+    )
 
 
 def _is_ordinary(word: str) -> bool:
@@ -158,8 +168,9 @@ def _text(config: Config, statistics: Statistics) -> Iterator[Choice]:
         if statistics.mixed_case <= _MIXED_CASE:
             reason = "spellings in lower case, in upper case or capitalised"
             yield Choice({"source.lowercase": True}, reason)
-        if statistics.pairs < _FEW_PAIRS:
-            yield Choice({"data.recombined_pairs": _SYNTHETIC_PAIRS}, _pairs(statistics))
+        if statistics.pairs < _FEW_PAIRS and statistics.same_order:
+            reason = f"{_pairs(statistics)} in the same order"
+            yield Choice({"data.recombined_pairs": _SYNTHETIC_PAIRS}, reason)
     characters, decomposed = statistics.characters, statistics.decomposed
     if source == "char" and not config.model.copy and 2 * decomposed <= characters:
         reason = f"the sources have {characters:,} different characters, {decomposed:,} decomposed"

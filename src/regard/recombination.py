@@ -23,6 +23,8 @@ _LONGEST = 64
 """Number of tokens above which a source or a target is not cut."""
 _MOST = 5000
 """Number of examples that are cut; larger sets have little use for synthetic examples."""
+_MARGIN = 0.3
+"""Nats per token by which pairs in the same order are more probable than with reversed targets."""
 _ATTEMPTS = 20
 """Maximum number of attempts per synthetic pair; few pairs have few combinations."""
 
@@ -81,15 +83,7 @@ def cut_points(examples: Sequence[Example]) -> list[Cut]:
     # 0 is no token here: the empty side of an operation, or padding
     sources = _padded([[id + 1 for id in examples[index].source[:-1]] for index in short])
     targets = _padded([[id + 1 for id in examples[index].target] for index in short])
-    operations = _operations(sources, targets)
-    possible = int((sources.max() + 1) * (targets.max() + 1)) - 1
-    probabilities = np.full(operations.max() + 1, 1 / possible)
-    probabilities[0] = 0
-    for _ in range(_ROUNDS):
-        _, counts = expectations(sources, targets, operations, probabilities)
-        probabilities = (counts + _SMOOTHING) / (counts.sum() + _SMOOTHING * possible)
-        probabilities[0] = 0
-    passing, _ = expectations(sources, targets, operations, probabilities)
+    passing, _, _ = expectations(sources, targets, *_operations(sources, targets))
     inside = np.zeros(passing.shape, bool)
     inside[:, 1:-1, 1:-1] = (sources[:, 1:, None] > 0) & (targets[:, None, 1:] > 0)
     rows, before, after = np.nonzero(inside & (passing > 0.5))
@@ -99,7 +93,49 @@ def cut_points(examples: Sequence[Example]) -> list[Cut]:
     ]
 
 
+def in_same_order(sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]) -> bool:
+    """Return whether the tokens of source and target are in the same order, as spellings and phones are.
+
+    They are if the pairs are clearly more probable, under the learned edit operations, than the same pairs
+    with every target reversed.
+    """
+    kept = [
+        pair
+        for pair in zip(sources, targets, strict=True)
+        if min(map(len, pair)) > 0 and max(map(len, pair)) <= _LONGEST
+    ][:_MOST]
+    if not kept:
+        return False
+    before, *both = (
+        _numbered(texts) for texts in zip(*((s, t, t[::-1]) for s, t in kept), strict=True)
+    )
+    forward, backward = (
+        expectations(before, after, *_operations(before, after))[2].sum() for after in both
+    )
+    return bool(forward - backward > _MARGIN * sum(len(text) for pair in kept for text in pair))
+
+
+def _numbered(texts: Sequence[Sequence[str]]) -> Int[np.ndarray, "B T"]:
+    ids = {token: id for id, token in enumerate(dict.fromkeys(itertools.chain(*texts)), start=1)}
+    return _padded([[ids[token] for token in text] for text in texts])
+
+
 def _operations(
+    sources: Int[np.ndarray, "B T"], targets: Int[np.ndarray, "B L"]
+) -> tuple[Int[np.ndarray, "B T1 L1"], Float[np.ndarray, "N"]]:
+    """Return the operations between tokens, and their probabilities by expectation maximisation."""
+    operations = _numbers(sources, targets)
+    possible = int((sources.max() + 1) * (targets.max() + 1)) - 1
+    probabilities = np.full(operations.max() + 1, 1 / possible)
+    probabilities[0] = 0
+    for _ in range(_ROUNDS):
+        _, counts, _ = expectations(sources, targets, operations, probabilities)
+        probabilities = (counts + _SMOOTHING) / (counts.sum() + _SMOOTHING * possible)
+        probabilities[0] = 0
+    return operations, probabilities
+
+
+def _numbers(
     sources: Int[np.ndarray, "B T"], targets: Int[np.ndarray, "B L"]
 ) -> Int[np.ndarray, "B T1 L1"]:
     """Return the number of the operation that leads to a place by a substitution.
@@ -117,8 +153,12 @@ def expectations(
     targets: Int[np.ndarray, "B L"],
     operations: Int[np.ndarray, "B T1 L1"],
     probabilities: Float[np.ndarray, "N"],
-) -> tuple[Float[np.ndarray, "B T1 L1"], Float[np.ndarray, "N"]]:
-    """Return the probability that an alignment passes through a place, and the expected operations."""
+) -> tuple[Float[np.ndarray, "B T1 L1"], Float[np.ndarray, "N"], Float[np.ndarray, "B"]]:
+    """Return what follows from the probabilities of the operations.
+
+    These are the probability that an alignment passes through a place, the expected operations, and the
+    log-probability of each pair.
+    """
     with np.errstate(divide="ignore"):  # the probability of nothing for nothing is 0
         log = np.log(probabilities)
     both, alone = operations[:, 1:, 1:], (operations[:, 1:, 0], operations[:, 0, 1:])
@@ -138,7 +178,7 @@ def expectations(
     np.add.at(counts, alone[0], deletions.sum(2))
     insertions = expected(forward[:, :, :-1], inserted[:, None], backward[:, :, 1:])
     np.add.at(counts, alone[1], insertions.sum(1))
-    return np.exp(forward + backward - total[:, None, None]), counts
+    return np.exp(forward + backward - total[:, None, None]), counts, total
 
 
 def _forward(changed: np.ndarray, deleted: np.ndarray, inserted: np.ndarray) -> np.ndarray:

@@ -132,6 +132,13 @@ class Schedule:
         """Whether the run ends before its budget does, because the metric stopped improving."""
         return self.cooldown is not None and self.cooldown.end_update is not None
 
+    def ending(self) -> str:
+        """Return the setting to increase for a longer run, and by how much if that is not evident."""
+        if self.ends_early:
+            return f"training.patience above {self.validations_since_best}"
+        by_updates = self.update / self.config.max_updates >= self.seconds / self._max_seconds
+        return "training.max_updates" if by_updates else "training.max_minutes"
+
     def remaining(self) -> float:
         """Return the estimated seconds until the end of the budget, at the speed so far."""
         end = (self.cooldown and self.cooldown.end_update) or self.config.max_updates

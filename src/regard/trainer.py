@@ -125,15 +125,14 @@ class Trainer:
                 rate = self.statistics.per_second(self.statistics.pairs)
                 note = f"loss {self.statistics.loss():.3f}, {rate:,.0f} pairs/s"
                 progress.advance(1, note, self.schedule.remaining())
-                over = self.schedule.over()
-                if over or self.schedule.update % self.settings.validate_every == 0:
+                if self.schedule.over() or self.schedule.update % self.settings.validate_every == 0:
                     self._validate(progress)
                 elif unsaved >= _SECONDS_BETWEEN_CHECKPOINTS:
                     self._save_checkpoint()
                 signals = self.job.gather_numbers([float(received[0]) if received else 0.0])
                 if stop := int(max(number for [number] in signals)):
                     self._interrupt(stop, progress)
-                if over:
+                if self.schedule.over():  # also because a validation has used up the time
                     break
 
     def _interrupt(self, signal_number: int, progress: Progress) -> NoReturn:

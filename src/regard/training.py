@@ -268,10 +268,9 @@ def _resumed(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     """Return messages about the checkpoint that training continues from."""
     processes, before = trainer.job.processes, checkpoint.state.get("processes", 1)
     notes = [f"resumed at update {trainer.schedule.update:,}"]
-    why = "its validation metric stopped improving"
-    if not trainer.schedule.ends_early:
-        why = "its budget is used up"
-    remedy = f"raise {_what_ends(trainer)}"
+    improves = not trainer.schedule.ends_early
+    why = "its budget is used up" if improves else "its validation metric stopped improving"
+    remedy = f"raise {trainer.schedule.ending()}"
     if trainer.schedule.over():
         notes.append(f"the run has ended there, because {why}: to train further, {remedy}")
     elif trainer.schedule.ends_early:
@@ -287,13 +286,6 @@ def _resumed(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
             "cannot be compared, but the best weights are selected by them"
         )
     return notes
-
-
-def _what_ends(trainer: Trainer) -> str:
-    """Return the settings that end a run, for messages."""
-    if trainer.schedule.ends_early:
-        return f"training.patience above {trainer.schedule.validations_since_best}"
-    return "training.max_updates or training.max_minutes"
 
 
 def _require_agreement(trainer: Trainer) -> None:
@@ -375,7 +367,7 @@ def _warning(translator: Translator, corpus: Corpus, trainer: Trainer) -> str | 
     best = next((entry for entry in reversed(trainer.history) if entry["best"]), None)
     if best is None:
         return None
-    remedy = f"raise {_what_ends(trainer)} and resume the training, or train on more pairs"
+    remedy = f"raise {trainer.schedule.ending()} and resume the training, or train on more pairs"
     chance = math.log(len(corpus.target))
     if best["dev_loss"] > _NEAR_CHANCE * chance:
         return (
