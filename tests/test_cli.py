@@ -346,6 +346,21 @@ def test_all_settings_can_be_printed(regard: Command) -> None:
     assert "encoder_layers: 2" in result.out
 
 
+def test_printed_settings_train_the_same_model(regard: Command, tmp_path: Path) -> None:
+    (tmp_path / "f.tsv").write_text("ab\tA B\nba\tB A\nb\tB\n")
+    command = ["train", "--data.train", tmp_path / "f.tsv", *TWO_UPDATES]
+    printed = regard(*command, "--print-config", "--out", tmp_path / "printed")
+    assert "adapt: true" in printed.lines
+    (tmp_path / "c.yaml").write_text(printed.out)
+    assert regard("train", "--config", tmp_path / "c.yaml").status == 0
+    assert regard(*command, "--out", tmp_path / "direct").status == 0
+    first, second = (read_settings(tmp_path / name) for name in ("printed", "direct"))
+    for group in ("data", "source", "target", "model", "training"):
+        assert first[group] == second[group]
+    weights = [(tmp_path / n / "model.safetensors").read_bytes() for n in ("printed", "direct")]
+    assert weights[0] == weights[1]
+
+
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_a_completion_script_names_commands_options_and_values(regard: Command, shell: str) -> None:
     script = regard("--print-completion", shell).out

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 import regard
 from regard import ensemble, model_folder
 from regard.attention import EnsembleMemory, Intervention
+from regard.cli import train as train_command
 from regard.cli.main import main
-from regard.cli.members import stop_with_parent
+from regard.cli.members import stop_with_parent, train_members
 from regard.config import Config, TextConfig, TrainingConfig
 from regard.decoders import EnsembleDecoder, fold
 from regard.decoders.ensemble import _average
@@ -542,3 +543,16 @@ def test_tokenizers_of_another_model_are_used(folders: list[Path], tmp_path: Pat
     unit = dataclasses.replace(config, out=str(tmp_path / "other"), source=TextConfig(unit="char"))
     with pytest.raises(ConfigError, match="cannot change with tokenizers_from"):
         regard.train(unit, pairs, tokenizers_from=folders[0])
+
+
+def test_names_that_look_like_numbers_reach_the_members(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("1e3").write_text("a b\tb a\nb c\tc b\n")
+    arguments = ["--data.train=1e3", "--data.dev=1e3", "--out=all", "--members=1", "--device=cpu"]
+    monkeypatch.setattr("regard.cli.members._run", lambda *_: None)
+    parser = train_command.make_parser()
+    train_members(parser, arguments, parser.parse_args(arguments))
+    member = parser.parse_args(["--config=all/members/0.yaml", "--out=x"])
+    assert member.data.train == member.data.dev == "1e3"

@@ -2,6 +2,7 @@
 
 import _thread
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,6 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import Namespace
 
 from regard.cli import job
@@ -63,7 +63,7 @@ def _write_plans(plans: list[dict[str, Any]], out: Path, args: Namespace) -> lis
     for index, plan in enumerate(plans):
         folder = out / "members" / str(index)
         file = folder.with_suffix(".yaml")
-        write_text(file, yaml.safe_dump(plan, allow_unicode=True))
+        write_text(file, json.dumps(plan, ensure_ascii=False, indent=2) + "\n")  # is YAML, too
         options = ["--config", str(file), "--out", str(folder), "--device", args.device]
         options += ["--adapt"] if args.adapt or args.config is None else []
         options += ["--resume"] if args.resume else []

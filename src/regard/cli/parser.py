@@ -326,7 +326,7 @@ def add_settings(parser: Parser) -> None:
         help="recipe, or YAML or config.json file of settings",
     )
     actions = parser.options()
-    actions["--print-config"].help = "print all settings as YAML and exit"
+    actions["--print-config"].help = "print the settings as a file for --config, and exit"
     for name, cls in GROUPS.items():
         parser.add_class_arguments(cls, name)
         # jsonargparse's option for a file with the settings of one group

@@ -6,6 +6,7 @@ The folder always contains the best weights found so far; training can be interr
 import shlex
 from pathlib import Path
 
+import yaml
 from jsonargparse import Namespace
 
 from regard.cli.members import stop_with_parent, train_members
@@ -35,6 +36,9 @@ examples:
 def run(arguments: list[str]) -> None:
     """Train, with progress on standard error."""
     parser, expanded = make_parser(), recipe_first(arguments)
+    if "--print-config" in expanded and not expanded[0].startswith("--config="):
+        print(_given_settings(parser, expanded), end="")
+        return
     args = parser.parse_args(expanded)
     given = parser.parse_args(expanded, defaults=False)
     enable_huge_pages()
@@ -64,6 +68,15 @@ def run(arguments: list[str]) -> None:
         f"the model is saved in {args.out}"
         + ("" if "warning" in translator.trained.metadata else use)
     )
+
+
+def _given_settings(parser: Parser, arguments: list[str]) -> str:
+    """Return a file of settings that trains as these arguments without a file do."""
+    rest = [argument for argument in arguments if argument != "--print-config"]
+    given = parser.parse_args(rest, defaults=False).as_dict()
+    values = {name: value for name, value in given.items() if value not in (None, {})}
+    text = yaml.safe_dump({**values, "adapt": True}, allow_unicode=True, sort_keys=False)
+    return f"# settings that are not listed are chosen from the pairs\n{text}"
 
 
 def _train_ensemble(parser: Parser, arguments: list[str], args: Namespace) -> None:
