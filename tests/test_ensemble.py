@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ from regard.attention import EnsembleMemory, Intervention
 from regard.cli import train as train_command
 from regard.cli.main import main
 from regard.cli.members import stop_with_parent, train_members
-from regard.config import Config, TextConfig, TrainingConfig
+from regard.config import Config, TextConfig, TrainingConfig, from_dict
 from regard.decoders import EnsembleDecoder, fold
 from regard.decoders.ensemble import _average
 from regard.errors import ConfigError, FolderError, JobError
@@ -526,12 +527,34 @@ def test_the_list_of_members_can_stand_in_a_file(
     assert "got --members 1, --jobs 1 and 2 times --member" in capsys.readouterr().err
 
 
+SIZES = {f"{name}_dim": 8 for name in ("embedding", "encoder", "decoder", "attention")}
+
+
 def test_tokenizers_of_another_model_are_used(folders: list[Path], tmp_path: Path) -> None:
     config = Config(out=str(tmp_path / "new"), device="cpu", training=TrainingConfig(max_updates=1))
     pairs = [("a b x", "b a"), ("b c", "c b")]
     translator = regard.train(config, pairs, pairs, tokenizers_from=folders[0])
     first = regard.Translator.load(folders[0])
     assert (translator.source, translator.target) == (first.source, first.target)
+    kinds = (
+        {"kind": "transformer"},
+        {"attention": "none"},
+        {"decoder": "posterior"},
+        {"copy": True},
+    )
+    for index, (model, other) in enumerate(itertools.permutations(kinds, 2)):
+        names = [str(tmp_path / f"{index}.{part}") for part in "ab"]
+        for name, values, origin in zip(names, (other, model), (None, names[0]), strict=True):
+            config = from_dict(
+                {
+                    "out": name,
+                    "device": "cpu",
+                    "training": {"max_updates": 1},
+                    "model": SIZES | values,
+                }
+            )
+            trained = regard.train(config, pairs, pairs, tokenizers_from=origin).trained
+            assert dataclasses.asdict(trained.config.model).items() >= values.items()
     ensemble.save([folders[0], tmp_path / "new"], tmp_path / "all")
     with pytest.raises(ConfigError, match="leave out tokenizers_from, or init_from"):
         regard.train(

@@ -214,3 +214,5 @@ def test_the_setting_that_ends_a_run_is_named() -> None:
     for value in (1.0, 0.5, 0.5):
         early.validated(value, 0.0)
     assert early.ending() == "training.patience above 2"
+    early.validated(2.0, 0.0)  # the best so far, in the cooldown
+    assert early.ending() == "training.patience above 2"

@@ -1,6 +1,7 @@
 """The starting point of a training run: new weights, a checkpoint of the run, or another model."""
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,8 +94,8 @@ def _with_stored(
     config: Config, stored: TrainedModel, fixed: dict[str, tuple[str, ...]], where: str
 ) -> Config:
     """Return the settings, with the stored ones in the groups that are fixed."""
-    merged, _ = _merge(config, stored.config, fixed, where)
-    return dataclasses.replace(config, **{name: getattr(merged, name) for name in fixed})
+    merged, _ = _merge(config, stored.config, fixed, where, tuple(fixed))
+    return merged
 
 
 def _require_equal_tokenizers(stored: TrainedModel, out: Path, tokenizers_from: str | Path) -> None:
@@ -138,16 +139,21 @@ def _require_best_weights(checkpoint: Checkpoint, out: Path) -> None:
 
 
 def _merge(
-    config: Config, stored: Config, fixed: dict[str, tuple[str, ...]], where: str
+    config: Config,
+    stored: Config,
+    fixed: dict[str, tuple[str, ...]],
+    where: str,
+    groups: Iterable[str] = GROUPS,
 ) -> tuple[Config, list[str]]:
-    """Return the stored settings, updated with given ones that may change, and notes about them.
+    """Return settings with the stored groups, updated with given settings, and notes about these.
 
-    `fixed` contains the settings that cannot change, by group; () stands for the whole group.
+    `fixed` contains the settings that cannot change, by group; () stands for the whole group. Only
+    `groups` are compared and replaced.
     """
-    groups: dict[str, Any] = {}
+    merged: dict[str, Any] = {}
     notes: list[str] = []
     kept: list[str] = []
-    for group in GROUPS:
+    for group in groups:
         new, old = getattr(config, group), getattr(stored, group)
         changes: dict[str, Any] = {}
         for name in sorted(new.given):
@@ -164,7 +170,7 @@ def _merge(
                 )
             changes[name] = value
             notes.append(f"{group}.{name} is now {value} instead of {before}")
-        groups[group] = dataclasses.replace(old, **changes)
+        merged[group] = dataclasses.replace(old, **changes)
     if kept:
         notes.append(f"kept from the start of the run: {', '.join(kept)}")
-    return dataclasses.replace(config, **groups), notes
+    return dataclasses.replace(config, **merged), notes

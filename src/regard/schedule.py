@@ -135,7 +135,9 @@ class Schedule:
     def ending(self) -> str:
         """Return the setting to increase for a longer run, and by how much if that is not evident."""
         if self.ends_early:
-            return f"training.patience above {self.validations_since_best}"
+            # below the first number, the next validation without improvement would end it again
+            least = max(self.validations_since_best, self.config.patience)
+            return f"training.patience above {least}"
         by_updates = self.update / self.config.max_updates >= self.seconds / self._max_seconds
         return "training.max_updates" if by_updates else "training.max_minutes"
 
