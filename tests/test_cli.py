@@ -1485,6 +1485,9 @@ def test_models_that_read_other_texts_are_not_compared(regard: Command, tmp_path
         assert regard("train", *data, *columns, "--out", models[-1], *TWO_UPDATES).status == 0
     message = error_line(regard("evaluate", models[0], pairs, "--compare", models[1]), 1)
     assert "one was trained on the columns en, es, the other on en, fr" in message
+    (tmp_path / "pairs.tsv").write_text("ab\tba\n")  # whose columns have no names
+    arguments = ["evaluate", models[0], tmp_path / "pairs.tsv", "--compare", models[1]]
+    assert regard(*arguments).status == 0
 
 
 @pytest.mark.parametrize("given", [None, "ACTIVE"])

@@ -203,6 +203,9 @@ def test_models_that_are_added_have_the_settings_and_the_budget_of_the_others(
         run("none", "additive", max_minutes=1)
     assert (out / "none" / "seed-1" / "config.json").read_bytes() == before
     run("none", "dot", max_minutes=5)  # trains both for longer
+    run("none", "dot", max_minutes=5, patience=20)
+    with pytest.raises(ConfigError, match=r"trained with training.patience 20, .* got 10"):
+        run("none", "dot", max_minutes=5, patience=10)
 
 
 @pytest.mark.parametrize(

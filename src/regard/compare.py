@@ -220,7 +220,9 @@ def _require_equal_settings(config: Config, stored: Config) -> None:
         new, old = getattr(config, group), getattr(stored, group)
         for name in sorted(new.given):
             value, before = getattr(new, name), getattr(old, name)
-            longer = name in ("max_minutes", "max_updates") and before and value > before
+            longer = (
+                name in ("max_minutes", "max_updates", "patience") and before and value > before
+            )
             if value not in (None, "auto", before) and not longer:
                 raise ConfigError(
                     f"{config.out} was trained with {group}.{name} {before}, and the models compared need "

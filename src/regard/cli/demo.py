@@ -1,5 +1,6 @@
 """regard demo: use a ready model, then train on a small built-in dataset in about a minute and plot the attention weights."""
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ def run(arguments: list[str]) -> None:
     with loading("PyTorch"):
         from regard.demo import MAP_SENTENCE, demo
 
-    model = demo(args.out, args.device).folder / "model"
+    model = shlex.quote(str(demo(args.out, args.device).folder / "model"))
     print(f"try it: echo 'Me gusta mi casa.' | {_command()} translate {model}")
     print(f"edit its attention: {_command()} serve {model} --example '{MAP_SENTENCE}'")
 

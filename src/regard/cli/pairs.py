@@ -7,7 +7,8 @@ from regard.config import DataConfig
 from regard.errors import ConfigError, DataError, quantity, shortened
 from regard.examples import note_skipped
 from regard.files import read_lines
-from regard.pairs import Pair, read_pairs
+from regard.pairs import Pair, read_pairs, refuse_pipes
+from regard.table_files import is_table
 
 _REMEDY = "correct or remove them"
 
@@ -49,8 +50,12 @@ def pairs_for_model(
     Raises:
         ConfigError: these columns contain other sources or targets.
     """
-    if _columns(data) == _columns(other):
+    names = [data.features_column, other.features_column]
+    if is_table(path):
+        names = [_columns(data), _columns(other)]
+    if names[0] == names[1]:
         return pairs
+    refuse_pipes(path)
     parsed = read_pairs(path, other)
     parsed.require_valid(_REMEDY)
     own = parsed.pairs
