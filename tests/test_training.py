@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import types
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -19,9 +20,12 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 import regard
+from regard import checkpoints
 from regard.config import Config, ModelConfig, TrainingConfig
 from regard.errors import ConfigError
+from regard.kernels.compilation import compiling
 from regard.progress import Progress
+from regard.trainer import Trainer
 
 PAIRS = [(" ".join(word), " ".join(reversed(word))) for word in (
     "abc", "bca", "cab", "abcd", "dcba", "bd", "ac", "ad", "cd", "dbca", "acbd", "a", "b", "ddd",
@@ -533,3 +537,25 @@ def test_a_loss_far_above_chance_is_not_called_close_to_it(
 ) -> None:
     regard.train(_config(tmp_path / "model", learning_rate=1e15), PAIRS, DEV)
     assert "is far above ln V = 2.08, that of guessing" in capsys.readouterr().err
+
+
+def test_the_time_budget_does_not_include_the_compilation_of_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    update, slept = Trainer._update, [0]
+
+    def compile_first(self: Trainer, batches: Any) -> None:
+        if not slept[0]:
+            slept[0] += 1
+            with compiling():
+                time.sleep(0.5)
+        update(self, batches)
+
+    monkeypatch.setattr(Trainer, "_update", compile_first)
+    monkeypatch.setattr("regard.trainer._NOTICEABLE_SECONDS", 0.4)
+    regard.train(_config(tmp_path / "m", max_updates=1), PAIRS, DEV)
+    checkpoint, _ = checkpoints.load(tmp_path / "m")
+    assert slept == [1]
+    assert checkpoint is not None
+    assert checkpoint.state["schedule"]["seconds"] < 0.5
+    assert "kernels compiled in " in capsys.readouterr().err

@@ -25,6 +25,7 @@ from regard.corpus import Corpus
 from regard.distributed import Job
 from regard.errors import ConfigError, FolderError, Interrupted
 from regard.files import write_text
+from regard.kernels.compilation import compile_seconds
 from regard.metrics import METRICS
 from regard.progress import Progress
 from regard.schedule import Schedule
@@ -32,6 +33,7 @@ from regard.text import split_source
 from regard.translator import Translator
 
 _SECONDS_BETWEEN_CHECKPOINTS = 300.0
+_NOTICEABLE_SECONDS = 5.0
 """Time between checkpoints if validations are further apart; a crash loses at most this much."""
 
 
@@ -100,6 +102,7 @@ class Trainer:
         self.batches_done = 0
         self.statistics = RunningStatistics()
         self._saved = time.monotonic()
+        self._compiled = compile_seconds()
         self._seed_generators()
 
     def train(self, progress: Progress) -> None:
@@ -116,10 +119,10 @@ class Trainer:
             tracking(self.accelerator, self.trained.config),
         ):
             for batches in self._updates():
-                started = time.perf_counter()
+                started = _clock()
                 self._update(batches)
                 # the clock of the main process is decisive
-                seconds = [time.perf_counter() - started, time.monotonic() - self._saved]
+                seconds = [_clock() - started, time.monotonic() - self._saved]
                 seconds, unsaved = self.job.gather_numbers(seconds)[0]
                 self.schedule.advance(seconds)
                 rate = self.statistics.per_second(self.statistics.pairs)
@@ -132,8 +135,19 @@ class Trainer:
                 signals = self.job.gather_numbers([float(received[0]) if received else 0.0])
                 if stop := int(max(number for [number] in signals)):
                     self._interrupt(stop, progress)
+                self._report_compilation(progress)
                 if self.schedule.over():  # also because a validation has used up the time
                     break
+
+    def _report_compilation(self, progress: Progress) -> None:
+        """Say once how long the kernels took to compile, if that was noticeable."""
+        seconds = compile_seconds()
+        if seconds - self._compiled > _NOTICEABLE_SECONDS:
+            progress.print(
+                f"kernels compiled in {seconds - self._compiled:.0f} s, which the time budget does not "
+                "include; numba keeps them for later runs where its cache is writable"
+            )
+            self._compiled = seconds
 
     def _interrupt(self, signal_number: int, progress: Progress) -> NoReturn:
         """Save the state of the run and raise Interrupted."""
@@ -262,7 +276,7 @@ class Trainer:
 
     def _validate(self, progress: Progress) -> None:
         """Evaluate on the dev set, keep the best weights and save a checkpoint."""
-        started = time.perf_counter()
+        started = _clock()
         self.model.eval()
         loss = self._dev_loss()
         self._require_finite(self.schedule.update, "dev loss", loss)
@@ -274,7 +288,7 @@ class Trainer:
         value = loss
         if metric:
             value = metric.compute(texts, self.corpus.normalized_references).value
-        seconds = time.perf_counter() - started
+        seconds = _clock() - started
         # the values of the main process are decisive
         loss, value, seconds = self.job.gather_numbers([loss, value, seconds])[0]
         lower_is_better = metric is None or metric.lower_is_better
@@ -346,6 +360,11 @@ class Trainer:
         """Write metrics.jsonl: the metrics of all validations, which a checkpoint contains too."""
         lines = (json.dumps(entry) + "\n" for entry in self.history)
         write_text(self.out / "metrics.jsonl", "".join(lines))
+
+
+def _clock() -> float:
+    """Return a time in seconds that stands still while kernels are compiled."""
+    return time.perf_counter() - compile_seconds()
 
 
 def _target_tokens(examples: Iterable[Example]) -> int:

@@ -26,6 +26,7 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 from torch import Tensor
 
+from regard.kernels.compilation import compiling
 from regard.kernels.cpu.simd import inlined, memory_access, pointer_at
 
 NEXT_TASK, NEXT_WORKSPACE, OUT_OF_RANGE = 0, 1, 2
@@ -246,7 +247,7 @@ def compiled(factory: KernelFactory, dtype: torch.dtype) -> Callable[[int], None
     kernel.__qualname__ += f".{hashlib.sha256(sources).hexdigest()[:12]}"
     signature = types.void(types.CPointer(types.int64))
     options: dict[str, Any] = {"error_model": "numpy", "fastmath": FLAGS}
-    with _signals_afterwards():
+    with compiling(), _signals_afterwards():
         try:
             function = numba.cfunc(signature, cache=True, **options)(kernel)
         except Exception:  # the cache is damaged, cannot be written, or has no folder
