@@ -11,7 +11,7 @@ import pytest
 
 from regard.alignment import GoldAlignment
 from regard.cli.main import main
-from regard.compare import MINUTES, Run, by_length, compare, model_settings, table
+from regard.compare import MINUTES, Run, _t_quantile, by_length, compare, model_settings, table
 from regard.errors import ConfigError, DataError
 from regard.metrics import report
 from regard.pairs import Pair
@@ -288,3 +288,16 @@ def test_a_recurrent_recipe_does_not_change_the_score_of_the_transformer(tmp_pat
     config = json.loads((tmp_path / "out" / "transformer" / "seed-1" / "config.json").read_text())
     assert config["model"]["attention"] == "scaled_dot"
     assert config["model"]["encoder"] == "transformer"
+
+
+def test_quantiles_of_students_t() -> None:
+    # tables of Student's t
+    for freedom, expected in (
+        (1, 12.706),
+        (9, 2.262),
+        (10, 2.228),
+        (19, 2.093),
+        (29, 2.045),
+        (120, 1.980),
+    ):
+        assert _t_quantile(freedom) == pytest.approx(expected, abs=6e-4)

@@ -282,13 +282,26 @@ def _by_name(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return {name: list(group) for name, group in groupby(runs, key=lambda run: run.name)}
 
 
+def _t_quantile(freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t, beyond the table by Fisher's expansion."""
+    if freedom <= len(_T_QUANTILES):
+        return _T_QUANTILES[freedom - 1]
+    z = 1.959964
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
+
+
 def _interval(group: Sequence[Run], metric: str) -> str:
     """Format a metric and its 95 % interval: from the bootstrap for one seed, else of the mean."""
     metrics = [getattr(run.scores, metric) for run in group]
     if len(metrics) == 1:
         return f"{metrics[0].value:.1f} ({metrics[0].low:.1f} – {metrics[0].high:.1f})"
     values = [metric_value.value for metric_value in metrics]
-    quantile = _T_QUANTILES[min(len(values) - 2, len(_T_QUANTILES) - 1)]
+    quantile = _t_quantile(len(values) - 1)
     return f"{fmean(values):.1f} ± {quantile * stdev(values) / math.sqrt(len(values)):.1f}"
 
 
