@@ -71,10 +71,11 @@ class Schedule:
             schedule.plateau_factor = 1.0
         if cooldown is not None:
             cooldown = Cooldown(**cooldown)
-            is_early = cooldown.end_update is not None
-            increased = config.patience > before.patience
-            if not increased if is_early else schedule.used() >= 1 - config.cooldown:
-                schedule.cooldown = cooldown
+            if cooldown.end_update is None:
+                has_begun = schedule.used() >= 1 - config.cooldown
+            else:
+                has_begun = config.patience <= before.patience
+            schedule.cooldown = cooldown if has_begun else None
         return schedule
 
     def rate(self) -> float:
