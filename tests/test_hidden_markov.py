@@ -38,7 +38,7 @@ def _enumerate(model: HiddenMarkovModel, source: list[int], target: list[int]) -
         return jumps[jump(before, after)] / total
 
     weights = torch.zeros(len(target), len(source), dtype=torch.float64)
-    null, counts = torch.zeros(len(target)).double(), torch.zeros(2 * SPAN + 1).double()
+    null, counts = torch.zeros(len(target)).double(), torch.zeros(2, 2 * SPAN + 1).double()
     states = [*itertools.product(range(len(source)), (False, True))]
     for path in itertools.product(states, repeat=len(target)):
         probability, before = torch.ones(()).double(), -1
@@ -56,7 +56,9 @@ def _enumerate(model: HiddenMarkovModel, source: list[int], target: list[int]) -
                 null[t] += probability
             else:
                 weights[t, position] += probability
-                counts[jump(before, position)] += probability
+                counts[0, jump(before, position)] += probability
+                for place in range(len(source)):
+                    counts[1, jump(before, place)] += probability
             before = position
     total = weights[0].sum() + null[0]
     return weights / total, null / total, counts / total

@@ -55,8 +55,8 @@ class Posteriors(NamedTuple):
     """Of every source token, for every target token."""
     null: Float[Tensor, "B L"]
     """Of the null token."""
-    jumps: Float[Tensor, " J"] | None
-    """Expected number of jumps of each length; None with uniform jumps."""
+    jumps: Float[Tensor, "2 J"] | None
+    """Expected number of jumps of each length, and of positions at that distance; None with uniform jumps."""
 
 
 class HiddenMarkovModel:
@@ -109,9 +109,11 @@ class HiddenMarkovModel:
             after[:, t] = by_word[:, t] * continuation
             continuation = after[:, t] @ chain[1:].T + by_null[:, t, None] * continuation
         pairs = chain[1:] * torch.einsum("bti,btj->ij", before[:, :-1], after[:, 1:])
-        counts = torch.zeros_like(probabilities)
-        counts.index_add_(0, lengths[0], posteriors[:, 0].sum(0))
-        counts.index_add_(0, lengths[1:].flatten(), pairs.flatten())
+        # from before the first position, then from each: expected jumps, and positions to jump to
+        jumps = torch.cat([posteriors[:, 0].sum(0)[None], pairs])
+        places = jumps.sum(1, keepdim=True).expand_as(jumps)
+        counts = probabilities.new_zeros(2, len(probabilities))
+        counts.index_add_(1, lengths.flatten(), torch.stack([jumps, places]).flatten(1))
         return Posteriors(posteriors, null.clamp(min=0), counts)
 
 
@@ -157,7 +159,7 @@ class HiddenMarkovAligner:
             for model in models:
                 model.jumps = torch.ones(2 * _SPAN + 1)
         counts = [torch.full_like(model.table, _SMOOTHING) for model in models]
-        lengths = [torch.full((2 * _SPAN + 1,), _SMOOTHING) for _ in models]
+        lengths = [torch.full((2, 2 * _SPAN + 1), _SMOOTHING) for _ in models]
         for batch in batches:
             sides = (batch.source, batch.target), (batch.target, batch.source)
             found = [model.posteriors(*side) for model, side in zip(models, sides, strict=True)]
@@ -173,7 +175,8 @@ class HiddenMarkovAligner:
                     length += each.jumps
         for model, count, length in zip(models, counts, lengths, strict=True):
             model.table = count.div_(count.sum(1, keepdim=True))
-            model.jumps = length if jumps else None
+            # longer jumps share a number, but have many positions to jump to
+            model.jumps = length[0] / length[1] if jumps else None
 
     def _batches(self, sources: Ids, targets: Ids) -> Iterator[Batch]:
         """Yield batches of pairs of equal lengths; pairs with an empty side are left out."""
