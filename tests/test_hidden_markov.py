@@ -129,3 +129,15 @@ def test_empty_sides_have_no_weights_and_unknown_tokens_have_some(
     assert (unseen > 0).any(1).all()
     assert aligner.weights([], []) == []
     assert HiddenMarkovAligner([], []).weights([], []) == []
+
+
+def test_long_jumps_are_not_learned_from_long_sentences() -> None:
+    rng = random.Random(1)
+    sources = [
+        rng.choices(range(6), k=40) for _ in range(100)
+    ]  # each token occurs about seven times
+    aligner = HiddenMarkovAligner(sources, sources)
+    right = sum(
+        int((found.argmax(1) == np.arange(40)).sum()) for found in aligner.weights(sources, sources)
+    )
+    assert right / 4000 > 0.99

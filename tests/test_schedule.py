@@ -166,12 +166,17 @@ def test_the_remaining_time_is_estimated_from_the_speed_so_far() -> None:
     assert timed.remaining() == pytest.approx(20.0)
 
 
-def test_a_restored_schedule_continues_exactly() -> None:
+def stopped_early() -> Schedule:
     run = schedule(schedule="plateau", plateau_patience=0, patience=3, max_updates=60, cooldown=0.4)
     for _ in range(30):
         run.advance(0.7)
     for value in (1.0, 0.5, 0.5, 0.5):
         run.validated(value, 0.0)
+    return run
+
+
+def test_a_restored_schedule_continues_exactly() -> None:
+    run = stopped_early()
     restored = Schedule.from_dict(run.config, run.to_dict())
     assert restored == run
     assert json.loads(json.dumps(run.to_dict()))["update"] == 30
@@ -179,11 +184,7 @@ def test_a_restored_schedule_continues_exactly() -> None:
 
 
 def test_changed_settings_undo_what_they_had_begun() -> None:
-    run = schedule(schedule="plateau", plateau_patience=0, patience=3, max_updates=60, cooldown=0.4)
-    for _ in range(30):
-        run.advance(0.7)
-    for value in (1.0, 0.5, 0.5, 0.5):
-        run.validated(value, 0.0)
+    run = stopped_early()
     assert run.ends_early
     assert run.plateau_factor == 1 / 8
 

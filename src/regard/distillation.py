@@ -61,7 +61,7 @@ def write_outputs(
     _require_same_search(path, teacher, beam_size)
     done = _outputs_so_far(path, sources)
     if on_progress is not None:
-        on_progress(len(done), 0)  # those that were truncated have been counted before
+        on_progress(len(done), 0)  # the call that wrote them has counted those that were truncated
     with path.open("a", encoding="utf-8", newline="\n") as file:
         for start in range(len(done), len(sources), _CHUNK):
             chunk = sources[start : start + _CHUNK]

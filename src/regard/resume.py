@@ -94,8 +94,7 @@ def _with_stored(
     config: Config, stored: TrainedModel, fixed: dict[str, tuple[str, ...]], where: str
 ) -> Config:
     """Return the settings, with the stored ones in the groups that are fixed."""
-    merged, _ = _merge(config, stored.config, fixed, where, tuple(fixed))
-    return merged
+    return _merge(config, stored.config, fixed, where, groups=fixed)[0]
 
 
 def _require_equal_tokenizers(stored: TrainedModel, out: Path, tokenizers_from: str | Path) -> None:

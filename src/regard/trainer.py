@@ -33,8 +33,9 @@ from regard.text import split_source
 from regard.translator import Translator
 
 _SECONDS_BETWEEN_CHECKPOINTS = 300.0
-_NOTICEABLE_SECONDS = 5.0
 """Time between checkpoints if validations are further apart; a crash loses at most this much."""
+_NOTICEABLE_SECONDS = 5.0
+"""Time of compilation above which it is reported."""
 
 
 @dataclasses.dataclass

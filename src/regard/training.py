@@ -268,12 +268,12 @@ def _resumed(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
     """Return messages about the checkpoint that training continues from."""
     processes, before = trainer.job.processes, checkpoint.state.get("processes", 1)
     notes = [f"resumed at update {trainer.schedule.update:,}"]
-    improves = not trainer.schedule.ends_early
-    why = "its budget is used up" if improves else "its validation metric stopped improving"
+    early = trainer.schedule.ends_early
+    why = "its validation metric stopped improving" if early else "its budget is used up"
     remedy = f"raise {trainer.schedule.ending()}"
     if trainer.schedule.over():
         notes.append(f"the run has ended there, because {why}: to train further, {remedy}")
-    elif trainer.schedule.ends_early:
+    elif early:
         notes.append(f"the learning rate is decreasing to 0, because {why}: to undo this, {remedy}")
     if processes != before:
         notes.append(
