@@ -308,7 +308,7 @@ class TrainingConfig:
     max_updates: int = 20000
     """Maximum number of updates."""
     max_minutes: float | None = None
-    """Time budget, in minutes (default: no limit), without the compilation of kernels at their first use; the learning rate reaches 0 when the time runs out."""
+    """Time budget, in minutes (default: no limit); the learning rate reaches 0 when the time runs out."""
     validate_every: int = 500
     """Number of updates between validations."""
     patience: int = 10
