@@ -4,10 +4,12 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import types
 from collections.abc import Callable, Generator
@@ -23,7 +25,7 @@ import regard
 from regard import checkpoints
 from regard.config import Config, ModelConfig, TrainingConfig
 from regard.errors import ConfigError
-from regard.kernels.compilation import compile_seconds, compiling
+from regard.kernels.compilation import _spent, compile_seconds, compiling
 from regard.progress import Progress
 from regard.trainer import Trainer
 
@@ -542,20 +544,27 @@ def test_a_loss_far_above_chance_is_not_called_close_to_it(
 def test_the_time_budget_does_not_include_the_compilation_of_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spent = [0.0]
-    monkeypatch.setattr("regard.kernels.compilation._seconds", spent)
-    with compiling():
-        time.sleep(0.01)
+    def compile_something() -> None:
+        with compiling():
+            time.sleep(0.01)
+
+    monkeypatch.setattr(_spent, "seconds", 0.0)
+    elsewhere = threading.Thread(target=compile_something)
+    elsewhere.start()
+    elsewhere.join()
+    assert compile_seconds() == 0  # this thread has not waited for it
+    compile_something()
     assert compile_seconds() >= 0.01
     update = Trainer._update
 
     def update_and_compile(self: Trainer, batches: Any) -> None:
         update(self, batches)
-        spent[0] += 1000  # more than this test takes
+        _spent.seconds += 1000  # more than this test takes
 
     monkeypatch.setattr(Trainer, "_update", update_and_compile)
     regard.train(_config(tmp_path / "m", max_updates=1), PAIRS, DEV)
     checkpoint, _ = checkpoints.load(tmp_path / "m")
     assert checkpoint is not None
     assert checkpoint.state["schedule"]["seconds"] < 0
-    assert "kernels compiled in 1000 s, which the time budget does not" in capsys.readouterr().err
+    message = r"kernels compiled in 1\d\d\d s, which the time budget does not"
+    assert re.search(message, capsys.readouterr().err)  # some may have been compiled indeed

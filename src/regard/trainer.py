@@ -364,7 +364,7 @@ class Trainer:
 
 
 def _clock() -> float:
-    """Return a time in seconds that stands still while kernels are compiled."""
+    """Return a time in seconds that stands still while this thread compiles kernels."""
     return time.perf_counter() - compile_seconds()
 
 

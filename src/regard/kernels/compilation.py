@@ -1,10 +1,16 @@
-"""The time that this process has spent on compiling kernels, which happens at their first use."""
+"""The time that a thread has spent on compiling kernels, which happens at their first use."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Generator
 
-_seconds = [0.0]
+
+class _Spent(threading.local):
+    seconds = 0.0
+
+
+_spent = _Spent()
 
 
 @contextlib.contextmanager
@@ -14,9 +20,9 @@ def compiling() -> Generator[None]:
     try:
         yield
     finally:
-        _seconds[0] += time.perf_counter() - started
+        _spent.seconds += time.perf_counter() - started
 
 
 def compile_seconds() -> float:
-    """Return the seconds spent on compiling, or on reading compiled kernels from numba's cache."""
-    return _seconds[0]
+    """Return the seconds that this thread has spent on compiling, or on reading numba's cache."""
+    return _spent.seconds
