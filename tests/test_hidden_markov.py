@@ -141,3 +141,12 @@ def test_long_jumps_are_not_learned_from_long_sentences() -> None:
         int((found.argmax(1) == np.arange(40)).sum()) for found in aligner.weights(sources, sources)
     )
     assert right / 4000 > 0.99
+
+
+def test_pairs_may_be_longer_than_those_of_training() -> None:
+    rng = random.Random(3)
+    sources = [rng.choices(range(8), k=rng.randint(1, 4)) for _ in range(400)]
+    aligner = HiddenMarkovAligner(sources, sources)
+    longer = rng.choices(range(8), k=20)  # with jumps that no training pair has room for
+    (weights,) = aligner.weights([longer], [longer])
+    assert weights.argmax(1).tolist() == [*range(20)]
