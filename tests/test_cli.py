@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import yaml
 from safetensors.torch import load_file, save_file
 
 from regard.cli import compare, train
@@ -346,9 +347,15 @@ def test_all_settings_can_be_printed(regard: Command) -> None:
     assert "encoder_layers: 2" in result.out
 
 
-def test_printed_settings_train_the_same_model(regard: Command, tmp_path: Path) -> None:
-    (tmp_path / "f.tsv").write_text("ab\tA B\nba\tB A\nb\tB\n")
-    command = ["train", "--data.train", tmp_path / "f.tsv", *TWO_UPDATES]
+@pytest.mark.parametrize("options", [(), ("--config", "my.yaml", "--adapt")])
+def test_printed_settings_train_the_same_model(
+    regard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pairs = tmp_path / "1e3"  # is no number in the printed file
+    pairs.write_text("ab\tA B\nba\tB A\nb\tB\n")
+    (tmp_path / "my.yaml").write_text("model: {attention: dot}\n")
+    command = ["train", *options, "--data.train", pairs.name, *TWO_UPDATES]
     printed = regard(*command, "--print-config", "--out", tmp_path / "printed")
     assert "adapt: true" in printed.lines
     (tmp_path / "c.yaml").write_text(printed.out)
@@ -359,6 +366,18 @@ def test_printed_settings_train_the_same_model(regard: Command, tmp_path: Path) 
         assert first[group] == second[group]
     weights = [(tmp_path / n / "model.safetensors").read_bytes() for n in ("printed", "direct")]
     assert weights[0] == weights[1]
+
+
+def test_printed_settings_leave_those_of_another_model_open(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    command = ["train", "--config", "g2p", "--data.train", tmp_path / "\u0085.tsv", "--out", "x"]
+    printed = regard(*command, "--init-from", folders.model, "--print-config")
+    assert "adapt: false" in printed.lines
+    assert "cell:" in printed.out  # a setting of the recipe
+    assert "window" not in printed.out
+    values = yaml.safe_load(printed.out)
+    assert values["data"]["train"] == str(tmp_path / "\u0085.tsv")
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -3,6 +3,7 @@
 The folder always contains the best weights found so far; training can be interrupted with Ctrl-C.
 """
 
+import re
 import shlex
 from pathlib import Path
 
@@ -36,8 +37,8 @@ examples:
 def run(arguments: list[str]) -> None:
     """Train, with progress on standard error."""
     parser, expanded = make_parser(), recipe_first(arguments)
-    if "--print-config" in expanded and not expanded[0].startswith("--config="):
-        print(_given_settings(parser, expanded), end="")
+    if "--print-config" in expanded and (text := _given_settings(parser, expanded)):
+        print(text, end="")
         return
     args = parser.parse_args(expanded)
     given = parser.parse_args(expanded, defaults=False)
@@ -71,12 +72,35 @@ def run(arguments: list[str]) -> None:
 
 
 def _given_settings(parser: Parser, arguments: list[str]) -> str:
-    """Return a file of settings that trains as these arguments without a file do."""
+    """Return a file of settings that trains as these arguments do, where defaults would not.
+
+    They would not if the other settings are chosen from the pairs or taken from a model; otherwise, the
+    result is empty, and the file may list all defaults.
+    """
     rest = [argument for argument in arguments if argument != "--print-config"]
-    given = parser.parse_args(rest, defaults=False).as_dict()
+    args, given = parser.parse_args(rest), parser.parse_args(rest, defaults=False).as_dict()
+    adapts = args.adapt or args.config is None
+    if not adapts and args.init_from is None and args.tokenizers_from is None:
+        return ""
     values = {name: value for name, value in given.items() if value not in (None, {})}
-    text = yaml.safe_dump({**values, "adapt": True}, allow_unicode=True, sort_keys=False)
-    return f"# settings that are not listed are chosen from the pairs\n{text}"
+    values.pop("config", None)
+    text = yaml.dump(
+        values | {"adapt": adapts}, Dumper=_Dumper, allow_unicode=True, sort_keys=False
+    )
+    origin = "chosen from the pairs" if adapts else "those of the model, or defaults"
+    return f"# settings that are not listed are {origin}\n{text}"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes strings so that they are read as strings: not 1e3 as a number, nor U+0085 as a space."""
+
+    def represent_text(self, text: str) -> yaml.Node:
+        """Return the node of a string, in double quotes unless it consists of plain characters."""
+        plain = re.fullmatch(r"[A-Za-z/_][\w./ -]*", text, re.ASCII)
+        return self.represent_scalar("tag:yaml.org,2002:str", text, None if plain else '"')
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 
 
 def _train_ensemble(parser: Parser, arguments: list[str], args: Namespace) -> None:
