@@ -1,4 +1,5 @@
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -158,6 +159,19 @@ def test_the_part_without_a_pair_of_valid_length_is_named() -> None:
         messages.add(str(caught.value))
     problem = "every pair is longer than data.max_length 4; raise it"
     assert messages == {f"train: {problem}", f"train (held-out pairs): {problem}"}
+
+
+def test_sources_that_a_tokenizer_may_read_alike_are_held_out_together(tmp_path: Path) -> None:
+    variants = ("été {}", "Été {}", "e\u0301te\u0301 {}", " ÉTÉ  {} ")
+    pairs = [(variant.format(n), f"t{n}") for variant in variants for n in range(60)]
+    table = tmp_path / "f.jsonl"
+    lines = (json.dumps({"source": source, "target": target}) for source, target in pairs)
+    table.write_text("\n".join(lines), encoding="utf-8")
+    for result in (corpus(pairs, None), corpus(None, None, train=str(table))):
+        held_out = {target for targets in result.dev_references for target in targets}
+        train = {result.target.decode(result.train[n].target) for n in range(len(result.train))}
+        assert (len(held_out), len(train), len(result.dev)) == (3, 57, 12)
+        assert held_out.isdisjoint(train)
 
 
 @pytest.mark.parametrize("index", [0, 7, 11])

@@ -286,11 +286,12 @@ def _read(
 def _hold_out(
     parsed: ParsedPairs | MappedPairs, seed: int
 ) -> tuple[ParsedPairs | MappedPairs, ParsedPairs]:
-    """Hold out sources for validation; no source is in both sets."""
+    """Hold out sources for validation; no source is in both sets, nor one that differs in case only."""
     name = f"{parsed.name} (held-out pairs)"
     if isinstance(parsed, MappedPairs):
         return parsed, parsed.hold_out(seed)._replace(name=name)
-    sources = sorted({format_source(pair.key) for pair in parsed.pairs})
+    keys = [pair.folded_key for pair in parsed.pairs]
+    sources = sorted(set(keys))
     if len(sources) < 2:
         raise DataError(
             f"{parsed.name} contains only one source, so none can be held out for validation; set "
@@ -298,7 +299,7 @@ def _hold_out(
         )
     random.Random(seed).shuffle(sources)
     held_out = set(sources[: min(1000, max(1, len(sources) // 20))])
-    in_dev = [format_source(pair.key) in held_out for pair in parsed.pairs]
+    in_dev = [key in held_out for key in keys]
     train = [index for index, held in enumerate(in_dev) if not held]
     dev = [index for index, held in enumerate(in_dev) if held]
     return parsed.select(train), parsed.select(dev)._replace(name=name)

@@ -26,7 +26,7 @@ from regard.errors import DataError
 from regard.files import write_text
 from regard.pairs import MAX_LISTED, BadLine, Pair, ParsedPairs, reason_of
 from regard.progress import Progress
-from regard.text import UNK, Tokenizer, format_source
+from regard.text import UNK, Tokenizer
 from regard.version import __version__
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class MappedPairs:
         self.name = path
         rows = table_files.load(path, data)
         roles = (data.source_column, data.target_column, data.features_column)
-        self._fingerprint = _hash(rows._fingerprint, roles)  # pyright: ignore[reportPrivateUsage]
+        self._fingerprint = _hash(rows._fingerprint, roles, "folded keys")  # pyright: ignore[reportPrivateUsage]
         self._has_features = data.features_column is not None
 
         def check(batch: ArrowTable) -> ArrowTable:
@@ -81,7 +81,7 @@ class MappedPairs:
         return Texts(self._column(name), self.selected)
 
     def hold_out(self, seed: int) -> ParsedPairs:
-        """Remove pairs for validation and return them; no source is in both sets.
+        """Remove pairs for validation and return them; no source is in both sets, whatever its case.
 
         Their sources are those with the smallest hashes: 5 % of all sources, at most 1,000.
         """
@@ -283,11 +283,11 @@ def _uncollected() -> Generator[None]:
 
 
 def _checked(rows: Sequence[table_files.Row]) -> ArrowTable:
-    """Return the rows, the reasons why they cannot be used, and a hash of each source."""
+    """Return the rows, the reasons why they cannot be used, and a hash of each source's key."""
     import pyarrow as pa
 
     keys = [
-        hashlib.blake2b(format_source((row.source, row.features)).encode(), digest_size=8).digest()
+        hashlib.blake2b(Pair(row.source, "", row.features).folded_key.encode(), digest_size=8)
         for row in rows
     ]
     return pa.table(
@@ -296,7 +296,7 @@ def _checked(rows: Sequence[table_files.Row]) -> ArrowTable:
             "target": pa.array([row.target for row in rows], pa.string()),
             "features": pa.array([row.features for row in rows], pa.string()),
             "reason": pa.array(map(reason_of, rows), pa.string()),
-            "key": np.frombuffer(b"".join(keys), dtype=np.uint64),
+            "key": np.frombuffer(b"".join(key.digest() for key in keys), dtype=np.uint64),
         }
     )
 

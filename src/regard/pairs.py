@@ -1,5 +1,6 @@
 """Reading pairs of a source and a target: files and lists in memory."""
 
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -8,6 +9,7 @@ from regard import table_files
 from regard.config import DataConfig
 from regard.errors import ConfigError, DataError, is_utf8, quantity
 from regard.files import is_descriptor, read_lines
+from regard.text import format_source
 
 MAX_LISTED = 20
 """Number of bad lines that an error lists."""
@@ -30,6 +32,12 @@ class Pair(NamedTuple):
     def key(self) -> tuple[str, str | None]:
         """The source and its features; the targets of pairs with the same key are its references."""
         return self.source, self.features
+
+    @property
+    def folded_key(self) -> str:
+        """The key of all sources that a tokenizer may read alike: in any case, Unicode form and spacing."""
+        folded = " ".join(unicodedata.normalize("NFKC", self.source).lower().split())
+        return format_source((folded, self.features))
 
 
 PairLike = tuple[str, str] | tuple[str, str, str | None]
