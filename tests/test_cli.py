@@ -1398,6 +1398,7 @@ def test_attention_of_a_model_without_attention_is_rejected(
 # Other kinds of models
 
 
+@pytest.mark.slow
 def test_a_transformer_gives_the_same_in_python_and_on_the_command_line(
     regard: Command, folders: Folders, lines: str, tmp_path: Path
 ) -> None:

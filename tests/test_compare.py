@@ -75,6 +75,7 @@ def test_a_misspelt_model_gets_the_nearest(specification: str, nearest: str) -> 
         model_settings(specification)
 
 
+@pytest.mark.slow
 def test_every_model_is_trained_evaluated_and_plotted(tmp_path: Path) -> None:
     test = _pairs(30, 3)
     gold = [

@@ -37,6 +37,7 @@ def _demo(folder: Path, monkeypatch: pytest.MonkeyPatch, **training: object) -> 
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_the_demo_writes_a_model_and_two_heatmaps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

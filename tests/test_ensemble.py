@@ -530,6 +530,7 @@ def test_the_list_of_members_can_stand_in_a_file(
 SIZES = {f"{name}_dim": 8 for name in ("embedding", "encoder", "decoder", "attention")}
 
 
+@pytest.mark.slow
 def test_tokenizers_of_another_model_are_used(folders: list[Path], tmp_path: Path) -> None:
     config = Config(out=str(tmp_path / "new"), device="cpu", training=TrainingConfig(max_updates=1))
     pairs = [("a b x", "b a"), ("b c", "c b")]

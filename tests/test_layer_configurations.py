@@ -471,7 +471,7 @@ def check(number: int) -> dict[str, float]:
     return shares
 
 
-@pytest.mark.parametrize("first", range(0, 100, 50))
+@pytest.mark.parametrize("first", [0, pytest.param(50, marks=pytest.mark.slow)])
 def test_random_configurations_equal_the_reference(first: int, unchecked: None) -> None:
     for number in range(first, first + 50):
         check(number)

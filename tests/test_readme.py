@@ -34,6 +34,7 @@ def _commands(text: str) -> list[list[str]]:
 TOUR = next(block for block in _blocks("sh") if "regard data" in block)
 
 
+@pytest.mark.slow
 def test_the_tour_and_the_python_of_the_readme_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

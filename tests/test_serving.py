@@ -854,6 +854,7 @@ def _post(address: str, **body: Any) -> Any:
         return json.load(response)
 
 
+@pytest.mark.slow
 def test_requests_in_flight_finish_after_sigterm(folder: Path) -> None:
     process, address = _serve(str(folder))
     with ThreadPoolExecutor(4) as pool:
