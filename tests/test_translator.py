@@ -130,7 +130,12 @@ for item in (3, None, float("nan"), ["a", "b"], b"a"):
         to_list(["a", item])
     except regard.DataError as error:
         print(error)
-for texts in (5, None):
+class Frame:
+    columns = ["source"]
+    def __iter__(self):
+        return iter(self.columns)
+
+for texts in (5, None, Frame(), {"source": "a"}):
     try:
         to_list(texts)
     except regard.DataError as error:
@@ -154,12 +159,14 @@ except regard.ConfigError as error:
     assert lines[5:7] == [
         f"expected a string or an iterable of strings, got {x}" for x in ("5", "None")
     ]
-    for line, item in zip(lines[7:10], ["'ab'", "('a',)", "'es'"], strict=True):
+    for line, name in zip(lines[7:9], ["Frame", "dict"], strict=True):
+        assert line.endswith(f"got a {name}; give one of its columns, such as frame['source']")
+    for line, item in zip(lines[9:12], ["'ab'", "('a',)", "'es'"], strict=True):
         assert line.startswith(
             "expected (source, target) or (source, target, features) as pair 1, "
         )
         assert f"got {item}; for a DataFrame, pass" in line
-    assert lines[10] == (
+    assert lines[12] == (
         "the first argument of train must be a Config, got a list; to train without a Config, "
         "call regard.fit(pairs)"
     )

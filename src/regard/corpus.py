@@ -20,6 +20,7 @@ from regard.pairs import (
     PairLike,
     ParsedPairs,
     group_by_source,
+    held_out_sources,
     pairs_from,
     read_pairs,
     require_valid,
@@ -286,20 +287,21 @@ def _read(
 def _hold_out(
     parsed: ParsedPairs | MappedPairs, seed: int
 ) -> tuple[ParsedPairs | MappedPairs, ParsedPairs]:
-    """Hold out sources for validation; no source is in both sets, nor one that differs in case only."""
+    """Hold out sources for validation, with all that a tokenizer may read alike; none is in both sets."""
     name = f"{parsed.name} (held-out pairs)"
     if isinstance(parsed, MappedPairs):
         return parsed, parsed.hold_out(seed)._replace(name=name)
-    keys = [pair.folded_key for pair in parsed.pairs]
-    sources = sorted(set(keys))
-    if len(sources) < 2:
+    keys = {format_source(pair.key): pair.folded_key for pair in parsed.pairs}
+    sources = sorted(keys)
+    random.Random(seed).shuffle(sources)
+    folded = [*dict.fromkeys(keys[source] for source in sources)]
+    if len(folded) < 2:
         raise DataError(
             f"{parsed.name} contains only one source, so none can be held out for validation; set "
             "data.dev"
         )
-    random.Random(seed).shuffle(sources)
-    held_out = set(sources[: min(1000, max(1, len(sources) // 20))])
-    in_dev = [key in held_out for key in keys]
+    held_out = set(folded[: held_out_sources(len(folded))])
+    in_dev = [keys[format_source(pair.key)] in held_out for pair in parsed.pairs]
     train = [index for index, held in enumerate(in_dev) if not held]
     dev = [index for index, held in enumerate(in_dev) if held]
     return parsed.select(train), parsed.select(dev)._replace(name=name)

@@ -11,7 +11,7 @@ import gc
 import hashlib
 import json
 import random
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +24,16 @@ from regard.config import Config, DataConfig
 from regard.copy_mechanism import make_example
 from regard.errors import DataError
 from regard.files import write_text
-from regard.pairs import MAX_LISTED, BadLine, Pair, ParsedPairs, reason_of
+from regard.pairs import (
+    MAX_LISTED,
+    BadLine,
+    Pair,
+    ParsedPairs,
+    held_out_sources,
+    reason_of,
+)
 from regard.progress import Progress
-from regard.text import UNK, Tokenizer
+from regard.text import UNK, Tokenizer, format_source
 from regard.version import __version__
 
 if TYPE_CHECKING:
@@ -57,7 +64,7 @@ class MappedPairs:
         self.name = path
         rows = table_files.load(path, data)
         roles = (data.source_column, data.target_column, data.features_column)
-        self._fingerprint = _hash(rows._fingerprint, roles, "folded keys")  # pyright: ignore[reportPrivateUsage]
+        self._fingerprint = _hash(rows._fingerprint, roles, "keys, folded")  # pyright: ignore[reportPrivateUsage]
         self._has_features = data.features_column is not None
 
         def check(batch: ArrowTable) -> ArrowTable:
@@ -81,20 +88,23 @@ class MappedPairs:
         return Texts(self._column(name), self.selected)
 
     def hold_out(self, seed: int) -> ParsedPairs:
-        """Remove pairs for validation and return them; no source is in both sets, whatever its case.
+        """Remove pairs for validation and return them; no source is in both sets.
 
-        Their sources are those with the smallest hashes: 5 % of all sources, at most 1,000.
+        Their sources are those with the smallest hashes, 5 % of all that a tokenizer can tell apart, at
+        most 1,000, and those that it may read alike.
         """
         keys: UInt64[np.ndarray, " N"] = self._column("key").to_numpy()
         keys = keys ^ np.uint64(random.Random(seed).getrandbits(64))
-        ordered = np.sort(keys[self.selected])  # np.unique takes ten times as long
-        distinct = ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])]
-        if len(distinct) < 2:
+        folded: UInt64[np.ndarray, " N"] = self._column("folded").to_numpy()
+        count = held_out_sources(len(_distinct(folded[self.selected])))
+        largest = _distinct(keys[self.selected])[count - 1]
+        alike = _distinct(folded[self.selected & (keys <= largest)])
+        in_dev = self.selected & np.isin(folded, alike)
+        if (in_dev == self.selected).all():
             raise DataError(
                 f"{self.name} contains only one source, so none can be held out for validation; set "
                 "data.dev"
             )
-        in_dev = self.selected & (keys <= distinct[min(1000, max(1, len(distinct) // 20)) - 1])
         self.selected = self.selected & ~in_dev
         columns = [Texts(self._column(name), in_dev) for name in ("source", "target", "features")]
         pairs = [Pair(*fields) for fields in zip(*columns, strict=True)]
@@ -283,22 +293,31 @@ def _uncollected() -> Generator[None]:
 
 
 def _checked(rows: Sequence[table_files.Row]) -> ArrowTable:
-    """Return the rows, the reasons why they cannot be used, and a hash of each source's key."""
+    """Return the rows, the reasons why they cannot be used, and hashes of each source."""
     import pyarrow as pa
 
-    keys = [
-        hashlib.blake2b(Pair(row.source, "", row.features).folded_key.encode(), digest_size=8)
-        for row in rows
-    ]
+    pairs = [Pair(row.source, "", row.features) for row in rows]
     return pa.table(
         {
             "source": pa.array([row.source for row in rows], pa.string()),
             "target": pa.array([row.target for row in rows], pa.string()),
             "features": pa.array([row.features for row in rows], pa.string()),
             "reason": pa.array(map(reason_of, rows), pa.string()),
-            "key": np.frombuffer(b"".join(key.digest() for key in keys), dtype=np.uint64),
+            "key": _hashes(format_source(pair.key) for pair in pairs),
+            "folded": _hashes(pair.folded_key for pair in pairs),
         }
     )
+
+
+def _distinct(values: UInt64[np.ndarray, " N"]) -> UInt64[np.ndarray, " n"]:
+    """Return the distinct values in order; np.unique takes ten times as long."""
+    ordered = np.sort(values)
+    return ordered[np.concatenate([[True], ordered[1:] != ordered[:-1]])]
+
+
+def _hashes(texts: Iterable[str]) -> UInt64[np.ndarray, " n"]:
+    digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    return np.frombuffer(b"".join(digests), dtype=np.uint64)
 
 
 def _encoded(batch: ArrowTable, source: Tokenizer, target: Tokenizer, copy: bool) -> ArrowTable:

@@ -36,7 +36,8 @@ class Pair(NamedTuple):
     @property
     def folded_key(self) -> str:
         """The key of all sources that a tokenizer may read alike: in any case, Unicode form and spacing."""
-        folded = " ".join(unicodedata.normalize("NFKC", self.source).lower().split())
+        lowered = unicodedata.normalize("NFKC", self.source).lower()
+        folded = " ".join(unicodedata.normalize("NFKC", lowered).split())
         return format_source((folded, self.features))
 
 
@@ -194,6 +195,11 @@ def split_line(line: str, features_column: int | None) -> tuple[str, str | None,
     if features_column is not None and len(fields) >= features_column:
         features = fields.pop(features_column - 1)
     return fields[0] if fields else "", fields[1] if len(fields) > 1 else None, features
+
+
+def held_out_sources(count: int) -> int:
+    """Return how many of `count` distinct sources are held out for validation if there are no dev pairs."""
+    return min(1000, max(1, count // 20))
 
 
 def group_by_source(

@@ -183,8 +183,14 @@ def to_list(texts: str | Iterable[SourceLike]) -> list[SourceLike]:
     """Return the texts as a list.
 
     Raises:
-        DataError: `texts` is not iterable, or an item is neither a string nor (source, features).
+        DataError: `texts` is not iterable or a table, whose items are the names of its columns, or an
+            item is neither a string nor (source, features).
     """
+    if isinstance(texts, Mapping) or hasattr(texts, "columns"):
+        raise DataError(
+            f"expected a string or an iterable of strings, got a {type(texts).__name__}; give one of its "
+            "columns, such as frame['source']"
+        )
     if not isinstance(texts, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise DataError(f"expected a string or an iterable of strings, got {texts!r}")
     items: list[Any] = [texts] if isinstance(texts, str) else list(texts)
