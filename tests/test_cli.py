@@ -342,9 +342,13 @@ def test_the_help_of_every_command_is_free_of_types(regard: Command) -> None:
 
 
 def test_all_settings_can_be_printed(regard: Command) -> None:
-    result = regard("train", "--config", "g2p", "--out", "x", "--print-config")
-    assert result.status == 0
+    for out in ((), ("--out", "x")):
+        result = regard("train", "--config", "g2p", *out, "--print-config")
+        assert result.status == 0
+        assert "encoder_layers: 2" in result.out
+    result = regard("train", "--config", "g2p", "--adapt", "--print-config")
     assert "encoder_layers: 2" in result.out
+    assert "out:" not in result.out
 
 
 @pytest.mark.parametrize("options", [(), ("--config", "my.yaml", "--adapt")])

@@ -21,6 +21,9 @@ _COMMON = (
     "--members",
 )
 
+_NO_FOLDER = "-"
+"""In place of an output folder that is not given, if only the settings are printed."""
+
 _EXAMPLES = """
 examples:
   regard data reverse --out data
@@ -78,11 +81,12 @@ def _given_settings(parser: Parser, arguments: list[str]) -> str:
     result is empty, and the file may list all defaults.
     """
     rest = [argument for argument in arguments if argument != "--print-config"]
+    rest.insert(0, f"--out={_NO_FOLDER}")  # required, but not for this
     args, given = parser.parse_args(rest), parser.parse_args(rest, defaults=False).as_dict()
     adapts = args.adapt or args.config is None
     if not adapts and args.init_from is None and args.tokenizers_from is None:
         return ""
-    values = {name: value for name, value in given.items() if value not in (None, {})}
+    values = {name: value for name, value in given.items() if value not in (None, {}, _NO_FOLDER)}
     values.pop("config", None)
     text = yaml.dump(
         values | {"adapt": adapts}, Dumper=_Dumper, allow_unicode=True, sort_keys=False
