@@ -159,7 +159,7 @@ class HiddenMarkovAligner:
             for model in models:
                 model.jumps = torch.ones(2 * _SPAN + 1)
         counts = [torch.full_like(model.table, _SMOOTHING) for model in models]
-        # a length that no pair has room for is as improbable as one that never occurs
+        # a length that fits into no pair is as improbable as one that never occurs
         smoothing = torch.tensor([_SMOOTHING, 1.0])[:, None]
         lengths = [smoothing.repeat(1, 2 * _SPAN + 1) for _ in models]
         for batch in batches:
