@@ -24,14 +24,7 @@ from regard.config import Config, DataConfig
 from regard.copy_mechanism import make_example
 from regard.errors import DataError
 from regard.files import write_text
-from regard.pairs import (
-    MAX_LISTED,
-    BadLine,
-    Pair,
-    ParsedPairs,
-    held_out_sources,
-    reason_of,
-)
+from regard.pairs import MAX_LISTED, BadLine, Pair, ParsedPairs, held_out_sources, reason_of
 from regard.progress import Progress
 from regard.text import UNK, Tokenizer, format_source
 from regard.version import __version__
@@ -45,6 +38,8 @@ ArrowColumn = Any
 """A `pyarrow.ChunkedArray`."""
 
 _ROWS_AT_ONCE = 10_000
+_MANY_SOURCES = 100_000
+"""Number of sources from which on the most are held out, however many of them are alike."""
 
 
 class MappedPairs:
@@ -64,6 +59,7 @@ class MappedPairs:
         self.name = path
         rows = table_files.load(path, data)
         roles = (data.source_column, data.target_column, data.features_column)
+        # the last part stands for the contents of the hashes in `_checked`
         self._fingerprint = _hash(rows._fingerprint, roles, "keys, folded")  # pyright: ignore[reportPrivateUsage]
         self._has_features = data.features_column is not None
 
@@ -96,10 +92,12 @@ class MappedPairs:
         keys: UInt64[np.ndarray, " N"] = self._column("key").to_numpy()
         keys = keys ^ np.uint64(random.Random(seed).getrandbits(64))
         folded: UInt64[np.ndarray, " N"] = self._column("folded").to_numpy()
-        count = held_out_sources(len(_distinct(folded[self.selected])))
-        largest = _distinct(keys[self.selected])[count - 1]
-        alike = _distinct(folded[self.selected & (keys <= largest)])
-        in_dev = self.selected & np.isin(folded, alike)
+        distinct = _distinct(keys[self.selected])
+        many = len(distinct) >= _MANY_SOURCES
+        count = held_out_sources(len(distinct if many else _distinct(folded[self.selected])))
+        alike = _distinct(folded[self.selected & (keys <= distinct[count - 1])])
+        nearest = np.searchsorted(alike, folded).clip(max=len(alike) - 1)  # np.isin sorts all rows
+        in_dev = self.selected & (alike[nearest] == folded)
         if (in_dev == self.selected).all():
             raise DataError(
                 f"{self.name} contains only one source, so none can be held out for validation; set "
