@@ -505,6 +505,7 @@ def test_a_misspelt_setting_in_a_file_prints_one_line(
         ("evaluate m p --bleu-tokenize 13b", "got 13b; did you mean 13a?"),
         ("evaluate m", "missing: PAIRS"),
         ("align m p --glod g", "no option --glod; did you mean --gold?"),
+        ("distill m --print-config", "no option --print-config"),
         ("plot m text", "missing: --out"),
         ("data", "missing: NAME, --out"),
     ],

@@ -199,14 +199,20 @@ def test_models_that_are_added_have_the_settings_and_the_budget_of_the_others(
     configs = [json.loads(path.read_text()) for path in out.glob("*/seed-1/config.json")]
     assert [config["training"]["max_minutes"] for config in configs] == [MINUTES / 2] * 3
     with pytest.raises(ConfigError, match=r"trained with training.learning_rate .* equal settings"):
-        run("none", "additive", learning_rate=0.1)
+        run("none", "dot", "additive", learning_rate=0.1)
     with pytest.raises(ConfigError, match=r"trained with training.max_minutes 4.0, .* got 1"):
-        run("none", "additive", max_minutes=1)
+        run("none", "dot", "additive", max_minutes=1)
     assert (out / "none" / "seed-1" / "config.json").read_bytes() == before
-    run("none", "dot", max_minutes=5)  # trains both for longer
-    run("none", "dot", max_minutes=5, patience=20)
+    table = (out / "table.md").read_bytes()
+    with pytest.raises(
+        ConfigError, match="additive/seed-1 belongs to this comparison, too: include"
+    ):
+        run("none", "dot", max_minutes=5)
+    assert (out / "table.md").read_bytes() == table
+    run("none", "dot", "additive", max_minutes=5)  # trains all for longer
+    run("none", "dot", "additive", max_minutes=5, patience=20)
     with pytest.raises(ConfigError, match=r"trained with training.patience 20, .* got 10"):
-        run("none", "dot", max_minutes=5, patience=10)
+        run("none", "dot", "additive", max_minutes=5, patience=10)
 
 
 @pytest.mark.parametrize(

@@ -412,6 +412,10 @@ def test_members_are_trained_with_common_tokenizers_and_resumed(
     assert "[0] resumed at update 4" in err
     assert "\n[0] update 6" in err
     assert "[1] update 6" in err
+    assert train(out, *options, "--resume", "--training.max_updates=6") == 1
+    assert f"{out} has 2 members, and cannot be resumed with 1" in capfd.readouterr().err
+    assert train(tmp_path / "new", "--config", str(out / "config.json")) == 1
+    assert "config.json of an ensemble contains no settings" in capfd.readouterr().err
     members = regard.Translator.load(out).trained.members
     assert [each.config.training.seed for each in members] == [1, 2]
     assert [each.config.model.decoder for each in members] == ["bahdanau", "luong"]

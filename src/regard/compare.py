@@ -205,13 +205,20 @@ def _folder(out: Path, name: str, seed: int) -> Path:
 
 
 def _begun(out: Path, specifications: Sequence[tuple[str, int]]) -> dict[str, Config]:
-    """Return the stored settings of the models whose training has begun, by folder."""
-    folders = (_folder(out, name, seed) for name, seed in specifications)
-    return {
-        str(folder): model_folder.describe(folder).config
-        for folder in folders
-        if (folder / "config.json").exists()
-    }
+    """Return the stored settings of the models whose training has begun, by folder.
+
+    Raises:
+        ConfigError: the specifications leave one of them out, which the table would lose.
+    """
+    begun = sorted(path.parent for path in out.glob("*/seed-*/config.json"))
+    folders = {_folder(out, name, seed) for name, seed in specifications}
+    for folder in begun:
+        if folder not in folders:
+            raise ConfigError(
+                f"{folder} belongs to this comparison, too: include its model and its seed, move the folder "
+                "elsewhere, or choose another folder (out)"
+            )
+    return {str(folder): model_folder.describe(folder).config for folder in begun}
 
 
 def _require_equal_settings(config: Config, stored: Config) -> None:

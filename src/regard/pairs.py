@@ -35,9 +35,9 @@ class Pair(NamedTuple):
 
     @property
     def folded_key(self) -> str:
-        """The key of all sources that a tokenizer may read alike: in any case, Unicode form and spacing."""
+        """The key of all sources that a tokenizer may read alike: in any case and Unicode form, with or without spaces."""
         lowered = unicodedata.normalize("NFKC", self.source).lower()
-        folded = " ".join(unicodedata.normalize("NFKC", lowered).split())
+        folded = "".join(unicodedata.normalize("NFKC", lowered).split())
         return format_source((folded, self.features))
 
 

@@ -40,7 +40,7 @@ def run(arguments: list[str]) -> None:
     skip = args.dev is None and translator.trained.config.data.bad_lines == "skip"
     if pairs is None:
         _warn(
-            "the dev pairs of the training run are missing or have changed; measure the quality with --dev"
+            "no unchanged file contains just the dev pairs of the training run; measure the quality with --dev"
         )
     round_weights(translator.trained.model, args.weights)
     if pairs is None:

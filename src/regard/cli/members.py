@@ -50,7 +50,7 @@ def train_members(parser: Parser, arguments: Sequence[str], args: Namespace) -> 
         )
     plans = _plans(parser, arguments, args)
     refuse_pipes(*map(plans[0]["data"].get, ("train", "dev", "train_links")))
-    out = _output_folder(Path(args.out), args.resume)
+    out = _output_folder(Path(args.out), args.resume, len(plans))
     with exclusive(out, out / "members" / ".lock"):
         commands = _write_plans(plans, out, args)
         _run(commands, min(args.jobs, len(plans)), out / "members" / "0" / "config.json")
@@ -111,12 +111,18 @@ def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[di
     return plans
 
 
-def _output_folder(out: Path, resume: bool) -> Path:
+def _output_folder(out: Path, resume: bool, count: int) -> Path:
     if not resume:
         remedy = "choose another folder (--out), or continue its training (--resume)"
         return require_empty_folder(out, remedy)
     if out.exists() and not (out / "members").is_dir():
         return require_empty_folder(out, "it contains no members to resume: choose another folder")
+    existing = sum(path.name.isdecimal() for path in (out / "members").glob("*/"))
+    if existing > count:
+        raise ConfigError(
+            f"{out} has {existing} members, and cannot be resumed with {count}: give --members {existing}, "
+            "or choose another folder (--out)"
+        )
     return out
 
 

@@ -53,7 +53,7 @@ def _load_settings(text: str) -> Any:
     Raises:
         yaml.YAMLError: the text is malformed, is nested too deeply, or has too many values once its
             aliases are expanded.
-        ConfigError: a group of settings is not a mapping.
+        ConfigError: a group of settings is not a mapping, or it is the config.json of an ensemble.
     """
     _check_size(text)
     _check_nodes(yaml.compose(text, Loader=yaml.SafeLoader))
@@ -63,6 +63,11 @@ def _load_settings(text: str) -> Any:
         raise yaml.YAMLError(str(error).partition(";")[0]) from None
     _require_mappings(values, text)
     if isinstance(values, dict) and {*_NOT_SETTINGS[:2]} <= values.keys():
+        if not GROUPS.keys() & values.keys():
+            raise ConfigError(
+                "the config.json of an ensemble contains no settings: give that of a member, for example "
+                "members/0/config.json"
+            )
         return {name: value for name, value in values.items() if name not in _NOT_SETTINGS}
     return values
 
@@ -136,14 +141,21 @@ class Parser(ArgumentParser):
     Args:
         common: options that `--help` lists; `--help-all` lists all options. If there are no common
             options, `--help` lists all of them.
+        print_config: name of the option that prints the settings.
     """
 
-    def __init__(self, *args: Any, common: Collection[str] = (), **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        common: Collection[str] = (),
+        print_config: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             *args,
             allow_abbrev=False,
             formatter_class=HelpFormatter,
-            print_config="--print-config",
+            print_config=print_config,
             **kwargs,
         )
         self._common = {"-h", "--help-all", *common} if common else None
@@ -326,7 +338,6 @@ def add_settings(parser: Parser) -> None:
         help="recipe, or YAML or config.json file of settings",
     )
     actions = parser.options()
-    actions["--print-config"].help = "print the settings as a file for --config, and exit"
     for name, cls in GROUPS.items():
         parser.add_class_arguments(cls, name)
         # jsonargparse's option for a file with the settings of one group

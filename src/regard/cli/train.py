@@ -126,8 +126,10 @@ def make_parser() -> Parser:
         description=__doc__,
         epilog=_EXAMPLES,
         common=_COMMON,
+        print_config="--print-config",
     )
     add_settings(parser)
+    parser.options()["--print-config"].help = "print the settings as a file for --config, and exit"
     add_output_folder(parser)
     add_device(parser)
     parser.add_argument(
