@@ -5,6 +5,9 @@ BIN := .venv/bin
 # of the tests, with a thread each: one waits for a browser or a server, mostly
 PROCESSES := $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
+# the tests start many processes, each of which would compile the modules again
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo models test slow soak docs lint wheel clean
 
 demo: .venv/installed

@@ -1,9 +1,10 @@
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from regard import ConfigError, Translator, symmetrize
+from regard import ConfigError, Translator, aligner, symmetrize
 from regard.aligner import train_both, write_links
 from regard.cli.main import main
 from regard.files import read_lines
@@ -130,6 +131,24 @@ def test_lines_that_cannot_be_aligned_stop_the_run_on_request(
     assert main([*command, "--data.max_length=2", "--data.bad_lines=stop"]) == 1
     assert reason in capsys.readouterr().err
     assert not (out / "links.pharaoh").exists()
+
+
+def test_a_second_command_leaves_the_guide_of_a_running_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [(text, text.upper()) for text in WORDS]
+    write_guide = aligner._write_guide
+
+    def write_and_start_again(*args: Any) -> None:
+        write_guide(*args)
+        monkeypatch.setattr(aligner, "_write_guide", pytest.fail)
+        with pytest.raises(ConfigError, match="another process is training"):
+            train_both(tmp_path, pairs, pairs[:3], **SETTINGS)
+
+    monkeypatch.setattr(aligner, "_write_guide", write_and_start_again)
+    forward, _ = train_both(tmp_path, pairs, pairs[:3], **SETTINGS)
+    assert forward.trained.config.training.guided_alignment is not None
+    assert (tmp_path / "guide.pharaoh").exists()
 
 
 def test_synthetic_pairs_are_not_guided(tmp_path: Path) -> None:

@@ -175,6 +175,12 @@ def test_sources_that_a_tokenizer_may_read_alike_are_held_out_together(tmp_path:
         assert held_out.isdisjoint(train)
 
 
+def test_sources_with_the_same_features_are_held_out_together() -> None:
+    pairs = [(f"a{n}", "t", features) for n in range(60) for features in ("V;PST", "V | PST")]
+    sources = [source for source, _ in corpus(pairs, None, features_column=3).dev_sources]
+    assert (len(sources), len({*sources})) == (6, 3)
+
+
 def test_other_sources_are_held_out_as_before() -> None:
     pairs = [(f"{'Ab' * (n % 9)}{'b' * n}", str(n)) for n in range(1, 60)]
     sources = sorted(source for source, _ in pairs)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard import checkpoints
 from regard import demo as demos
 from regard.config import Config
 from regard.errors import ConfigError
@@ -87,7 +88,12 @@ def test_the_demo_replaces_only_its_own_folder(tmp_path: Path) -> None:
     own, other = tmp_path / "own", tmp_path / "other"
     demos.new_folder(own)
     (own / "model").mkdir()
+    (own / "scores.json").write_text("mine")
+    with checkpoints.locked(own / "model"), pytest.raises(ConfigError, match="another process is"):
+        demos.new_folder(own)
+    (own / "model" / "config.json").touch()
     assert not (demos.new_folder(own) / "model").exists()
+    assert (own / "scores.json").read_text() == "mine"
     other.mkdir()
     (other / "thesis.txt").write_text("mine")
     with pytest.raises(ConfigError, match="was not created by the demo"):

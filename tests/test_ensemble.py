@@ -432,7 +432,7 @@ def test_a_seed_of_one_member_does_not_change_the_dev_pairs(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def check(commands: list[list[str]], *_: object) -> None:
-        files = [Path(each[each.index("--config") + 1]) for each in commands]
+        files = [Path(each[0].removeprefix("--config=")) for each in commands]
         plans.extend(yaml.safe_load(file.read_text()) for file in files)
         raise JobError("checked")
 

@@ -16,6 +16,8 @@ from regard.request import prepare
 
 MakeTranslator = Callable[..., regard.Translator]
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 MODELS = [
     {"attention": "additive"},
     {"attention": "dot", "decoder": "bahdanau", "decoder_layers": 2},
@@ -182,9 +184,7 @@ def test_a_prefix_that_pins_make_impossible_is_named(make_translator: MakeTransl
             )
 
 
-def test_interventions_may_be_iterators_and_arrays(
-    make_translator: MakeTranslator, unchecked: None
-) -> None:
+def test_interventions_may_be_iterators_and_arrays(make_translator: MakeTranslator) -> None:
     translator = make_translator(kind="transformer", decoder_layers=1)
     texts = ["a b c", "a"]
     heads = itertools.product(range(1), range(2))
@@ -212,7 +212,7 @@ def test_interventions_may_be_iterators_and_arrays(
     ],
 )
 def test_interventions_of_another_type_raise(
-    make_translator: MakeTranslator, unchecked: None, interventions: Any, message: str
+    make_translator: MakeTranslator, interventions: Any, message: str
 ) -> None:
     with pytest.raises(regard.RegardError, match=re.escape(message)):
         prepare(make_translator().trained, ["a b"], **interventions)

@@ -32,6 +32,8 @@ from regard.models import Seq2Seq, build
 from regard.search import beam_search
 from regard.text import EOS
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 DECODERS = ("luong", "bahdanau")
 SCORES = ("additive", "concat", "dot", "scaled_dot", "bilinear", "inner_product")
 

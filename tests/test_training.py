@@ -29,6 +29,8 @@ from regard.kernels.compilation import _spent, compile_seconds, compiling
 from regard.progress import Progress
 from regard.trainer import Trainer
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 PAIRS = [(" ".join(word), " ".join(reversed(word))) for word in (
     "abc", "bca", "cab", "abcd", "dcba", "bd", "ac", "ad", "cd", "dbca", "acbd", "a", "b", "ddd",
 )]  # fmt: skip

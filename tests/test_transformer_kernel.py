@@ -53,6 +53,8 @@ def assert_equal_outputs(
             np.testing.assert_allclose(hypothesis.weights, other.weights, 0, tolerance)
 
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 MODELS = [
     {},
     {"attention": "dot", "heads": 1, "positions": "learned"},

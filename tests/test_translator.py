@@ -25,6 +25,8 @@ from regard.request import prepare
 from regard.text import BOS, EOS, Encoding, Tokenizer
 from regard.translation import Translation
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 SOURCES = ["a b c", "c", "b a", "", "a a a b", "  ", "c b"]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from regard import checkpoints
 from regard.alignment import Alignment, Link, read_gold, word_weights
 from regard.config import Config, Symmetrization, from_dict
 from regard.errors import ConfigError, DataError, RegardError
@@ -92,16 +93,18 @@ def train_both(
     if _has_begun(out) and not resume:
         remedy = "choose another folder (out), or continue its training (resume)"
         require_empty_folder(Path(out) / "forward", remedy)
-    if guide is not None and not _has_begun(out):
-        parsed = checked if isinstance(checked, ParsedPairs) else pairs_from(checked)
-        parsed.require_valid(None)
-        _write_guide(guide, parsed, config)
-    try:
-        forward = run("forward", swap=False)
-    except RegardError:
+    # held until the reverse model is trained: another command would replace or remove the guide
+    with checkpoints.locked(Path(out) / "reverse"):
         if guide is not None and not _has_begun(out):
-            guide.unlink(missing_ok=True)
-        raise
+            parsed = checked if isinstance(checked, ParsedPairs) else pairs_from(checked)
+            parsed.require_valid(None)
+            _write_guide(guide, parsed, config)
+        try:
+            forward = run("forward", swap=False)
+        except RegardError:
+            if guide is not None and not _has_begun(out):
+                guide.unlink(missing_ok=True)
+            raise
     # both models split a text into the same words
     units = forward.trained.config.source.unit, forward.trained.config.target.unit
     source, target = {**settings.get("source", {})}, settings.get("target", {})

@@ -12,7 +12,7 @@ import rich
 import torch
 import yaml
 
-from regard import datasets
+from regard import checkpoints, datasets
 from regard.alignment import GoldAlignment
 from regard.charts import terminal_heatmap
 from regard.config import Config, from_dict
@@ -50,12 +50,12 @@ def demo(out: str | Path, device: str = "auto", log: Callable[[str], None] = pri
     """Use a ready model, train on `phrasebook`, translate two unseen sentences, evaluate, and draw two heatmaps.
 
     Args:
-        out: output folder; the folder of an earlier demo is replaced.
+        out: output folder; what an earlier demo has written there is replaced, and nothing else.
         device: `auto`, `cpu`, `cuda` or `mps`.
         log: function called with every line of output.
 
     Raises:
-        ConfigError: the folder has contents that the demo did not create.
+        ConfigError: the folder has contents that the demo did not create, or a demo is running in it.
     """
     folder = new_folder(Path(out))
     show_ready_model(device, log)
@@ -126,15 +126,17 @@ def demo_config(folder: Path, device: str = "auto") -> Config:
 
 
 def new_folder(folder: Path) -> Path:
-    """Create a folder with the demo's marker file, replacing the folder of an earlier demo.
+    """Create a folder with the demo's marker file, or remove the model of an earlier demo from it.
 
     Raises:
-        ConfigError: the folder has contents that the demo did not create.
+        ConfigError: the folder has contents that the demo did not create, or a demo is running in it.
     """
     target = Path(os.path.realpath(folder))  # keeps a symbolic link
-    if (target / _MARKER).exists():
-        shutil.rmtree(target)
-    require_empty_folder(target, "it was not created by the demo: choose another folder (out)")
-    target.mkdir(parents=True, exist_ok=True)
-    (target / _MARKER).touch()
+    if not (target / _MARKER).exists():
+        require_empty_folder(target, "it was not created by the demo: choose another folder (out)")
+        target.mkdir(parents=True, exist_ok=True)
+        (target / _MARKER).touch()
+    elif (target / "model").exists():
+        with checkpoints.locked(target / "model"):
+            shutil.rmtree(target / "model")
     return folder

@@ -9,7 +9,7 @@ from regard import table_files
 from regard.config import DataConfig
 from regard.errors import ConfigError, DataError, is_utf8, quantity
 from regard.files import is_descriptor, read_lines
-from regard.text import format_source
+from regard.text import format_source, split_features
 
 MAX_LISTED = 20
 """Number of bad lines that an error lists."""
@@ -35,10 +35,12 @@ class Pair(NamedTuple):
 
     @property
     def folded_key(self) -> str:
-        """The key of all sources that a tokenizer may read alike: in any case and Unicode form, with or without spaces."""
+        """The key of all sources that a tokenizer may read alike: in any case, Unicode form and spacing."""
         lowered = unicodedata.normalize("NFKC", self.source).lower()
         folded = "".join(unicodedata.normalize("NFKC", lowered).split())
-        return format_source((folded, self.features))
+        return format_source(
+            (folded, " ".join(split_features(self.features or "", "NFKC")) or None)
+        )
 
 
 PairLike = tuple[str, str] | tuple[str, str, str | None]
@@ -140,6 +142,10 @@ def _read(path: str, data: DataConfig) -> ParsedPairs:
         )
     files = path.split(",")
     if len(files) == 2 and not Path(path).exists():
+        if not all(files):
+            raise DataError(
+                f"{path}: a file name is missing; give two parallel files as F.src,F.tgt"
+            )
         if features_column is not None:
             raise DataError(
                 f"{path}: parallel files have no columns, so features_column {features_column} does "

@@ -1,4 +1,7 @@
-"""regard demo: use a ready model, then train on a small built-in dataset in about a minute and plot the attention weights."""
+"""regard demo: use a ready model, then train on a small built-in dataset in about a minute and plot the attention weights.
+
+What an earlier demo has written to the output folder is replaced.
+"""
 
 import shlex
 import shutil

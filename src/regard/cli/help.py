@@ -28,11 +28,6 @@ class HelpFormatter(DefaultHelpFormatter):
         default = str(default).lower() if isinstance(default, bool) else default
         return f"{text.rstrip('.')} (default: {default})"
 
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if "--print-config" in action.option_strings:
-            return "--print-config"
-        return super()._format_action_invocation(action)
-
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         """Fill each paragraph; lines that are indented, such as commands, stay as they are."""
         paragraphs = text.strip().split("\n\n")

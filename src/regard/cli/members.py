@@ -64,7 +64,7 @@ def _write_plans(plans: list[dict[str, Any]], out: Path, args: Namespace) -> lis
         folder = out / "members" / str(index)
         file = folder.with_suffix(".yaml")
         write_text(file, json.dumps(plan, ensure_ascii=False, indent=2) + "\n")  # is YAML, too
-        options = ["--config", str(file), "--out", str(folder), "--device", args.device]
+        options = [f"--config={file}", f"--out={folder}", f"--device={args.device}"]
         options += ["--adapt"] if args.adapt or args.config is None else []
         options += ["--resume"] if args.resume else []
         commands.append([*options, *_origin(args, index)])
@@ -130,8 +130,8 @@ def _origin(args: Namespace, index: int) -> list[str]:
     """Return where a member takes its tokenizers from: the model that is given, or the first member."""
     for name in ("init_from", "tokenizers_from"):
         if args[name] is not None:
-            return [f"--{name.replace('_', '-')}", args[name]]
-    return ["--tokenizers-from", str(Path(args.out) / "members" / "0")] if index else []
+            return [f"--{name.replace('_', '-')}={args[name]}"]
+    return [f"--tokenizers-from={Path(args.out) / 'members' / '0'}"] if index else []
 
 
 def _run(commands: list[list[str]], jobs: int, first_description: Path) -> None:

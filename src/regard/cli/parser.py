@@ -141,21 +141,14 @@ class Parser(ArgumentParser):
     Args:
         common: options that `--help` lists; `--help-all` lists all options. If there are no common
             options, `--help` lists all of them.
-        print_config: name of the option that prints the settings.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        common: Collection[str] = (),
-        print_config: str | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, common: Collection[str] = (), **kwargs: Any) -> None:
         super().__init__(
             *args,
             allow_abbrev=False,
             formatter_class=HelpFormatter,
-            print_config=print_config,
+            print_config=None,
             **kwargs,
         )
         self._common = {"-h", "--help-all", *common} if common else None
@@ -167,7 +160,7 @@ class Parser(ArgumentParser):
         # regard.cli.main reads it from the arguments
         self.add_argument(
             "--debug",
-            action=_Flag,
+            action=Flag,
             help="print the traceback if an error occurs, and log what is not computed by a kernel",
         )
 
@@ -292,7 +285,7 @@ def _is_positional(argument: str) -> bool:
     return " " in argument.partition("=")[0]
 
 
-class _Flag(argparse.Action):
+class Flag(argparse.Action):
     """An option that has no value and stores none."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
@@ -300,10 +293,10 @@ class _Flag(argparse.Action):
         super().__init__(option_strings, hidden, nargs=0, default=hidden, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        pass
+        """Store nothing."""
 
 
-class _HelpAll(_Flag):
+class _HelpAll(Flag):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         assert isinstance(parser, Parser)
         parser.print_all_help()

@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 
 from regard.cli.members import stop_with_parent, train_members
 from regard.cli.options import add_device, add_output_folder, enable_huge_pages, loading
-from regard.cli.parser import Parser, add_settings, recipe_first, settings
+from regard.cli.parser import Flag, Parser, add_settings, recipe_first, settings
 from regard.errors import ConfigError
 
 _COMMON = (
@@ -40,8 +40,8 @@ examples:
 def run(arguments: list[str]) -> None:
     """Train, with progress on standard error."""
     parser, expanded = make_parser(), recipe_first(arguments)
-    if "--print-config" in expanded and (text := _given_settings(parser, expanded)):
-        print(text, end="")
+    if "--print-config" in expanded:
+        print(_printed_settings(parser, expanded), end="")
         return
     args = parser.parse_args(expanded)
     given = parser.parse_args(expanded, defaults=False)
@@ -74,23 +74,24 @@ def run(arguments: list[str]) -> None:
     )
 
 
-def _given_settings(parser: Parser, arguments: list[str]) -> str:
-    """Return a file of settings that trains as these arguments do, where defaults would not.
+def _printed_settings(parser: Parser, arguments: list[str]) -> str:
+    """Return a file of settings that trains as these arguments do.
 
-    They would not if the other settings are chosen from the pairs or taken from a model; otherwise, the
-    result is empty, and the file may list all defaults.
+    It lists all settings, but only the given ones if the others are chosen from the pairs or taken from a
+    model.
     """
-    rest = [argument for argument in arguments if argument != "--print-config"]
-    rest.insert(0, f"--out={_NO_FOLDER}")  # required, but not for this
-    args, given = parser.parse_args(rest), parser.parse_args(rest, defaults=False).as_dict()
+    expanded = [f"--out={_NO_FOLDER}", *arguments]  # required, but not for this
+    args = parser.parse_args(expanded)
     adapts = args.adapt or args.config is None
-    if not adapts and args.init_from is None and args.tokenizers_from is None:
-        return ""
-    values = {name: value for name, value in given.items() if value not in (None, {}, _NO_FOLDER)}
+    open_ones = adapts or args.init_from is not None or args.tokenizers_from is not None
+    values = parser.parse_args(expanded, defaults=not open_ones).as_dict()
+    values = {name: value for name, value in values.items() if value not in (None, {}, _NO_FOLDER)}
     values.pop("config", None)
     text = yaml.dump(
         values | {"adapt": adapts}, Dumper=_Dumper, allow_unicode=True, sort_keys=False
     )
+    if not open_ones:
+        return text
     origin = "chosen from the pairs" if adapts else "those of the model, or defaults"
     return f"# settings that are not listed are {origin}\n{text}"
 
@@ -126,10 +127,11 @@ def make_parser() -> Parser:
         description=__doc__,
         epilog=_EXAMPLES,
         common=_COMMON,
-        print_config="--print-config",
     )
     add_settings(parser)
-    parser.options()["--print-config"].help = "print the settings as a file for --config, and exit"
+    parser.add_argument(
+        "--print-config", action=Flag, help="print the settings as a file for --config, and exit"
+    )
     add_output_folder(parser)
     add_device(parser)
     parser.add_argument(
