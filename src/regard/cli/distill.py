@@ -1,7 +1,8 @@
 """Train one model on the outputs of another, such as an ensemble, and on the original targets.
 
 Sequence-level distillation (Kim and Rush 2016): the teacher translates the sources of --data.train and
-the lines of --unlabelled. OUT/outputs.tsv contains its outputs, and OUT/model the trained model.
+the lines of --unlabelled. OUT/outputs.tsv contains its outputs, and OUT/model the trained model. Pairs that
+are longer than data.max_length are skipped and counted.
 """
 
 import shlex
