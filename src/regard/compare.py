@@ -4,7 +4,9 @@ The comparison shows the effect of attention. A model without attention compress
 one state, and its accuracy falls with the length of the source; the chart shows where.
 """
 
+import contextlib
 import dataclasses
+import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +15,11 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, get_args
 
-from regard import model_folder
 from regard.alignment import GoldAlignment
 from regard.charts import LineChart, Point
-from regard.config import AttentionName, Config, from_dict
+from regard.config import GROUPS, AttentionName, Config, from_dict
 from regard.curves import read_history
-from regard.errors import ConfigError, DataError, nearest, quantity
+from regard.errors import ConfigError, DataError, RegardError, nearest, quantity
 from regard.evaluation import Report, align, evaluate
 from regard.files import write_json, write_text
 from regard.metrics import LengthBin, MetricValues, length_bins
@@ -27,6 +28,12 @@ from regard.setting_checks import check_beam_size
 from regard.training import train
 from regard.translator import Translator
 
+_SETTINGS = "settings.json"
+"""File with the common settings of the models."""
+_FILES = ("train", "dev", "train_links")
+"""Settings that may change: the contents of these files are compared, not their paths."""
+_LONGER = ("max_minutes", "max_updates", "patience")
+"""Settings that may grow: they continue the training of every model."""
 MINUTES = 8.0
 """Default time budget for all training runs together."""
 
@@ -98,7 +105,8 @@ def compare(
     Args:
         settings: groups of settings by name, as for `config.from_dict`; common to all models.
         models: specifications, such as `none`, `additive`, `luong:dot`, `transformer`.
-        out: output folder for the models, `table.md`, `table.json` and `by_length.html` (and .png, .svg).
+        out: output folder for the models, `settings.json`, `table.md`, `table.json` and `by_length.html`
+            (and .png, .svg).
         test: pairs to evaluate on.
         seeds: training seeds; each model is trained once per seed.
         gold: gold links of the test pairs.
@@ -123,15 +131,32 @@ def compare(
             "line per pair is needed"
         )
     specifications = [*product(models, seeds)]
-    begun = _begun(out, specifications) if resume else {}
-    minutes = max(
-        (config.training.max_minutes or 0.0 for config in begun.values()),
-        default=MINUTES / len(specifications),
-    )
-    plans = [(name, _config(settings, name, seed, minutes, out)) for name, seed in specifications]
-    for _, config in plans:
-        if config.out in begun:
-            _require_equal_settings(config, begun[config.out])
+    common = _common_settings(settings, specifications, out, resume)
+    plans = [
+        (name, _config({**settings, **common}, name, seed, out)) for name, seed in specifications
+    ]
+    is_new = not (out / _SETTINGS).exists()
+    write_json(out / _SETTINGS, common)
+    try:
+        return _run(plans, out, test, gold, beam_size, resume, log)
+    except BaseException:
+        if is_new and not _begun(out):  # so that the command can be corrected and repeated
+            (out / _SETTINGS).unlink()
+            for _, config in plans:
+                with contextlib.suppress(OSError):
+                    Path(str(config.out)).parent.rmdir()
+        raise
+
+
+def _run(
+    plans: Sequence[tuple[str, Config]],
+    out: Path,
+    test: Sequence[PairLike],
+    gold: Sequence[GoldAlignment] | None,
+    beam_size: int,
+    resume: bool,
+    log: Callable[[str], None],
+) -> list[Run]:
     runs: list[Run] = []
     for number, (name, config) in enumerate(plans, start=1):
         label = f"{name}, seed {config.training.seed}"
@@ -189,11 +214,63 @@ def by_length(runs: Sequence[Run]) -> LineChart:
     )
 
 
-def _config(settings: Mapping[str, Any], name: str, seed: int, minutes: float, out: Path) -> Config:
-    training = {**settings.get("training", {}), "seed": seed}
-    if training.get("max_minutes") is None:
-        training["max_minutes"] = minutes
-    model = {**settings.get("model", {}), **model_settings(name)}
+def _common_settings(
+    settings: Mapping[str, Any], specifications: Sequence[tuple[str, int]], out: Path, resume: bool
+) -> dict[str, dict[str, Any]]:
+    """Return the settings of all models by group, with their time budget.
+
+    Raises:
+        ConfigError: a comparison that is resumed has other settings, or models that the table would lose.
+    """
+    common = {name: dict(settings.get(name, {})) for name in GROUPS}
+    begun = _begun(out) if resume else []
+    stored = _read_settings(out) if begun or (resume and (out / _SETTINGS).exists()) else None
+    if common["training"].get("max_minutes") is None:
+        minutes = MINUTES / len(specifications) if stored is None else stored.training.max_minutes
+        common["training"]["max_minutes"] = minutes
+    folders = {_folder(out, name, seed) for name, seed in specifications}
+    for folder in begun:
+        if folder not in folders:
+            raise ConfigError(
+                f"{folder} belongs to this comparison, too: include its model and its seed, move the folder "
+                "elsewhere, or choose another folder (out)"
+            )
+    if stored is not None:
+        _require_equal_settings(from_dict(common), stored, out)
+    return common
+
+
+def _begun(out: Path) -> list[Path]:
+    """Return the folders of the models whose training has begun."""
+    return sorted(path.parent for path in out.glob("*/seed-*/config.json"))
+
+
+def _read_settings(out: Path) -> Config:
+    try:
+        return from_dict(json.loads((out / _SETTINGS).read_text("utf-8")))
+    except (OSError, ValueError, RegardError):
+        raise ConfigError(
+            f"{out} has lost {_SETTINGS}, the settings of its models, or it is damaged; choose another folder "
+            "(out)"
+        ) from None
+
+
+def _require_equal_settings(new: Config, old: Config, out: Path) -> None:
+    """Raise a ConfigError if settings differ, except for paths and a longer training."""
+    for group in GROUPS:
+        for field in dataclasses.fields(getattr(new, group)):
+            value, before = (getattr(getattr(each, group), field.name) for each in (new, old))
+            longer = field.name in _LONGER and None not in (value, before) and value > before
+            if value != before and field.name not in _FILES and not longer:
+                raise ConfigError(
+                    f"the models in {out} were trained with {group}.{field.name} {before}, and models that "
+                    f"are compared need equal settings, got {value}: change it, or choose another folder (out)"
+                )
+
+
+def _config(settings: Mapping[str, Any], name: str, seed: int, out: Path) -> Config:
+    training = {**settings["training"], "seed": seed}
+    model = {**settings["model"], **model_settings(name)}
     folder = str(_folder(out, name, seed))
     config = from_dict({**settings, "model": model, "training": training, "out": folder})
     config.check_groups()
@@ -202,39 +279,6 @@ def _config(settings: Mapping[str, Any], name: str, seed: int, minutes: float, o
 
 def _folder(out: Path, name: str, seed: int) -> Path:
     return out / name.replace(":", "-") / f"seed-{seed}"
-
-
-def _begun(out: Path, specifications: Sequence[tuple[str, int]]) -> dict[str, Config]:
-    """Return the stored settings of the models whose training has begun, by folder.
-
-    Raises:
-        ConfigError: the specifications leave one of them out, which the table would lose.
-    """
-    begun = sorted(path.parent for path in out.glob("*/seed-*/config.json"))
-    folders = {_folder(out, name, seed) for name, seed in specifications}
-    for folder in begun:
-        if folder not in folders:
-            raise ConfigError(
-                f"{folder} belongs to this comparison, too: include its model and its seed, move the folder "
-                "elsewhere, or choose another folder (out)"
-            )
-    return {str(folder): model_folder.describe(folder).config for folder in begun}
-
-
-def _require_equal_settings(config: Config, stored: Config) -> None:
-    """Raise a ConfigError if a model was trained with other settings, or for longer."""
-    for group in ("source", "target", "model", "training"):
-        new, old = getattr(config, group), getattr(stored, group)
-        for name in sorted(new.given):
-            value, before = getattr(new, name), getattr(old, name)
-            longer = (
-                name in ("max_minutes", "max_updates", "patience") and before and value > before
-            )
-            if value not in (None, "auto", before) and not longer:
-                raise ConfigError(
-                    f"{config.out} was trained with {group}.{name} {before}, and the models compared need "
-                    f"equal settings, got {value}: leave it out, or choose another folder (out)"
-                )
 
 
 def _evaluate(
