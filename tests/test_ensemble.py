@@ -455,6 +455,7 @@ def test_a_first_member_without_a_model_is_reported(
     err = capfd.readouterr().err
     assert "[0] caf\\xe9\n" in err
     assert "member 0 saved no model" in err
+    assert [*(tmp_path / "all").iterdir()] == []
 
 
 def test_a_member_stops_when_its_parent_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

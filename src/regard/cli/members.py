@@ -53,8 +53,23 @@ def train_members(parser: Parser, arguments: Sequence[str], args: Namespace) -> 
     out = _output_folder(Path(args.out), args.resume, len(plans))
     with exclusive(out, out / "members" / ".lock"):
         commands = _write_plans(plans, out, args)
-        _run(commands, min(args.jobs, len(plans)), out / "members" / "0" / "config.json")
+        try:
+            _run(commands, min(args.jobs, len(plans)), out / "members" / "0" / "config.json")
+        except BaseException:
+            _remove_plans(out / "members")
+            raise
     return len(plans)
+
+
+def _remove_plans(folder: Path) -> None:
+    """Remove the files of a run whose members have saved nothing, so that the command can be corrected."""
+    if any(folder.glob("*/config.json")):
+        return
+    for path in folder.iterdir():
+        if path.is_file():
+            path.unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def _write_plans(plans: list[dict[str, Any]], out: Path, args: Namespace) -> list[list[str]]:
