@@ -92,6 +92,10 @@ def test_the_demo_replaces_only_its_own_folder(tmp_path: Path) -> None:
     with checkpoints.locked(own / "model"), pytest.raises(ConfigError, match="another process is"):
         demos.new_folder(own)
     (own / "model" / "config.json").touch()
+    (own / "model" / "scores.json").touch()
+    with pytest.raises(ConfigError, match=r"model/scores.json was not created by the demo"):
+        demos.new_folder(own)
+    (own / "model" / "scores.json").unlink()
     assert not (demos.new_folder(own) / "model").exists()
     assert (own / "scores.json").read_text() == "mine"
     other.mkdir()

@@ -39,7 +39,7 @@ _held: dict[Path, os.stat_result] = {}
 """The lock files that this process holds."""
 
 
-_WRITTEN = (
+WRITTEN = (
     "config.json",
     "source.json",
     "target.json",
@@ -75,7 +75,7 @@ def locked(folder: Path) -> Generator[None]:
                 _held[path] = path.stat()
                 for each in (folder, path.parent):
                     remove_temporary_files(each)
-                replace_links(folder / name for name in _WRITTEN)
+                replace_links(folder / name for name in WRITTEN)
                 replace_links(path.parent.glob("*.safetensors"))
             yield
         finally:

@@ -16,6 +16,7 @@ from regard import checkpoints, datasets
 from regard.alignment import GoldAlignment
 from regard.charts import terminal_heatmap
 from regard.config import Config, from_dict
+from regard.errors import ConfigError
 from regard.evaluation import align, evaluate
 from regard.files import require_empty_folder
 from regard.pretrained import folder_of, pretrained_models
@@ -129,14 +130,22 @@ def new_folder(folder: Path) -> Path:
     """Create a folder with the demo's marker file, or remove the model of an earlier demo from it.
 
     Raises:
-        ConfigError: the folder has contents that the demo did not create, or a demo is running in it.
+        ConfigError: the folder, or its model, has contents that the demo did not create, or a demo is
+            running in it.
     """
     target = Path(os.path.realpath(folder))  # keeps a symbolic link
+    model = target / "model"
     if not (target / _MARKER).exists():
         require_empty_folder(target, "it was not created by the demo: choose another folder (out)")
         target.mkdir(parents=True, exist_ok=True)
         (target / _MARKER).touch()
-    elif (target / "model").exists():
-        with checkpoints.locked(target / "model"):
-            shutil.rmtree(target / "model")
+    elif model.exists():
+        with checkpoints.locked(model):
+            for path in model.iterdir():
+                if path.name not in (*checkpoints.WRITTEN, "checkpoints"):
+                    raise ConfigError(
+                        f"{path} was not created by the demo, which replaces {model}: move it elsewhere, or "
+                        "choose another folder (out)"
+                    )
+            shutil.rmtree(model)
     return folder
