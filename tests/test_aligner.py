@@ -177,6 +177,9 @@ def test_links_guide_both_directions(tmp_path: Path, capsys: pytest.CaptureFixtu
     os.mkfifo(tmp_path / "pipe")
     assert main([*guided, str(tmp_path / "pipe"), "--out", str(tmp_path / "no")]) == 1
     assert "pipe is a pipe, which can be read only once" in capsys.readouterr().err
+    lock = tmp_path / "out" / "reverse" / "checkpoints" / ".lock"  # of a run that was killed early
+    lock.parent.mkdir(parents=True)
+    lock.touch()
     assert main([*guided, str(tmp_path / "links"), "--out", str(tmp_path / "out")]) == 0
     for name in ("forward", "reverse"):
         config = Translator.load(tmp_path / "out" / name, "cpu").trained.config

@@ -38,6 +38,9 @@ _POSITIONAL = {"folder": "DIR", "pairs": "PAIRS"}
 _WITH_MODELS = (*_POSITIONAL, "gold", "reverse", "json", "attention")
 _WITH_TRAINING = ("out", "max_minutes", "resume")
 
+_LOCK = "reverse/checkpoints/.lock"
+"""The only file in the folder of a run that was killed before it saved anything."""
+
 _COMMON = (
     *("--gold", "--reverse", "--symmetrize", "--threshold", "--json", "--attention", "--device"),
     *("--train", "--out", "--max-minutes", "--config", "--resume"),
@@ -148,7 +151,8 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
     if groups["data"].get("train") is not None:
         raise ConfigError("the pairs of --train are the training pairs; leave out data.train")
     out, data = Path(args.out), DataConfig(**groups["data"])
-    if not args.resume:
+    files = [path for path in out.rglob("*") if not path.is_dir()]
+    if not args.resume and files != [out / _LOCK]:
         require_empty_folder(out, "choose another folder (--out), or continue (--resume)")
     enable_huge_pages()
     with loading("PyTorch"):
