@@ -244,6 +244,16 @@ def test_invalid_calls_are_reported_before_anything_is_trained(
     assert not any((tmp_path / "out").glob("*"))  # the command can be corrected and repeated
 
 
+def test_a_file_of_settings_may_name_the_output_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, file = _settings(tmp_path)["data"], tmp_path / "c.yaml"
+    file.write_text(f"out: {tmp_path / 'out'}\n")
+    arguments = ["--data.train", data["train"], "--data.dev", data["dev"], "--attention=none,sum"]
+    assert main(["compare", "--config", str(file), *arguments]) == 1
+    assert "unknown model 'sum'" in capsys.readouterr().err
+
+
 def test_bad_lines_are_skipped_as_in_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -329,7 +329,7 @@ def test_verbs_are_inflected_and_spelled_as_in_spanish(
 
 
 def test_features_are_written_to_the_third_column(tmp_path: Path) -> None:
-    datasets.write(cached("inflection"), tmp_path)
+    datasets.write(cached("inflection"), str(tmp_path))
     line = (tmp_path / "dev.tsv").read_text(encoding="utf-8").splitlines()[0]
     lemma, form, features = line.split("\t")
     assert cached("inflection").dev[0] == Example(lemma, form, features=features)

@@ -35,7 +35,7 @@ def test_a_tsv_file_gives_pairs_with_their_lines(tmp_path: Path) -> None:
 def test_a_bad_line_is_listed_with_its_reason(tmp_path: Path, line: str, reason: str) -> None:
     path = tmp_path / "f.tsv"
     path.write_text(f"x\ty\n{line}\nz\tw\n")
-    result = read_pairs(str(path))
+    result = read_pairs(path)
     assert result.bad == [(2, reason)]
     assert [pair.source for pair in result.pairs] == ["x", "z"]
     with pytest.raises(

@@ -112,7 +112,7 @@ def require_valid(
         raise DataError(f"{name} contains no pair; expected {expected}")
 
 
-def read_pairs(path: str, data: DataConfig | None = None) -> ParsedPairs:
+def read_pairs(path: str | Path, data: DataConfig | None = None) -> ParsedPairs:
     """Read a TSV file (source TAB target), two parallel files `F.src,F.tgt`, or a table.
 
     TSV and parallel files may be compressed (`.gz`); they are UTF-8 with or without byte order mark,
@@ -128,7 +128,7 @@ def read_pairs(path: str, data: DataConfig | None = None) -> ParsedPairs:
     Raises:
         DataError: a file cannot be read, or parallel files differ in length.
     """
-    return _read(path, data or DataConfig())._replace(file=path)
+    return _read(str(path), data or DataConfig())._replace(file=str(path))
 
 
 def _read(path: str, data: DataConfig) -> ParsedPairs:

@@ -69,6 +69,7 @@ def _require_effect(arguments: list[str], models: list[str]) -> None:
     from regard.compare import model_settings
 
     options = [text for text in recipe_first(arguments) if not text.startswith("--config=")]
+    options.insert(0, "--out=-")  # required, but a file may contain it
     given = settings(make_parser().parse_args(options, defaults=False))
     for name in sorted(set.intersection(*({*model_settings(model)} for model in models))):
         if name in given["model"]:

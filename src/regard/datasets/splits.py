@@ -81,7 +81,7 @@ def sample(examples: Iterable[Example], seed: int, train: int = 10_000) -> Split
     return split(distinct.values(), dev, test, seed)
 
 
-def write(splits: Splits, folder: Path) -> None:
+def write(splits: Splits, folder: str | Path) -> None:
     """Write train.tsv, dev.tsv and test.tsv, one line per pair: source TAB target (TAB features).
 
     If the links are known, also write train.align, dev.align and test.align, one line per pair in
@@ -94,9 +94,9 @@ def write(splits: Splits, folder: Path) -> None:
         examples: tuple[Example, ...] = getattr(splits, part)
         columns = ((example.source, example.target, example.features) for example in examples)
         lines = ("\t".join(text for text in row if text is not None) + "\n" for row in columns)
-        write_text(folder / f"{part}.tsv", "".join(lines))
+        write_text(Path(folder, f"{part}.tsv"), "".join(lines))
         links = [example.links for example in examples if example.links is not None]
         if len(links) == len(examples):
             write_text(
-                folder / f"{part}.align", "".join(f"{Alignment(pairs)}\n" for pairs in links)
+                Path(folder, f"{part}.align"), "".join(f"{Alignment(pairs)}\n" for pairs in links)
             )
