@@ -304,7 +304,7 @@ def test_gold_links_must_cover_every_pair(tmp_path: Path) -> None:
 def test_a_recurrent_recipe_does_not_change_the_score_of_the_transformer(tmp_path: Path) -> None:
     settings = _settings(tmp_path)
     settings["model"] = {**settings["model"], "attention": "additive", "kind": "rnn"}
-    compare(settings, ["transformer"], tmp_path / "out", _pairs(5, 3), log=lambda _: None)
+    compare(settings, ["transformer"], str(tmp_path / "out"), _pairs(5, 3), log=lambda _: None)
     config = json.loads((tmp_path / "out" / "transformer" / "seed-1" / "config.json").read_text())
     assert config["model"]["attention"] == "scaled_dot"
     assert config["model"]["encoder"] == "transformer"

@@ -43,7 +43,7 @@ def test_outputs_keep_their_spaces(folders: list[Path], tmp_path: Path) -> None:
     text = "le\u00a0mot  \u3000!\u202f"
     given = [dataclasses.replace(each, text=text) for each in teacher.translate(["a b"])]
     with mock.patch.object(regard.Translator, "translate", return_value=given):
-        write_outputs(teacher, [("a b", None)], tmp_path / "outputs.tsv")
+        write_outputs(teacher, [("a b", None)], str(tmp_path / "outputs.tsv"))
     assert (tmp_path / "outputs.tsv").read_text("utf-8") == f"a b\t{text}\n"
 
 

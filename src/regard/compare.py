@@ -91,7 +91,7 @@ def model_settings(specification: str) -> dict[str, str | None]:
 def compare(
     settings: Mapping[str, Any],
     models: Sequence[str],
-    out: Path,
+    out: str | Path,
     test: Sequence[PairLike],
     *,
     seeds: Sequence[int] = (1,),
@@ -118,6 +118,7 @@ def compare(
         ConfigError: a specification is unknown, or a setting does not apply to one of the models.
         DataError: the number of lines of gold links differs from the number of test pairs.
     """
+    out = Path(out)
     if settings.get("data", {}).get("dev") is None:
         raise ConfigError("models are compared on the same pairs: set data.dev")
     refuse_pipes(*map(settings["data"].get, ("train", "dev", "train_links")))

@@ -37,7 +37,7 @@ def distinct_sources(sources: Iterable[SourceWithFeatures]) -> list[SourceWithFe
 def write_outputs(
     teacher: Translator,
     sources: Sequence[SourceWithFeatures],
-    path: Path,
+    path: str | Path,
     beam_size: int = 5,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Pair]:
@@ -58,6 +58,7 @@ def write_outputs(
     Raises:
         FolderError: the file contains outputs for other sources, of another teacher or of another search.
     """
+    path = Path(path)
     _require_same_search(path, teacher, beam_size)
     done = _outputs_so_far(path, sources)
     if on_progress is not None:
