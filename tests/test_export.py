@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -431,7 +432,14 @@ def test_an_empty_folder_is_filled(
         **{text: ["listed"] for text in parity.sample_sources(translator)},
     }
     assert example.text != "listed"
+    places: list[Path | None] = []  # the parent may be write-protected
+    make = tempfile.TemporaryDirectory
+    monkeypatch.setattr(
+        "tempfile.TemporaryDirectory",
+        lambda **options: places.append(options.get("dir")) or make(**options),
+    )
     export(translator, out, dictionary=dictionary)
+    assert places[0] == tmp_path / "folder"
     assert (tmp_path / "folder" / "model.json").is_file()
     assert json.loads((tmp_path / "folder" / "dictionary.json").read_text()) == dictionary
 

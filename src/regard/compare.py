@@ -225,7 +225,7 @@ def _common_settings(
     """
     common = {name: dict(settings.get(name, {})) for name in GROUPS}
     begun = _begun(out) if resume else []
-    stored = _read_settings(out) if begun or (resume and (out / _SETTINGS).exists()) else None
+    stored = _read_settings(out) if begun else None
     if common["training"].get("max_minutes") is None:
         minutes = MINUTES / len(specifications) if stored is None else stored.training.max_minutes
         common["training"]["max_minutes"] = minutes

@@ -117,8 +117,11 @@ def save(folders: Sequence[str | Path], out: str | Path) -> TrainedModel:
     members = [(path, model_folder.load(path)) for path in paths]
     combine(members)
     try:
+        place = (
+            out if out.exists() else out.parent
+        )  # which may be write-protected around a mount point
         out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".", dir=out.parent) as temporary:
+        with tempfile.TemporaryDirectory(prefix=".", dir=place) as temporary:
             new = Path(temporary) / out.name
             for index, (path, _) in enumerate(members):
                 _copy_member(path, member_folder(new, index))

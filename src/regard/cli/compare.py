@@ -49,10 +49,13 @@ def run(arguments: list[str]) -> None:
     data = DataConfig(**values["data"])
     if data.dev is None:
         raise ConfigError("models are compared on the same pairs: give --data.dev F")
+    out = Path(args.out)
+    if not args.resume:
+        require_empty_folder(out, "choose another folder (--out), or continue (--resume)")
     runs = compare(
         values,
         models,
-        Path(args.out) if args.resume else require_empty_folder(Path(args.out)),
+        out,
         read_valid_pairs(args.test or data.dev, data, skip=data.bad_lines == "skip"),
         seeds=_seeds(args.seeds),
         gold=read_gold(args.gold) if args.gold else None,

@@ -75,7 +75,8 @@ def export(
     check_decoder(translator)
     out = require_empty_folder(Path(os.path.realpath(out)))
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as temporary:
+    place = out if out.exists() else out.parent  # which may be write-protected around a mount point
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=place) as temporary:
         folder = Path(temporary) / out.name
         folder.mkdir()
         on_stage("converting the model to ONNX …")

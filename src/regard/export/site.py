@@ -46,7 +46,8 @@ def export_site(
     """
     out = require_empty_folder(Path(os.path.realpath(out)))
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=out.parent) as temporary:
+    place = out if out.exists() else out.parent  # which may be write-protected around a mount point
+    with tempfile.TemporaryDirectory(prefix=".export-", dir=place) as temporary:
         exported = export(translator, Path(temporary) / "model", **options)
         site = Path(temporary) / "site"
         write_site(exported.folder, describe_model(name, translator), runtime, site)
