@@ -202,8 +202,6 @@ def test_models_that_are_added_have_the_settings_and_the_budget_of_the_others(
         run("none", "dot", "additive", learning_rate=0.1)
     with pytest.raises(ConfigError, match=r"trained with training.max_minutes 4.0, .* got 1"):
         run("none", "dot", "additive", max_minutes=1)
-    with pytest.raises(ConfigError, match=r"trained with training.metric auto, .* got loss"):
-        run("none", "dot", "additive", "cosine", metric="loss")
     assert (out / "none" / "seed-1" / "config.json").read_bytes() == before
     table = (out / "table.md").read_bytes()
     with pytest.raises(
@@ -215,6 +213,16 @@ def test_models_that_are_added_have_the_settings_and_the_budget_of_the_others(
     run("none", "dot", "additive", max_minutes=5, patience=20)
     with pytest.raises(ConfigError, match=r"trained with training.patience 20, .* got 10"):
         run("none", "dot", "additive", max_minutes=5, patience=10)
+
+
+def test_settings_that_are_left_out_count_as_their_defaults(tmp_path: Path) -> None:
+    settings, out = _settings(tmp_path), tmp_path / "out"
+    (out / "dot" / "seed-1").mkdir(parents=True)
+    (out / "dot" / "seed-1" / "config.json").touch()
+    stored = {**settings, "training": {**settings["training"], "metric": "loss"}}
+    (out / "settings.json").write_text(json.dumps(stored))
+    with pytest.raises(ConfigError, match=r"trained with training.metric loss, .* got auto"):
+        compare(settings, ["dot", "additive"], out, _pairs(5, 3), resume=True)
 
 
 @pytest.mark.parametrize(
