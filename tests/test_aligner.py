@@ -177,10 +177,18 @@ def test_links_guide_both_directions(tmp_path: Path, capsys: pytest.CaptureFixtu
     os.mkfifo(tmp_path / "pipe")
     assert main([*guided, str(tmp_path / "pipe"), "--out", str(tmp_path / "no")]) == 1
     assert "pipe is a pipe, which can be read only once" in capsys.readouterr().err
-    lock = tmp_path / "out" / "reverse" / "checkpoints" / ".lock"  # of a run that was killed early
+    # a run that was killed early
+    lock, temporary = (
+        tmp_path / "out" / name for name in ("reverse/checkpoints/.lock", f".{'a1' * 8}.pharaoh")
+    )
     lock.parent.mkdir(parents=True)
+    temporary.touch()
+    (tmp_path / "out" / "guide.pharaoh").touch()
+    assert main([*guided, str(tmp_path / "links"), "--out", str(tmp_path / "out")]) == 1
+    assert "out exists and is not empty" in capsys.readouterr().err
     lock.touch()
     assert main([*guided, str(tmp_path / "links"), "--out", str(tmp_path / "out")]) == 0
+    assert not temporary.exists()
     for name in ("forward", "reverse"):
         config = Translator.load(tmp_path / "out" / name, "cpu").trained.config
         assert config.training.guided_alignment == 0.05

@@ -96,7 +96,19 @@ def test_the_demo_replaces_only_its_own_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model/scores.json was not created by the demo"):
         demos.new_folder(own)
     (own / "model" / "scores.json").unlink()
+    mine = own / "model" / "checkpoints" / "notes.txt"
+    mine.parent.mkdir(exist_ok=True)
+    (mine.parent / "100.safetensors").touch()
+    mine.touch()
+    with pytest.raises(ConfigError, match=r"checkpoints/notes.txt was not created by the demo"):
+        demos.new_folder(own)
+    mine.unlink()
     assert not (demos.new_folder(own) / "model").exists()
+    (tmp_path / "elsewhere").mkdir()
+    (own / "model").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match=r"own/model was not created by the demo"):
+        demos.new_folder(own)
+    assert (tmp_path / "elsewhere").exists()
     assert (own / "scores.json").read_text() == "mine"
     other.mkdir()
     (other / "thesis.txt").write_text("mine")

@@ -100,3 +100,25 @@ def test_another_file_of_the_same_name_is_not_the_training_data(
     (tmp_path / "test.tsv").write_text("a b\tx\n")
     assert main(["evaluate", str(tmp_path / "a" / "run"), str(tmp_path / "test.tsv")]) == 0
     assert "1 of 1 distinct source is in the training data" in capsys.readouterr().err
+
+
+def test_an_ensemble_names_the_member_that_was_trained_on_most_test_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--device=cpu", "--training.max_updates=1"]
+    for name, text in (
+        ("a", "a b\tx\nb\ty\n"),
+        ("b", "b\tx\na a\ty\n"),
+        ("test", "a a\tx\nb\tx\n"),
+    ):
+        Path(f"{name}.tsv").write_text(text)
+    for name, other in (("a", []), ("b", ["--tokenizers-from", "run-a"])):
+        data = [f"--data.train={name}.tsv", f"--data.dev={name}.tsv", "--out", f"run-{name}"]
+        assert main(["train", *data, *options, *other]) == 0
+    assert main(["ensemble", "run-a", "run-b", "--out", "both"]) == 0
+    capsys.readouterr()
+    assert main(["evaluate", "both", "test.tsv"]) == 0
+    assert "2 of 2 distinct sources are in the training data (b.tsv)" in capsys.readouterr().err
+    assert main(["evaluate", "both", "test.tsv", "--json", "b.tsv"]) == 1
+    assert "--json would overwrite the input b.tsv" in capsys.readouterr().err

@@ -14,7 +14,7 @@ from regard import checkpoints
 from regard.alignment import Alignment, Link, read_gold, word_weights
 from regard.config import Config, Symmetrization, from_dict
 from regard.errors import ConfigError, DataError, RegardError
-from regard.files import atomic_write, require_empty_folder
+from regard.files import atomic_write, remove_temporary_files, require_empty_folder
 from regard.hidden_markov import ROUNDS, HiddenMarkovAligner
 from regard.pairs import Pair, PairLike, ParsedPairs, pairs_from, refuse_pipes, to_pairs
 from regard.progress import Progress
@@ -95,6 +95,7 @@ def train_both(
         require_empty_folder(Path(out) / "forward", remedy)
     # held until the reverse model is trained: another command would replace or remove the guide
     with checkpoints.locked(Path(out) / "reverse"):
+        remove_temporary_files(Path(out))
         if guide is not None and not _has_begun(out):
             parsed = checked if isinstance(checked, ParsedPairs) else pairs_from(checked)
             parsed.require_valid(None)

@@ -38,7 +38,6 @@ _NAME = re.compile(r"[0-9]+\.safetensors")
 _held: dict[Path, os.stat_result] = {}
 """The lock files that this process holds."""
 
-
 WRITTEN = (
     "config.json",
     "source.json",
@@ -105,6 +104,19 @@ def holds_only_lock(folder: Path) -> bool:
         return [*folder.iterdir()] == [path.parent] and [*path.parent.iterdir()] == [path]
     except OSError:
         return False
+
+
+def foreign_paths(folder: Path) -> list[Path]:
+    """Return the paths in a training folder that no run writes."""
+    lock = _lock_file(folder)
+    return [
+        *(path for path in folder.iterdir() if path.name not in WRITTEN and path != lock.parent),
+        *(
+            path
+            for path in lock.parent.iterdir()
+            if path != lock and not _NAME.fullmatch(path.name)
+        ),
+    ]
 
 
 def _lock_file(folder: Path) -> Path:

@@ -141,11 +141,10 @@ def new_folder(folder: Path) -> Path:
         (target / _MARKER).touch()
     elif model.exists():
         with checkpoints.locked(model):
-            for path in model.iterdir():
-                if path.name not in (*checkpoints.WRITTEN, "checkpoints"):
-                    raise ConfigError(
-                        f"{path} was not created by the demo, which replaces {model}: move it elsewhere, or "
-                        "choose another folder (out)"
-                    )
+            if foreign := [model] if model.is_symlink() else checkpoints.foreign_paths(model):
+                raise ConfigError(
+                    f"{foreign[0]} was not created by the demo, which replaces {model}: move it elsewhere, "
+                    "or choose another folder (out)"
+                )
             shutil.rmtree(model)
     return folder

@@ -189,8 +189,13 @@ def exclusive(folder: Path, path: Path) -> Generator[None]:
 def remove_temporary_files(folder: Path) -> None:
     """Remove temporary files of `atomic_write` that a killed process has left in a folder."""
     for path in folder.iterdir():
-        if _TEMPORARY_STEM.fullmatch(path.stem):
+        if is_temporary(path):
             path.unlink()
+
+
+def is_temporary(path: Path) -> bool:
+    """Return whether a path is named like the temporary files of `atomic_write`."""
+    return _TEMPORARY_STEM.fullmatch(path.stem) is not None
 
 
 def replace_links(paths: Iterable[Path]) -> None:

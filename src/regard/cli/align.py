@@ -25,7 +25,7 @@ from regard.cli.options import (
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
 from regard.config import DataConfig, Symmetrization
 from regard.errors import ConfigError, DataError, quantity
-from regard.files import read_lines, require_empty_folder, write_json, write_text
+from regard.files import is_temporary, read_lines, require_empty_folder, write_json, write_text
 from regard.progress import Progress
 
 if TYPE_CHECKING:
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
 _POSITIONAL = {"folder": "DIR", "pairs": "PAIRS"}
 _WITH_MODELS = (*_POSITIONAL, "gold", "reverse", "json", "attention")
 _WITH_TRAINING = ("out", "max_minutes", "resume")
-
-_LOCK = "reverse/checkpoints/.lock"
-"""The only file in the folder of a run that was killed before it saved anything."""
 
 _COMMON = (
     *("--gold", "--reverse", "--symmetrize", "--threshold", "--json", "--attention", "--device"),
@@ -151,8 +148,7 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
     if groups["data"].get("train") is not None:
         raise ConfigError("the pairs of --train are the training pairs; leave out data.train")
     out, data = Path(args.out), DataConfig(**groups["data"])
-    files = [path for path in out.rglob("*") if not path.is_dir()]
-    if not args.resume and files != [out / _LOCK]:
+    if not args.resume and not _was_killed_early(out):
         require_empty_folder(out, "choose another folder (--out), or continue (--resume)")
     enable_huge_pages()
     with loading("PyTorch"):
@@ -188,6 +184,15 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
     print(
         f"the links of {quantity(total, 'pair')} are saved in {path}"
         + (f"; {failures:,} have an empty line, without links" if failures else "")
+    )
+
+
+def _was_killed_early(out: Path) -> bool:
+    """Return whether a folder contains only what a command leaves that is killed before its models are saved."""
+    locks = [out / name / "checkpoints" / ".lock" for name in ("forward", "reverse")]
+    return any(lock.exists() for lock in locks) and all(
+        path.is_dir() or path in locks or path == out / "guide.pharaoh" or is_temporary(path)
+        for path in out.rglob("*")
     )
 
 

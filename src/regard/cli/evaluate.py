@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from regard.evaluation import Report
     from regard.faithfulness import Faithfulness
     from regard.metrics import MetricValues
+    from regard.model_folder import TrainedModel
+    from regard.overlap import TrainingOverlap
     from regard.pairs import Pair
     from regard.translator import Translator
 
@@ -42,11 +44,11 @@ def run(arguments: list[str]) -> None:
         raise ConfigError(f"--confusions must be at least 0, got {args.confusions}")
     translator = load_translator(args.folder, args.device)
     from regard.cli.pairs import read_valid_pairs
-    from regard.overlap import training_overlap
     from regard.significance import compare
 
     config = translator.trained.config.data
-    check_output_files(args, "json", data=config.train)  # read again, for the overlap
+    data = [each.config.data.train for each in _models(translator)]
+    check_output_files(args, "json", data=data)  # read again, for the overlap
     pairs = read_valid_pairs(args.pairs, config)
     other = None if args.compare is None else _other_system(args, pairs, config)
     report = _evaluate(translator, pairs, args)
@@ -56,8 +58,7 @@ def run(arguments: list[str]) -> None:
     if args.faithfulness:
         report = replace(report, faithfulness=_faithfulness(translator, report))
     sources = list(dict.fromkeys(pair.key for pair in pairs))
-    known = translator.trained.training_file("train") is not None
-    overlap = training_overlap(sources, config, translator.source.normalize) if known else None
+    overlap = _training_overlap(translator, sources)
     report = replace(report, training_overlap=overlap)
     if args.json:
         write_json(args.json, report.to_dict())
@@ -80,6 +81,28 @@ def _evaluate(translator: "Translator", pairs: "Sequence[Pair]", args: Namespace
             confusions=args.confusions,
             on_progress=progress.advance,
         )
+
+
+def _models(translator: "Translator") -> "Sequence[TrainedModel]":
+    """Return the model, or the members of an ensemble."""
+    return translator.trained.members or (translator.trained,)
+
+
+def _training_overlap(
+    translator: "Translator", sources: "Sequence[tuple[str, str | None]]"
+) -> "TrainingOverlap | None":
+    """Return the test sources that a model was trained on; for an ensemble, the member with most of them."""
+    from regard.overlap import training_overlap
+
+    known = {
+        file: each.config.data
+        for each in _models(translator)
+        if (file := each.training_file("train")) is not None
+    }
+    found = [
+        training_overlap(sources, data, translator.source.normalize) for data in known.values()
+    ]
+    return max((each for each in found if each), key=lambda each: each.n, default=None)
 
 
 def _faithfulness(translator: "Translator", report: "Report") -> "Faithfulness":

@@ -5,7 +5,7 @@ import os
 import stat
 import sys
 import threading
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,14 +99,14 @@ def add_chart_file(parser: Parser) -> None:
     )
 
 
-def check_output_files(args: Namespace, *names: str, data: str | None = None) -> None:
+def check_output_files(args: Namespace, *names: str, data: Iterable[str | None] = ()) -> None:
     """Raise a ConfigError if one of these options is a folder or an input, or two are the same file.
 
     So does standard output, if standard input reads the file that it is redirected to.
 
-    `data` is another input: the data that a model was trained on.
+    `data` are other inputs: the data that models were trained on.
     """
-    texts = [text for text in (data, *(args.get(name) for name in _INPUTS)) if text]
+    texts = [text for text in (*data, *(args.get(name) for name in _INPUTS)) if text]
     inputs = {os.path.realpath(path) for text in texts for path in files_of(text)}
     folders = [*(args.get("folders") or []), *(args[name] for name in _FOLDERS if args.get(name))]
     parts = (find(folder).glob(part) for folder in folders for part in _PARTS)
