@@ -449,6 +449,9 @@ def test_fit_trains_on_pairs_with_a_time_budget(
     named = regard.fit(PAIRS, out=tmp_path / "named", max_minutes=None, **groups)
     assert (tmp_path / "named" / "config.json").exists()
     assert named.trained.config.training.max_minutes is None
+    with pytest.raises(regard.DataError, match="train contains no pair"):
+        regard.fit([], DEV)
+    assert [*tmp_path.glob("regard-*")] == [folder]
     with pytest.raises(ConfigError, match=r"unknown setting model\.atention; did you mean"):
         regard.fit(PAIRS, model={"atention": "dot"})
     with pytest.raises(

@@ -147,6 +147,8 @@ def train(
         out = None
         if job.is_main:
             out = _output_folder(config.out, resume)
+            if config.out is None:
+                stack.callback(_remove_if_empty, out)
             stack.enter_context(checkpoints.locked(out))
         out = job.gather(out)[0]
         assert out is not None
@@ -306,6 +308,12 @@ def _require_agreement(trainer: Trainer) -> None:
             "process 0; start all processes with the same arguments and files, and with a model "
             "folder that all can read"
         )
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Remove a folder in which training that failed at its start has saved nothing."""
+    with contextlib.suppress(OSError):  # it is not empty
+        folder.rmdir()
 
 
 def _output_folder(out: str | None, resume: bool) -> Path:
