@@ -5,7 +5,7 @@ import pytest
 
 from regard.config import DataConfig
 from regard.errors import DataError
-from regard.pairs import Pair, group_by_source, pairs_from, read_pairs
+from regard.pairs import Pair, group_by_source, pairs_from, read_pairs, to_pairs
 
 
 def test_a_tsv_file_gives_pairs_with_their_lines(tmp_path: Path) -> None:
@@ -62,6 +62,11 @@ def test_subclasses_of_strings_become_plain_strings() -> None:
     assert pairs == [("a", "b", None)] * 2
     for pair in pairs:
         assert [type(field) for field in pair] == [str, str, type(None)]
+
+
+def test_pairs_of_lines_lose_their_line_endings() -> None:
+    (pair,) = to_pairs([("a \r\n", "b\n\n", "c\n")])
+    assert pair == Pair("a ", "b\n", "c")
 
 
 def test_valid_pairs_raise_nothing() -> None:

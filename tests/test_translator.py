@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas
@@ -112,6 +113,21 @@ def test_one_string_gives_one_translation() -> None:
     forced = translator.align("a b c", "b a")
     assert forced.tokens == ["b", "a"]
     assert forced.score == translator.align(["a b c"], ["b a"])[0].score
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_line_endings_are_no_part_of_the_texts(tmp_path: Path, newline: str) -> None:
+    translator, path = _translator("char", "char"), tmp_path / "texts"
+    texts = ["a b", "", "cab", "b"]
+    path.write_bytes(newline.join(texts).encode())
+    outputs = translator.translate(texts)
+    with path.open(newline="") as file:
+        assert translator.translate(file) == outputs
+    assert translator.translate(f"cab{newline}") == outputs[2]
+    forced = translator.align(texts, [output.text for output in outputs])
+    with path.open(newline="") as file:
+        assert translator.align(file, [f"{output.text}{newline}" for output in outputs]) == forced
+    assert translator.attribute(f"cab{newline}") == translator.attribute("cab")
 
 
 def test_any_iterable_of_texts_is_translated_in_order() -> None:

@@ -9,7 +9,7 @@ from regard import table_files
 from regard.config import DataConfig
 from regard.errors import ConfigError, DataError, is_utf8, quantity
 from regard.files import is_descriptor, read_lines
-from regard.text import format_source, split_features
+from regard.text import format_source, remove_line_ending, split_features
 
 MAX_LISTED = 20
 """Number of bad lines that an error lists."""
@@ -222,7 +222,7 @@ def group_by_source(
 
 
 def to_pairs(items: Iterable[PairLike]) -> list[Pair]:
-    """Return tuples of two or three fields as pairs.
+    """Return tuples of two or three fields as pairs, without line endings.
 
     Raises:
         DataError: an item has another number of fields, or a field that is not a string.
@@ -243,7 +243,9 @@ def _to_pair(item: Any, number: int) -> Pair:
         if not isinstance(field, str) and (name != "features" or field is not None):
             raise DataError(f"expected a string as {name} of pair {number:,}, got {field!r}")
     # subclasses of str, as in NumPy's arrays, would be represented differently in fingerprints
-    plain: list[Any] = [field if field is None else str.__str__(field) for field in fields]
+    plain: list[Any] = [
+        field if field is None else remove_line_ending(str.__str__(field)) for field in fields
+    ]
     return Pair(*plain)
 
 

@@ -25,6 +25,7 @@ from regard.text import (
     SourceLike,
     Tokenizer,
     format_source,
+    remove_line_ending,
     split_source,
 )
 
@@ -180,7 +181,7 @@ def prepare(
 
 
 def to_list(texts: str | Iterable[SourceLike]) -> list[SourceLike]:
-    """Return the texts as a list.
+    """Return the texts as a list, without line endings.
 
     Raises:
         DataError: `texts` is not iterable or a table, whose items are the names of its columns, or an
@@ -200,7 +201,12 @@ def to_list(texts: str | Iterable[SourceLike]) -> list[SourceLike]:
                 f"expected a string or a pair (source, features) as text {number} (counted from 0), "
                 f"got {item!r}"
             )
-    return items
+    return [
+        remove_line_ending(item)
+        if isinstance(item, str)
+        else (remove_line_ending(item[0]), item[1])
+        for item in items
+    ]
 
 
 def _is_source(item: Any) -> bool:
@@ -220,7 +226,9 @@ def _encode_targets(target: Tokenizer, texts: Sequence[Any]) -> list[Encoding]:
                 f"expected a text or a list of tokens as target or prefix {number} (counted from 0), "
                 f"got {shortened(repr(text))}"
             )
-    plain = target.encode_batch([text if isinstance(text, str) else "" for text in texts])
+    plain = target.encode_batch(
+        [remove_line_ending(text) if isinstance(text, str) else "" for text in texts]
+    )
     return [
         encoding
         if isinstance(text, str)

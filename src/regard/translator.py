@@ -150,9 +150,9 @@ class Translator:
         """Translate one or more texts; the outputs are in the same order as the texts.
 
         Args:
-            texts: a string, or any iterable of sources (a list, a column of a table, a file), each of
-                which is a string or a pair (source, features). A blank source gives `n_best`
-                translations with no tokens.
+            texts: a string, or any iterable of sources (a list, a column of a table, an open file),
+                each of which is a string or a pair (source, features). A line ending at the end of a
+                source is removed. A blank source gives `n_best` translations with no tokens.
             beam_size: number of hypotheses kept per source, at most 1,000; 1 means greedy search.
             n_best: number of outputs per source, at most 1,000.
             length_penalty: exponent of the length penalty ((5 + length) / 6) ** length_penalty.
@@ -312,7 +312,7 @@ class Translator:
             ExtraError: `integrated_gradients` needs captum, which is not installed.
         """
         single = isinstance(texts, str)
-        sources: list[SourceLike] = [texts] if single else to_list(texts)
+        sources = to_list(texts)
         if targets is None:
             given: list[TextOrTokens] = [output.tokens for output in self.translate(sources)]
         else:

@@ -47,3 +47,8 @@ def _check_marks(text: str) -> None:
 def _is_mark(character: str) -> bool:
     """Return whether the decomposition of a character begins with a combining character."""
     return unicodedata.combining(unicodedata.normalize("NFKD", character)[0]) > 0
+
+
+def remove_line_ending(text: str) -> str:
+    """Return a text without the LF or CR LF at its end, as the lines of an open file have."""
+    return text[:-1].removesuffix("\r") if text.endswith("\n") else text
