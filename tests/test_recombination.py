@@ -171,12 +171,22 @@ def test_synthetic_pairs_longer_than_the_limit_are_left_out() -> None:
     assert corpus.max_source_length <= 4
 
 
-def test_tables_and_links_are_refused(tmp_path: Path) -> None:
-    table = tmp_path / "pairs.jsonl"
-    table.write_text('{"source": "a", "target": "b"}\n{"source": "b", "target": "c"}\n')
-    config = Config(data=DataConfig(recombined_pairs=6, train=str(table)))
-    with pytest.raises(ConfigError, match="recombined_pairs cannot be used with a table"):
-        make_corpus(config, None, None)
+def test_a_table_has_the_synthetic_pairs_of_the_same_pairs_in_a_tsv_file(tmp_path: Path) -> None:
+    table, tsv = tmp_path / "pairs.csv", tmp_path / "pairs.tsv"
+    table.write_text("source,target\n" + "".join(f"{s},{t}\n" for s, t in _PAIRS))
+    tsv.write_text("".join(f"{s}\t{t}\n" for s, t in _PAIRS))
+    made = [
+        make_corpus(
+            Config(data=DataConfig(recombined_pairs=6, train=str(path), dev=str(tsv))), None, None
+        )
+        for path in (table, tsv)
+    ]
+    assert made[0].train == made[1].train
+    assert made[0].fingerprint() == made[1].fingerprint()
+    assert len(made[0].train) == 10
+
+
+def test_links_are_refused() -> None:
     config = Config(data=DataConfig(recombined_pairs=6), model=ModelConfig(attention="additive"))
     links = [[(0, 0)]] * len(_PAIRS)
     with pytest.raises(ConfigError, match="synthetic pairs have no links"):

@@ -13,7 +13,7 @@ from regard.alignment import Link
 from regard.batching import Example, Examples, sizes_of
 from regard.config import Config, TextConfig
 from regard.errors import ConfigError, DataError, quantity
-from regard.examples import REMEDY, encode, encode_mapped, note_skipped, synthetic_examples
+from regard.examples import REMEDY, encode, encode_mapped, note_skipped, with_synthetic_examples
 from regard.guided_alignment import DEFAULT_WEIGHT, Guide
 from regard.mapped_pairs import MappedExamples, MappedPairs
 from regard.pairs import (
@@ -123,8 +123,10 @@ def make_corpus(
     notes: list[str] = []
     train_pairs = _read_train(pairs, config, notes)
     guide = _guide(links, train_pairs, config)
-    if config.data.recombined_pairs:
-        _check_recombination(train_pairs, guide)
+    if config.data.recombined_pairs and guide is not None:
+        raise ConfigError(
+            "synthetic pairs have no links: leave out data.recombined_pairs or data.train_links"
+        )
     if guide is not None:
         count = sum(len(pair.possible) for pair in guide.lines)
         notes.append(f"{guide.name}: {quantity(count, 'link')} to guide the attention")
@@ -137,9 +139,8 @@ def make_corpus(
         )
     if adapt:
         texts = train_pairs.texts("source"), train_pairs.texts("target")
-        can_recombine = guide is None and not isinstance(train_pairs, MappedPairs)
         found = adaptation.describe(*texts, config)
-        config, reasons = adaptation.adapt(config, found, can_recombine)
+        config, reasons = adaptation.adapt(config, found, can_recombine=guide is None)
         notes += reasons
     source, target = tokenizers or _train_tokenizers(train_pairs, config)
     _check_tokenizers(source, target, config)
@@ -150,11 +151,13 @@ def make_corpus(
         notes.append(
             f"{side}: unit {tokenizer.unit}{chosen}, vocabulary of {len(tokenizer):,}{features}"
         )
+    train_examples: Examples
     if isinstance(train_pairs, MappedPairs):
         train_examples = encode_mapped(train_pairs, source, target, config, notes)
     else:
         _, train_examples = encode(train_pairs, source, target, config, notes, guide)
-        train_examples += synthetic_examples(train_examples, len(target), config, notes)
+    if config.data.recombined_pairs:
+        train_examples = with_synthetic_examples(train_examples, len(target), config, notes)
     dev_pairs, dev_examples = encode(dev_pairs, source, target, config, notes)
     sources, references = group_by_source(dev_pairs.pairs)
     config = _resolved(config, source, target, guide)
@@ -180,18 +183,6 @@ def _guide(
             "file or as two parallel files"
         )
     return Guide.of(given, parsed, config.model)
-
-
-def _check_recombination(parsed: ParsedPairs | MappedPairs, guide: Guide | None) -> None:
-    if isinstance(parsed, MappedPairs):
-        raise ConfigError(
-            f"data.recombined_pairs cannot be used with a table, got {parsed.name}; give the pairs as a "
-            "TSV file or as two parallel files"
-        )
-    if guide is not None:
-        raise ConfigError(
-            "synthetic pairs have no links: leave out data.recombined_pairs or data.train_links"
-        )
 
 
 def _train_tokenizers(

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from regard.batching import Example
+from regard.batching import Example, Examples
 from regard.config import Config
 from regard.copy_mechanism import make_example
 from regard.errors import DataError, quantity
@@ -56,20 +56,19 @@ def encode(
     return parsed, examples
 
 
-def synthetic_examples(
-    examples: list[Example], vocabulary: int, config: Config, notes: list[str]
+def with_synthetic_examples(
+    examples: Examples, vocabulary: int, config: Config, notes: list[str]
 ) -> list[Example]:
-    """Return the examples that `data.recombined_pairs` asks for, given the size of the target vocabulary."""
-    count = config.data.recombined_pairs
-    if not count:
-        return []
-    recombined = recombine(examples, count, config.training.seed, vocabulary)
+    """Return the examples, in memory, and those that `data.recombined_pairs` asks for.
+
+    `vocabulary` is the size of the target vocabulary.
+    """
+    real = [examples[index] for index in range(len(examples))]
+    made = recombine(real, config.data.recombined_pairs, config.training.seed, vocabulary)
     limit = config.data.max_length
-    recombined = [e for e in recombined if not _too_long(e.size[0] - 1, e.size[1] - 1, limit)]
-    notes.append(
-        f"train: {quantity(len(recombined), 'synthetic pair')} recombined from these pairs"
-    )
-    return recombined
+    made = [e for e in made if not _too_long(e.size[0] - 1, e.size[1] - 1, limit)]
+    notes.append(f"train: {quantity(len(made), 'synthetic pair')} recombined from these pairs")
+    return real + made
 
 
 def encode_mapped(
