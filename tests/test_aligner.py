@@ -133,6 +133,37 @@ def test_lines_that_cannot_be_aligned_stop_the_run_on_request(
     assert not (out / "links.pharaoh").exists()
 
 
+def test_a_folder_without_models_is_not_resumed(
+    tmp_path: Path, pairs_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "links.pharaoh").write_text("mine")
+    command = ["align", "--train", str(pairs_file), "--out", str(tmp_path), *FLAGS]
+    assert main([*command, "--resume"]) == 1
+    assert "is not empty; it has no models to resume: choose another" in capsys.readouterr().err
+    assert (tmp_path / "links.pharaoh").read_text() == "mine"
+    assert main([*command, "--data.source_column=x"]) == 1
+    assert "data.source_column names a column of a Parquet" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "minutes"),
+    [([], 30), (["--training.max_updates=1"], None), (["--training.max_minutes=1"], None),
+     (["--max-minutes=2"], 2), (["--resume"], None)],
+)  # fmt: skip
+def test_half_an_hour_is_the_budget_unless_one_is_given(
+    tmp_path: Path, pairs_file: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], options: list[str], minutes: float | None,
+) -> None:  # fmt: skip
+    def check(*_: Any, max_minutes: float | None, **__: Any) -> None:
+        assert max_minutes == minutes
+        raise ConfigError("checked")
+
+    monkeypatch.setattr(aligner, "train_both", check)
+    command = ["align", "--train", str(pairs_file), "--out", str(tmp_path / "out"), *options]
+    assert main(command) == 1
+    assert capsys.readouterr().err == "regard align: checked\n"
+
+
 def test_a_second_command_leaves_the_guide_of_a_running_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -265,6 +265,22 @@ def test_only_a_folder_of_a_training_run_is_resumed(tmp_path: Path) -> None:
         assert {path: path.read_bytes() for path in (tmp_path / name).glob("*.*")} == before
 
 
+def test_only_old_checkpoints_are_removed_from_a_folder_named_last(tmp_path: Path) -> None:
+    last = tmp_path / "last"
+    last.mkdir()
+    (last / "mine.txt").touch()
+    with pytest.raises(ConfigError, match="contains no checkpoint to resume from"):
+        regard.train(_config(tmp_path), PAIRS, DEV, resume=True)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / ".lock").touch()  # of a run that was killed early
+    for name in ("state.json", "state.safetensors"):
+        (last / name).touch()
+    checkpoints._remove_old_checkpoint(last / "state.safetensors")
+    assert [*last.iterdir()] == [last / "mine.txt"]
+    regard.train(_config(tmp_path), PAIRS, DEV, resume=True)
+    assert [*last.iterdir()] == [last / "mine.txt"]
+
+
 def test_a_second_run_in_one_folder_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "model"
     regard.train(_config(out, max_updates=5), PAIRS, DEV)

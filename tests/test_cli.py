@@ -994,6 +994,14 @@ def test_a_missing_model_folder_is_reported(
     assert "nowhere is not a model folder: it has no config.json" in error_line(result, 1)
 
 
+def test_a_table_is_not_read_as_lines(regard: Command, folders: Folders) -> None:
+    message = error_line(regard("translate", folders.model, "pairs.jsonl"), 1)
+    assert "pairs.jsonl is a table, and this command reads one source per line" in message
+    options = ["--data.train", folders.pairs, "--data.dev", folders.pairs, "--out", "student"]
+    result = regard("distill", folders.model, *options, "--unlabelled", "more.csv")
+    assert "more.csv is a table, and this command reads one source" in error_line(result, 1)
+
+
 # regard evaluate
 
 

@@ -215,6 +215,13 @@ def test_models_that_are_added_have_the_settings_and_the_budget_of_the_others(
         run("none", "dot", "additive", max_minutes=5, patience=10)
 
 
+def test_a_folder_without_a_comparison_is_not_resumed(tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text("mine")
+    with pytest.raises(ConfigError, match="not empty; it has no models to resume"):
+        compare(_settings(tmp_path), ["dot"], tmp_path, _pairs(5, 3), resume=True)
+    assert (tmp_path / "settings.json").read_text() == "mine"
+
+
 def test_settings_that_are_left_out_count_as_their_defaults(tmp_path: Path) -> None:
     settings, out = _settings(tmp_path), tmp_path / "out"
     (out / "dot" / "seed-1").mkdir(parents=True)

@@ -69,6 +69,10 @@ def test_lines_that_exist_are_kept(folders: list[Path], tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(FolderError, match="outputs of another model or beam size"):
         write_outputs(teacher, SOURCES, path)
+    (tmp_path / "mine.json").write_text("{}")
+    with pytest.raises(FolderError, match=r"mine\.json describes others"):
+        write_outputs(teacher, SOURCES, tmp_path / "mine.tsv")
+    assert (tmp_path / "mine.json").read_text() == "{}"
     shutil.copy(tmp_path / "whole.json", tmp_path / "outputs.json")
     for other, beam_size in ((regard.Translator.load(folders[1]), 5), (teacher, 4)):
         with pytest.raises(FolderError, match="outputs of another model or beam size"):

@@ -456,6 +456,11 @@ def test_a_first_member_without_a_model_is_reported(
     assert "[0] caf\\xe9\n" in err
     assert "member 0 saved no model" in err
     assert [*(tmp_path / "all").iterdir()] == []
+    mine = tmp_path / "all" / "members" / "list.csv"
+    mine.parent.mkdir()
+    mine.touch()
+    assert train(tmp_path / "all", "--members=2", "--resume") == 1
+    assert [*mine.parent.iterdir()] == [mine]
 
 
 def test_a_member_stops_when_its_parent_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,8 @@ def test_columns_are_named(kind: str, tmp_path: Path) -> None:
         DataError, match=r"columns are identified by number here, got data\.features_column tags"
     ):
         corpus(tmp_path / "f.tsv", data={"features_column": "tags"})
+    with pytest.raises(ConfigError, match=r"data\.target_column names a column of a Parquet"):
+        corpus(tmp_path / "f.tsv", data={"target_column": "to"})
 
 
 def test_several_files_odd_names_and_byte_order_marks(

@@ -1,5 +1,6 @@
 """Ready models: loading by name, commands, cards, and the script that makes them."""
 
+import dataclasses
 import gzip
 import os
 import shutil
@@ -12,6 +13,7 @@ import regard
 from regard import datasets, model_folder, pretrained
 from regard.cli.main import main
 from regard.cli.serve import make_parser
+from regard.config import Config, TrainingConfig
 from regard.curves import read_history
 from regard.errors import FolderError
 from regard.metrics import METRICS
@@ -180,3 +182,21 @@ def test_the_script_trains_rounds_and_describes_a_model(
     with pytest.raises(SystemExit):
         make_models.main([*common, "--trained", "french=x"])
     assert "--trained takes NAME=DIR with a name of" in capfd.readouterr().err
+
+
+def test_a_model_that_is_trained_further_passes_the_licence_of_its_data_on(tmp_path: Path) -> None:
+    folder = pretrained.folder_of("spanish-english")
+    stored = model_folder.load(folder)
+    training = TrainingConfig(max_updates=1)
+    pairs = [("te quiero", "i love you"), ("hola", "hello")]
+    config = Config(training=training, out=str(tmp_path / "new"), device="cpu")
+    regard.train(config, pairs, pairs, init_from="spanish-english")
+    more = dataclasses.replace(config, training=TrainingConfig(max_updates=2))
+    for resumed in (False, True):
+        if resumed:
+            regard.train(more, pairs, pairs, resume=True)
+        found = model_folder.load(tmp_path / "new")
+        assert found.metadata["attribution"] == stored.metadata["attribution"]
+        notice = (tmp_path / "new" / "NOTICE").read_text("utf-8")
+        assert notice == (folder / "NOTICE").read_text("utf-8")
+        assert notice in (tmp_path / "new" / "README.md").read_text("utf-8")

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +33,8 @@ from regard.model_folder import checksum, load_tensors, unshared_tensors, write_
 _KEPT = 3
 
 _NAME = re.compile(r"[0-9]+\.safetensors")
+_OLD = "last/state.safetensors"
+"""The checkpoint in formats 1 and 2, whose state is in a separate file beside it."""
 
 _held: dict[Path, os.stat_result] = {}
 """The lock files that this process holds."""
@@ -136,7 +137,7 @@ def has_training(folder: Path) -> bool:
     if not folder.is_dir():
         return False
     names = {path.name for path in folder.iterdir()}
-    if _files(folder) or "last" in names:  # last: formats 1 and 2
+    if _files(folder) or (folder / _OLD).exists():
         return True
     metrics = folder / "metrics.jsonl"
     if metrics.exists() and metrics.stat().st_size:  # written after a checkpoint, which is gone
@@ -179,7 +180,7 @@ def save(
     earlier = [other for other in _files(folder) if int(other.stem) <= update]
     for other in set(_files(folder)) - set(earlier[:_KEPT]):
         other.unlink()
-    shutil.rmtree(Path(folder) / "last", ignore_errors=True)  # formats 1 and 2
+    _remove_old_checkpoint(Path(folder) / _OLD)
 
 
 def load(folder: str | Path) -> tuple[Checkpoint | None, list[str]]:
@@ -189,7 +190,7 @@ def load(folder: str | Path) -> tuple[Checkpoint | None, list[str]]:
         FolderError: all checkpoints are damaged.
     """
     notes: list[str] = []
-    for path in [*_files(folder), Path(folder) / "last" / "state.safetensors"]:
+    for path in [*_files(folder), Path(folder) / _OLD]:
         if not path.exists():
             continue
         try:
@@ -232,6 +233,14 @@ def restore(
 def _generators(rank: int) -> str:
     """Return the prefix of the names of the generator states of a process."""
     return f"random.{rank}." if rank else "random."
+
+
+def _remove_old_checkpoint(path: Path) -> None:
+    if path.exists():
+        path.with_suffix(".json").unlink(missing_ok=True)
+        path.unlink()
+        with contextlib.suppress(OSError):  # it contains other files
+            path.parent.rmdir()
 
 
 def _files(folder: str | Path) -> list[Path]:

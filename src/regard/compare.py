@@ -21,7 +21,7 @@ from regard.config import GROUPS, AttentionName, Config, from_dict
 from regard.curves import read_history
 from regard.errors import ConfigError, DataError, RegardError, nearest, quantity
 from regard.evaluation import Report, align, evaluate
-from regard.files import write_json, write_text
+from regard.files import require_empty_folder, write_json, write_text
 from regard.metrics import LengthBin, MetricValues, length_bins
 from regard.pairs import PairLike, refuse_pipes
 from regard.setting_checks import check_beam_size
@@ -230,6 +230,8 @@ def _common_settings(
         minutes = MINUTES / len(specifications) if stored is None else stored.training.max_minutes
         common["training"]["max_minutes"] = minutes
     folders = {_folder(out, name, seed) for name, seed in specifications}
+    if resume and not begun and not any((each / "checkpoints").exists() for each in folders):
+        require_empty_folder(out, "it has no models to resume: choose another folder (out)")
     for folder in begun:
         if folder not in folders:
             raise ConfigError(

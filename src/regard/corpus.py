@@ -23,6 +23,7 @@ from regard.pairs import (
     held_out_sources,
     pairs_from,
     read_pairs,
+    require_named_columns,
     require_valid,
 )
 from regard.text import UNITS, Tokenizer, format_source
@@ -121,6 +122,8 @@ def make_corpus(
         DataError: lines cannot be used (and `data.bad_lines` is `stop`), or no pair is left.
     """
     notes: list[str] = []
+    files = zip((pairs, dev), (config.data.train, config.data.dev), strict=True)
+    require_named_columns(config.data, *(path for items, path in files if items is None))
     train_pairs = _read_train(pairs, config, notes)
     guide = _guide(links, train_pairs, config)
     if config.data.recombined_pairs and guide is not None:

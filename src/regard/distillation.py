@@ -85,11 +85,11 @@ def _require_same_search(path: Path, teacher: Translator, beam_size: int) -> Non
     weights = checksum(unshared_tensors(teacher.trained.model))
     description = json.dumps({"teacher": weights, "beam_size": beam_size}) + "\n"
     file = path.with_suffix(".json")
-    if not path.exists():
+    if not path.exists() and not file.exists():
         write_text(file, description)
     elif not file.is_file() or file.read_text(encoding="utf-8", errors="replace") != description:
         raise FolderError(
-            f"{path} contains outputs of another model or beam size; give the same model and "
+            f"{path} contains outputs of another model or beam size, or {file} describes others; give the same model and "
             "--beam-size to resume, or choose another folder (--out)"
         )
 

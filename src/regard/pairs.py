@@ -192,6 +192,19 @@ def refuse_pipes(*paths: str | None) -> None:
             )
 
 
+def require_named_columns(data: DataConfig, *paths: str | None) -> None:
+    """Raise a ConfigError if the settings name columns, and none of the files has columns with names."""
+    files = [path for path in paths if path]
+    if not files or any(map(table_files.is_table, files)):
+        return
+    for name in ("source_column", "target_column"):
+        if getattr(data, name) != getattr(DataConfig(), name):
+            raise ConfigError(
+                f"data.{name} names a column of a Parquet, JSONL or CSV file, and {files[0]} is read as "
+                "lines of source TAB target: leave it out, or give such a file"
+            )
+
+
 def split_line(line: str, features_column: int | None) -> tuple[str, str | None, str | None]:
     """Return source, target and features of a line of a TSV file; None for columns that it lacks.
 

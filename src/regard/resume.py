@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from regard import checkpoints, model_folder
+from regard import checkpoints, model_folder, pretrained
 from regard.checkpoints import Checkpoint
 from regard.config import GROUPS, Config, from_dict
 from regard.errors import ConfigError, FolderError
@@ -37,6 +37,10 @@ class StartingPoint(NamedTuple):
     """Identity of the run that is resumed; None for a new run and for runs of earlier versions."""
     notes: tuple[str, ...] = ()
     """Messages for the user."""
+    attribution: str | None = None
+    """Origin of the data that the weights were trained on before, if it must be stated."""
+    notice: Path | None = None
+    """The licence of these data, if it must be passed on with the model."""
 
 
 def starting_point(
@@ -69,9 +73,9 @@ def starting_point(
             notes.append(f"init_from {init_from} is not used, because the run has already begun")
         if tokenizers_from is not None:
             _require_equal_tokenizers(stored, out, tokenizers_from)
-        return StartingPoint(
-            config, (stored.source, stored.target), None, checkpoint, run, (*notes, *changes)
-        )
+        origin = stored.metadata.get("attribution")
+        tokenizers = (stored.source, stored.target)
+        return StartingPoint(config, tokenizers, None, checkpoint, run, (*notes, *changes), origin)
     if init_from is not None and tokenizers_from is not None:
         raise ConfigError(
             "init_from supplies the tokenizers; leave out tokenizers_from, or init_from"
@@ -81,7 +85,14 @@ def starting_point(
         config = _with_stored(
             config, stored, _FIXED, f"{init_from} and cannot change with init_from"
         )
-        return StartingPoint(config, (stored.source, stored.target), stored.model.state_dict())
+        notice = pretrained.find(init_from) / "NOTICE"
+        return StartingPoint(
+            config,
+            (stored.source, stored.target),
+            stored.model.state_dict(),
+            attribution=stored.metadata.get("attribution"),
+            notice=notice if notice.is_file() else None,
+        )
     if tokenizers_from is not None:
         stored = model_folder.describe(tokenizers_from)
         where = f"{tokenizers_from} and cannot change with tokenizers_from"

@@ -21,7 +21,7 @@ from regard.corpus import Corpus, make_corpus
 from regard.distributed import Job
 from regard.errors import ConfigError, nearest
 from regard.evaluation import layer_agreements
-from regard.files import require_empty_folder
+from regard.files import read_lines, require_empty_folder, write_text
 from regard.guided_alignment import guided_layer
 from regard.kernels.weighted_sum import without_autocast
 from regard.metrics import METRICS
@@ -173,21 +173,7 @@ def _train(
     model = build(config.model, len(corpus.source), len(corpus.target))
     if start.weights is not None:
         model.load_state_dict(start.weights)
-    fingerprint = corpus.fingerprint()
-    metadata = {
-        "max_source_length": corpus.max_source_length,
-        "max_target_length": corpus.max_target_length,
-        "parameters": count_parameters(model),
-        "encoder_states": _describe_encoder_states(model),
-        "training_fingerprint": fingerprint,
-        "checksums": files,
-        "examples": corpus.examples,
-        "several_links": corpus.guide is not None and corpus.guide.several,
-    }
-    if corpus.guide is not None:
-        metadata["attention_layer"] = guided_layer(model.decoder.attention_layers)
-    if run := _identity(start, config, (fingerprint, corpus.dev_fingerprint())):
-        metadata["run"] = run
+    metadata = _metadata(start, corpus, model, files)
     trained = TrainedModel(config, model, corpus.source, corpus.target, metadata)
     trainer = Trainer(trained, corpus, out, job)
     wanted, used = config.training.precision, precision(config)
@@ -215,6 +201,8 @@ def _train(
     if job.is_main:
         checkpoints.require_lock(out)
         model_folder.save_description(out, trained)
+        if start.notice is not None:
+            write_text(out / "NOTICE", "\n".join(read_lines(start.notice)) + "\n")
         if trainer.history:
             trainer.write_metrics()  # a run that was killed between the two may have written fewer
     updates, done = config.training.max_updates, trainer.schedule.update
@@ -228,6 +216,30 @@ def _train(
             _complete(trainer, progress)
     job.wait()
     return Translator.load(out, config.device)
+
+
+def _metadata(
+    start: StartingPoint, corpus: Corpus, model: Seq2Seq, files: dict[str, str]
+) -> dict[str, Any]:
+    """Return the properties of the data and the model that its folder stores."""
+    fingerprint = corpus.fingerprint()
+    metadata = {
+        "max_source_length": corpus.max_source_length,
+        "max_target_length": corpus.max_target_length,
+        "parameters": count_parameters(model),
+        "encoder_states": _describe_encoder_states(model),
+        "training_fingerprint": fingerprint,
+        "checksums": files,
+        "examples": corpus.examples,
+        "several_links": corpus.guide is not None and corpus.guide.several,
+    }
+    if corpus.guide is not None:
+        metadata["attention_layer"] = guided_layer(model.decoder.attention_layers)
+    if start.attribution is not None:
+        metadata["attribution"] = start.attribution
+    if run := _identity(start, corpus.config, (fingerprint, corpus.dev_fingerprint())):
+        metadata["run"] = run
+    return metadata
 
 
 def _checksums(data: DataConfig, pairs: Any, dev: Any) -> dict[str, str]:

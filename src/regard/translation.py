@@ -240,8 +240,7 @@ class Translation:
 
         Args:
             title: title above the heatmap.
-            layer: a layer of `attention_heads`, counted from 0; None means layer 0 if `head` is given,
-                otherwise the layer of `attention`.
+            layer: a layer of `attention_heads`, counted from 0; None means the layer of `attention`.
             head: a head of that layer, counted from 0; None means the average over its heads.
 
         Raises:

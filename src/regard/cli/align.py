@@ -26,6 +26,7 @@ from regard.cli.parser import Parser, add_settings, recipe_first, settings
 from regard.config import DataConfig, Symmetrization
 from regard.errors import ConfigError, DataError, quantity
 from regard.files import is_temporary, read_lines, require_empty_folder, write_json, write_text
+from regard.pairs import require_named_columns
 from regard.progress import Progress
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 _POSITIONAL = {"folder": "DIR", "pairs": "PAIRS"}
 _WITH_MODELS = (*_POSITIONAL, "gold", "reverse", "json", "attention")
 _WITH_TRAINING = ("out", "max_minutes", "resume")
+
+_MINUTES = 30.0
+"""Time budget of --train if none is given."""
 
 _COMMON = (
     *("--gold", "--reverse", "--symmetrize", "--threshold", "--json", "--attention", "--device"),
@@ -102,7 +106,8 @@ def make_parser() -> Parser:
         "--max-minutes",
         type=float | None,
         metavar="M",
-        help="time budget of --train, for both directions together",
+        help=f"time budget of --train, for both directions together; default: {_MINUTES:g}, unless the "
+        "settings limit the minutes or the updates",
     )
     option(
         "--resume",
@@ -148,8 +153,16 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
     if groups["data"].get("train") is not None:
         raise ConfigError("the pairs of --train are the training pairs; leave out data.train")
     out, data = Path(args.out), DataConfig(**groups["data"])
-    if not args.resume and not _was_killed_early(out):
-        require_empty_folder(out, "choose another folder (--out), or continue (--resume)")
+    require_named_columns(data, args.train, data.dev)
+    has_begun = args.resume and (out / "forward" / "config.json").exists()
+    if not has_begun and not _was_killed_early(out):
+        other = "choose another folder (--out)"
+        remedy = (
+            f"it has no models to resume: {other}"
+            if args.resume
+            else f"{other}, or continue (--resume)"
+        )
+        require_empty_folder(out, remedy)
     enable_huge_pages()
     with loading("PyTorch"):
         from regard.aligner import guide_of, train_both, write_links
@@ -166,8 +179,12 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
     parsed = read_pairs(args.train, data)
     parsed.require_valid(REMEDY if groups["data"].get("bad_lines") == "stop" else None)
     dev = None if data.dev is None else read_pairs(data.dev, data)
+    budget = {"max_minutes", "max_updates"} & groups["training"].keys()
+    minutes = (
+        _MINUTES if args.max_minutes is None and not (budget or args.resume) else args.max_minutes
+    )
     forward, reverse = train_both(
-        out, parsed, dev, max_minutes=args.max_minutes, resume=args.resume,
+        out, parsed, dev, max_minutes=minutes, resume=args.resume,
         device=args.device, command=command, **groups,
     )  # fmt: skip
     path, method = out / "links.pharaoh", args.symmetrize or "soft"

@@ -18,11 +18,13 @@ from regard.cli.options import (
     add_output_folder,
     enable_huge_pages,
     load_translator,
+    require_lines,
 )
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
 from regard.config import DataConfig, from_dict
 from regard.errors import ConfigError, DataError, quantity
 from regard.files import read_lines, require_empty_folder
+from regard.pairs import require_named_columns
 from regard.progress import Progress
 from regard.setting_checks import check_beam_size
 
@@ -54,6 +56,9 @@ def run(arguments: list[str]) -> None:
         raise ConfigError(
             "distillation needs pairs to train and to validate on: give --data.train F --data.dev F"
         )
+    require_named_columns(data, data.train, data.dev)
+    if args.unlabelled is not None:
+        require_lines(args.unlabelled)
     # outputs may be longer than data.max_length; the pairs of the user are checked below
     values["data"]["bad_lines"] = "skip"
     config = from_dict({**values, "out": str(out / "model"), "device": args.device})

@@ -65,9 +65,9 @@ def _remove_plans(folder: Path) -> None:
     """Remove the files of a run whose members have saved nothing, so that the command can be corrected."""
     if any(folder.glob("*/config.json")):
         return
-    for path in folder.iterdir():
-        if path.is_file():
-            path.unlink()
+    for path in (folder / ".lock", *folder.glob("*.yaml")):
+        if path.name == ".lock" or path.stem.isdecimal():
+            path.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
 

@@ -16,6 +16,7 @@ from regard.config import Device
 from regard.errors import ConfigError
 from regard.pairs import files_of
 from regard.pretrained import find, folder_of, pretrained_models
+from regard.table_files import is_table
 
 if TYPE_CHECKING:
     from regard.translator import Translator
@@ -131,6 +132,15 @@ def check_output_files(args: Namespace, *names: str, data: Iterable[str | None] 
     if reads_standard_input and args.get("out") is None and _appends_to_standard_input():
         raise ConfigError(
             "standard output is the file that standard input reads; write to another file"
+        )
+
+
+def require_lines(path: str) -> None:
+    """Raise a ConfigError for a table, whose lines are no sources."""
+    if is_table(path):
+        raise ConfigError(
+            f"{path} is a table, and this command reads one source per line: write its column of sources "
+            "to a text file"
         )
 
 

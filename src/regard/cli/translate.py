@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from jsonargparse import Namespace
 
-from regard.cli.options import add_model, add_search, check_output_files, load_translator
+from regard.cli.options import (
+    add_model,
+    add_search,
+    check_output_files,
+    load_translator,
+    require_lines,
+)
 from regard.cli.parser import Parser
 from regard.errors import ConfigError, DataError, quantity
 from regard.files import arriving_lines, atomic_write, read_lines
@@ -39,6 +45,8 @@ def run(arguments: list[str]) -> None:
     """Translate a file or standard input to standard output."""
     args = make_parser().parse_args(arguments)
     check_output_files(args, "out", "attention", "alignments")
+    if args.file is not None:
+        require_lines(args.file)
     pins, heads = _pins(args.pin or ()), _heads(args.ablate_heads or ())
     translator = load_translator(args.folder, args.device)
     _require_attention(translator, args)
