@@ -406,12 +406,15 @@ def test_completion_is_offered_for_known_shells(regard: Command) -> None:
         ("train --model.decoder b", "bahdanau"),
         ("translate model FOLD", "FOLDER"),
         ("train --resume --model.cell ", "gru lstm"),
+        ("curves model --out char", "chart.svg"),
+        ("train --out char", ""),
     ],
 )
 def test_bash_completes_a_prefix(
     regard: Command, tmp_path: Path, words: str, expected: str
 ) -> None:
     (tmp_path / "FOLDER").mkdir()
+    (tmp_path / "chart.svg").touch()
     (tmp_path / "regard.bash").write_text(regard("--print-completion", "bash").out)
     code = """
 source ./regard.bash

@@ -55,8 +55,8 @@ def _copy_arguments(parser: Parser, target: argparse.ArgumentParser) -> None:
         names = action.option_strings or [action.dest]
         copy = target.add_argument(*names, **options)
         if action.metavar in files and not values:
-            is_output = action.dest == "out"
-            copy.complete = shtab.DIRECTORY if is_output else files[action.metavar]  # type: ignore[attr-defined]
+            is_new_folder = (action.dest, action.metavar) == ("out", "DIR")
+            copy.complete = shtab.DIRECTORY if is_new_folder else files[action.metavar]  # type: ignore[attr-defined]
 
 
 def _model_completion() -> dict[str, Any]:
