@@ -103,9 +103,18 @@ def test_a_student_is_trained_on_targets_and_outputs(
     assert main([*command, "--beam-size=0"]) == 1
     assert "beam_size must be at least 1" in capsys.readouterr().err
     assert not out.exists()
+    (out / "model").mkdir(parents=True)
+    (out / "model" / "config.json").touch()  # of another run
+    assert main([*command, "--resume"]) == 1
+    assert "not empty; it has no distillation to resume" in capsys.readouterr().err
+    assert [path.name for path in out.rglob("*")] == ["model", "config.json"]
+    (out / "model" / "config.json").unlink()
+    lock = out / "model" / "checkpoints" / ".lock"  # of a command that was killed at its start
+    lock.parent.mkdir()
+    lock.touch()
     command += ["--training.max_updates=2", "--training.validate_every=2", "--model.decoder_dim=8"]
     with mock.patch.object(regard.Translator, "translate", _truncated):
-        assert main(command) == 0
+        assert main([*command, "--resume"]) == 0
     err = capsys.readouterr().err
     outputs = [line.split("\t") for line in (out / "outputs.tsv").read_text().splitlines()]
     assert [row[0] for row in outputs] == ["a b", "c d a", "b b a"]

@@ -71,6 +71,8 @@ def run(arguments: list[str]) -> None:
     if not args.resume:
         require_empty_folder(out, "choose another folder (--out), or continue (--resume)")
         config.check_groups()
+    elif not _has_begun(out):
+        require_empty_folder(out, "it has no distillation to resume: choose another folder (--out)")
     enable_huge_pages()
     from regard.pairs import pairs_from, read_pairs
 
@@ -92,6 +94,14 @@ def run(arguments: list[str]) -> None:
     )
     print(
         f"the model is saved in {out / 'model'}; to use it, run: regard translate {shlex.quote(str(out / 'model'))}"
+    )
+
+
+def _has_begun(out: Path) -> bool:
+    """Return whether a folder contains a distillation, if only one that was killed at its start."""
+    was_killed_early = (out / "model" / "checkpoints" / ".lock").exists()
+    return (out / _OUTPUTS).with_suffix(".json").exists() or (
+        was_killed_early and not (out / "model" / "config.json").exists()
     )
 
 
