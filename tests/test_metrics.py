@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import random
 import re
 import unicodedata
 from itertools import zip_longest
@@ -40,7 +41,7 @@ def streams(references):
 
 
 def test_exact_match_and_wer_count_outputs_that_equal_any_reference():
-    outputs, references = ["a b", "c", "d", "e"], [["a b"], ["x", "c"], ["D"], ["e "]]
+    outputs, references = ["a b", "c", "d", "e"], [["a b"], ["x", "c"], ["D"], ["e x"]]
     assert metrics.exact_match(outputs, references).value == 50
     assert metrics.wer(outputs, references).value == 50
     assert metrics.exact_match(outputs, references, lowercase=True).value == 75
@@ -96,6 +97,31 @@ def test_normal_forms_of_one_text_are_equal(metric):
     for output, reference in (forms, forms[::-1]):
         assert metrics.METRICS[metric].compute([output], [[reference]]).value == best
     assert metrics.cer(["cafe"], [["cafe\u0301"]]).value == 25
+
+
+@pytest.mark.parametrize("metric", metrics.METRICS)
+def test_the_amount_of_whitespace_does_not_matter(metric):
+    texts = [
+        "le chat  dort sur le lit ",
+        "le chat dort sur le lit",
+        " le\u00a0chat dort\tsur le lit",
+    ]
+    best = 0 if metrics.METRICS[metric].lower_is_better else 100
+    for output in texts:
+        for reference in texts:
+            assert metrics.METRICS[metric].compute([output], [[reference]]).value == best
+
+
+@pytest.mark.parametrize("tokenize", ["13a", "none", "zh", "char"])
+def test_bleu_and_chrf_of_any_whitespace_are_those_of_sacrebleu(tokenize):
+    rng = random.Random(1)
+    texts = ["".join(rng.choices("ab. ,\u3000\u00a0\t", k=rng.randint(5, 30))) for _ in range(40)]
+    outputs, references = texts[:20], [[text] for text in texts[20:]]
+    direct = sacrebleu.metrics.BLEU(tokenize=tokenize)
+    expected = direct.corpus_score(outputs, streams(references)).score
+    assert metrics.bleu(outputs, references, tokenize).value == pytest.approx(expected)
+    expected = sacrebleu.metrics.CHRF().corpus_score(outputs, streams(references)).score
+    assert metrics.chrf(outputs, references).value == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("references", [SINGLE, VARYING])

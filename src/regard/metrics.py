@@ -6,7 +6,8 @@ references. Its 95 % interval is computed with the percentile bootstrap (Efron 1
 replacement `RESAMPLES` times, and the value is computed from the summed counts of each resample. The
 resamples depend only on the number of outputs, so all metrics in a report use the same resamples.
 
-All metrics compare strings in the Unicode normal form NFC, so that the form of a file does not matter.
+All metrics compare strings in the Unicode normal form NFC, so that the form of a file does not matter; nor
+does whitespace at the ends, and a run of whitespace counts as one space.
 BLEU and chrF are computed with sacrebleu and carry its signature. `METRICS` lists all metrics. Each
 raises a DataError if there are no outputs, or if any output lacks a list of references.
 """
@@ -205,7 +206,7 @@ def exact_match(
 def matches(
     outputs: Sequence[str], references: References, lowercase: bool = False
 ) -> npt.NDArray[np.bool_]:
-    """Return for each output whether it equals one of its references, in NFC."""
+    """Return for each output whether it equals one of its references, in NFC and up to whitespace."""
     _require_references(outputs, references)
     equal = [
         _normalize(output, lowercase) in {_normalize(text, lowercase) for text in candidates}
@@ -251,7 +252,7 @@ def per(outputs: Sequence[str], references: References, lowercase: bool = False)
 
 
 def cer(outputs: Sequence[str], references: References, lowercase: bool = False) -> MetricValue:
-    """Compute the character error rate: `per` on the code points of the NFC string, spaces included."""
+    """Compute the character error rate: `per` on the code points of the NFC string, single spaces included."""
     return _bootstrap(_edits(outputs, references, str, lowercase), _percent)
 
 
@@ -372,6 +373,7 @@ def _percent(sums: Sequence[int]) -> float:
 
 
 def _normalize(text: str, lowercase: bool = False) -> str:
+    text = " ".join(text.split())
     return unicodedata.normalize("NFC", text.lower() if lowercase else text)
 
 
