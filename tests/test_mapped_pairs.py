@@ -126,6 +126,12 @@ def test_columns_are_named(kind: str, tmp_path: Path) -> None:
     result = corpus(path, [("a", "b", "V")], data={**columns, "features_column": "tags"})
     assert result.source.features == ("PST", "V")
     assert result.source.ids_to_tokens(result.train[0].source[-3:]) == ["V", "PST", "</s>"]
+    missing = {
+        "jsonl": "no row has the field tag ",
+        "csv": "has no column tag: its columns are x, to, tags, from",
+    }
+    with pytest.raises(DataError, match=missing.get(kind, "has no column tag")):
+        corpus(path, data={**columns, "features_column": "tag"})
     if kind != "jsonl":
         with pytest.raises(
             DataError, match="has no column source: its columns are x, to, tags, fr"

@@ -11,8 +11,6 @@ from regard.errors import RegardError, quantity, shortened
 from regard.files import iterate_lines
 from regard.pairs import can_be_read_again, split_line
 
-_ROWS_AT_ONCE = 10_000
-
 _Key = tuple[str, str | None]
 
 
@@ -51,7 +49,7 @@ def training_overlap(
         sources: the test sources, each with its features or None.
         data: the settings of the model, which name the training data.
         normalize: applied to both sides, such as `translator.source.normalize`; they are then compared
-            without surrounding whitespace.
+            up to whitespace.
 
     Returns:
         None if there are no common sources, or if the training data are unknown, cannot be read, or
@@ -62,7 +60,7 @@ def training_overlap(
 
     def key(source: _Key) -> _Key:
         text, features = source
-        return normalize(text).strip(), features
+        return " ".join(normalize(text).split()), features
 
     wanted = {key(source) for source in sources}
     try:
@@ -82,8 +80,10 @@ def training_overlap(
 def _training_sources(path: str, data: DataConfig) -> Iterator[_Key]:
     if table_files.is_table(path):
         table = table_files.load(path, data)
-        for start in range(0, len(table), _ROWS_AT_ONCE):
-            for row in table_files.rows(table[start : start + _ROWS_AT_ONCE], path, data):
+        for start in range(0, len(table), table_files.ROWS_AT_ONCE):
+            for row in table_files.rows(
+                table[start : start + table_files.ROWS_AT_ONCE], path, data
+            ):
                 yield row.source, row.features
         return
     if not Path(path).exists():  # parallel files

@@ -14,8 +14,6 @@ from regard.text import format_source, remove_line_ending, split_features
 MAX_LISTED = 20
 """Number of bad lines that an error lists."""
 
-_ROWS_AT_ONCE = 10_000
-
 _MOST_BYTES = 1 << 30
 """Size of the files above which they are not read again."""
 
@@ -288,8 +286,8 @@ def _read_parallel(path: str, source: str, target: str) -> ParsedPairs:
 def _read_table(path: str, data: DataConfig) -> ParsedPairs:
     parsed = ParsedPairs(path, [], [], [], unit="row")
     table = table_files.load(path, data)
-    for start in range(0, len(table), _ROWS_AT_ONCE):
-        for row in table_files.rows(table[start : start + _ROWS_AT_ONCE], path, data):
+    for start in range(0, len(table), table_files.ROWS_AT_ONCE):
+        for row in table_files.rows(table[start : start + table_files.ROWS_AT_ONCE], path, data):
             _add(parsed, Pair(row.source, row.target, row.features), reason_of(row))
     return parsed
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 _JSONL = "text"
 """The name of the only column of a JSONL file as it is read: one document per line."""
+
+ROWS_AT_ONCE = 10_000
+"""Number of rows of a table that are read at once."""
+
 _MOST_CHARACTERS = 1 << 26
 """Maximum number of characters in a CSV field, which extends to the end of the file without a closing
 quotation mark."""
@@ -89,6 +93,7 @@ def load(path: str, data: DataConfig) -> "Dataset":
             rows = Dataset.from_text(
                 escaped, features=_texts([_JSONL]), encoding="utf-8-sig", **options
             )
+            _require_features(rows, path, data)
         elif kind == ".parquet":
             rows = Dataset.from_parquet(escaped, columns=names, features=_texts(names), **options)
         else:
@@ -262,6 +267,25 @@ def _check_parquet(file: str, names: Sequence[str]) -> None:
             )
     if not parquet.read_metadata(path).num_rows:
         raise DataError(f"{file} contains no pair; expected rows of source and target")
+
+
+def _require_features(rows: "Dataset", path: str, data: DataConfig) -> None:
+    """Raise a DataError if the column of features is a field of no JSON object; in some, it may be missing."""
+    name, has_objects = data.features_column, False
+    for start in range(0, 0 if name is None else len(rows), ROWS_AT_ONCE):
+        for line in rows[start : start + ROWS_AT_ONCE][_JSONL]:
+            try:
+                document = json.loads(line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(document, dict) and document:
+                if name in document:
+                    return
+                has_objects = True
+    if has_objects:
+        raise DataError(
+            f"{path}: no row has the field {name} (data.features_column); correct its name, or leave it out"
+        )
 
 
 def _require_columns(file: str, columns: Sequence[str], names: Iterable[str]) -> None:
