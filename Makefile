@@ -55,7 +55,7 @@ clean:
 	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[test]'
 	touch $@
 
-# everything, for CI; one call of pip takes half as long as three
+# everything, for CI: one call of pip resolves the packages and builds this one once
 .venv/complete: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[test,docs,dev]'
 	touch .venv/tested .venv/documented .venv/linted $@
