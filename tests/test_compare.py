@@ -303,6 +303,14 @@ def test_pairs_and_links_from_a_pipe_are_refused(tmp_path: Path, name: str) -> N
         compare(settings, ["dot"], tmp_path / "out", _pairs(5, 3))
 
 
+def test_a_model_that_links_cannot_guide_is_refused_before_any_is_trained(tmp_path: Path) -> None:
+    settings = _settings(tmp_path)
+    settings["data"]["train_links"] = str(tmp_path / "links")
+    with pytest.raises(ConfigError, match="links guide attention weights that are probabilities"):
+        compare(settings, ["dot", "none"], tmp_path / "out", _pairs(5, 3))
+    assert not (tmp_path / "out").exists()
+
+
 def test_gold_links_must_cover_every_pair(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1 line of gold links for 5 pairs"):
         compare(

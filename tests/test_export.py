@@ -368,8 +368,9 @@ def test_the_comparison_includes_sources_with_unknown_words(
         parity.check_parity(translator, folder)
 
 
-def test_features_follow_a_tab() -> None:
-    tokenizer = Tokenizer.train(["ab", "ba"], TextConfig(unit="char"), ["V;PST", "N"])
+@pytest.mark.parametrize("features", [["V;PST", "N"], []], ids=["two", "empty column"])
+def test_features_follow_a_tab(features: list[str]) -> None:
+    tokenizer = Tokenizer.train(["ab", "ba"], TextConfig(unit="char"), features)
     expected = tokenizer.encode("ba", "N;V|x")
     with parity._python_runner():
         from tokens import Tokenizer as Exported

@@ -215,6 +215,14 @@ class ModelConfig:
         missing = {name: value for name, value in values.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing) if missing else self
 
+    def require_probabilities(self) -> None:
+        """Raise a ConfigError unless there are attention weights that sum to 1, which links can guide."""
+        if "none" in (self.attention, self.normalizer):
+            raise ConfigError(
+                "links guide attention weights that are probabilities: choose another model.attention "
+                "or model.normalizer, or leave out data.train_links"
+            )
+
     def _check_attention(self) -> None:
         recurrent = self.kind == "rnn" and self.attention != "none"
         if self.window != "none" and not recurrent:
@@ -308,7 +316,7 @@ class TrainingConfig:
     max_updates: int = 20000
     """Maximum number of updates."""
     max_minutes: float | None = None
-    """Time budget, in minutes (default: no limit); the learning rate reaches 0 when the time runs out."""
+    """Time budget, in minutes (default: none, or chosen from the pairs); the learning rate reaches 0 at its end."""
     validate_every: int = 500
     """Number of updates between validations."""
     patience: int = 10
@@ -388,6 +396,8 @@ class Config:
         """
         if self.training.coverage_loss > 0 and not self.model.coverage:
             raise ConfigError("training.coverage_loss needs model.coverage true")
+        if self.data.train_links is not None:
+            self.model.require_probabilities()
 
 
 GROUPS: dict[str, Any] = {

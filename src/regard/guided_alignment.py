@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.alignment import GoldAlignment, Link, check_pair_links, read_gold
 from regard.batching import TokenLink
 from regard.config import ModelConfig
-from regard.errors import ConfigError, DataError, quantity, shortened
+from regard.errors import DataError, quantity, shortened
 from regard.pairs import Pair, ParsedPairs
 
 DEFAULT_WEIGHT = 0.05
@@ -40,11 +40,7 @@ class Guide(NamedTuple):
             ConfigError: the model has no attention weights that can be guided.
             DataError: the file cannot be read, or there is not one line of links per line of pairs.
         """
-        if "none" in (model.attention, model.normalizer):
-            raise ConfigError(
-                "links guide attention weights that are probabilities: choose another model.attention "
-                "or model.normalizer, or leave out data.train_links"
-            )
+        model.require_probabilities()
         if isinstance(links, str):
             guide = cls(links, read_gold(links))
         else:

@@ -93,6 +93,7 @@ def make_parser() -> Parser:
         common=_COMMON,
     )
     add_settings(parser)
+    parser.options()["--data.dev"].help = "Validation pairs"
     parser.add_argument(
         "--attention",
         metavar="MODELS",

@@ -177,6 +177,7 @@ def make_parser() -> Parser:
         common=_COMMON,
     )
     add_settings(parser)
+    parser.options()["--data.dev"].help = "Validation pairs"
     add_model(parser)
     add_output_folder(parser)
     parser.add_argument(

@@ -55,7 +55,8 @@ class Tokenizer:
 
     def parse(self, line):
         """Return the text of a line and its features, which follow a TAB."""
-        text, _, tags = line.partition("\t") if self.tags else (line, "", "")
+        reads_features = self.table["features"] is not None
+        text, _, tags = line.partition("\t") if reads_features else (line, "", "")
         return text, tags
 
     def encode(self, line):
