@@ -57,6 +57,7 @@ def _sigmorphon(language: str, **options: Any) -> Run:
 
 
 _CMUDICT = "cmudict/{part}.tsv.gz"
+_MONOTONIC = "--model.decoder posterior --model.monotonic true"
 _MULTI30K = ",".join(f"multi30k-en-de/tok/{{part}}.lc.norm.tok.{side}.gz" for side in ("en", "de"))
 _TEST_2016 = {"dev": "val", "test": "test_2016_flickr", "evaluate": BLEU_OF_TOKENS}
 _DIVERSE = {
@@ -69,6 +70,10 @@ RUNS = {
     "cmudict-ensemble": Run(_CMUDICT, "wer", members=("cmudict", *_DIVERSE)),
     **{language: _sigmorphon(language) for language in ("fre", "gre", "hun", "kor")},
     **{f"hun-{count}": _sigmorphon("hun", first=count) for count in (100, 500)},
+    **{
+        f"{language}-monotonic": _sigmorphon(language, train=_MONOTONIC)
+        for language in ("fre", "gre", "hun", "kor")
+    },
     "hun-100-default": _sigmorphon("hun", first=100, train=""),
     "hun-default": _sigmorphon("hun", train=""),
     "multi30k-rnn": Run(_MULTI30K, "bleu", "--config multi30k-rnn", **_TEST_2016),

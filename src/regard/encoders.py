@@ -67,7 +67,6 @@ class RecurrentEncoder(nn.Module):
 
     def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Memory:
         """Encode ids (B, T), given the number of real ids in each row, `lengths` (B,)."""
-        padding = padding_from_lengths(lengths, source.shape[1])
         reversal = reversal_indices(lengths, source.shape[1])
         states = self._dropout(self.embedding(source))
         for forward, backward in zip_longest(self.forward_layers, self.backward_layers):
@@ -76,6 +75,11 @@ class RecurrentEncoder(nn.Module):
                 outputs = backward(_gather_rows(states, reversal))[0]
                 directions.append(_gather_rows(outputs, reversal))
             states = self._dropout(torch.cat(directions, dim=-1))
+        return self._memory(states, lengths)
+
+    def _memory(self, states: Float[Tensor, "B T D"], lengths: Int[Tensor, " B"]) -> Memory:
+        """Return the encoding, given the outputs of the last layer."""
+        padding = padding_from_lengths(lengths, states.shape[1])
         final = self._final(states, lengths)
         states = self.projection(states).masked_fill(padding[..., None], 0)
         return Memory(states, padding, final)

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from regard.decoders import StepDecoder, fold
+from regard.encoders import RecurrentEncoder
+from regard.folded_encoder import FoldedRecurrentEncoder
 from regard.kernels.linear import InferenceLinear, has_hooks
-from regard.kernels.recurrent.layers import InferenceGRU, InferenceLSTM
 from regard.models import Seq2Seq
 
 _FASTER: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: InferenceLinear,
-    nn.LSTM: InferenceLSTM,
-    nn.GRU: InferenceGRU,
+    RecurrentEncoder: FoldedRecurrentEncoder,
 }
-"""Layers without gradients, by the layer that they replace."""
+"""Modules without gradients, by the module that they replace."""
 
 
 _STRIDE = 251

@@ -1,7 +1,8 @@
 """CPU kernel of a recurrent layer over whole sequences, without gradients, and its launcher.
 
-A task is a block of sequences. Of `threads.Sizes`, `queries` is the number of sequences, `keys` their
-length, `width` that of a state and `tile` the number of sequences of a task. All numbers are float32.
+A task is a block of sequences in one direction. Of `threads.Sizes`, `heads` is the number of directions,
+`queries` the number of sequences, `keys` their length, `width` that of a state of one direction and `tile` the
+number of sequences of a task. Numbers are float32, and indices int64.
 """
 
 from collections.abc import Callable
@@ -9,15 +10,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.kernels.cpu import simd, threads
 from regard.kernels.cpu.products import LANES, PANEL, ROWS, product, whole
-from regard.kernels.cpu.threads import floats
+from regard.kernels.cpu.threads import floats, integers
 from regard.kernels.recurrent import cells
 
-WEIGHTS, INPUTS, OUTPUTS = range(3)
-"""The packed matrix of the state, the input part of the gates (B, T, G), and the outputs (B, T, D)."""
+WEIGHTS, INPUTS, INPUT_ROWS, ORDER, OUTPUTS = range(5)
+"""The packed matrix of the state in every direction, and the arguments and the result of `run`."""
 
 GATES = {"lstm": 4, "gru": 3}
 """Number of gates, each as wide as a state."""
@@ -44,32 +46,37 @@ def _kernel_of(gates: int) -> threads.KernelFactory:
 
     def factory(real: Any) -> Callable[[Any], None]:
         def kernel(arguments: Any) -> None:
-            _, sequences, length, width = threads.read_sizes(arguments)
+            directions, sequences, length, width = threads.read_sizes(arguments)
             tile, stride = arguments[threads.TILE], whole(gates * width)
+            blocks = arguments[threads.TASKS] // directions
             shape = (1, tile * (stride + 2 * width))
             workspace = threads.thread_workspace(arguments, shape, real(0))
             state = simd.pointer_at(workspace, 0)
             memory = simd.pointer_at(state, tile * width)
             products = simd.pointer_at(memory, tile * width)
-            weights = floats(arguments, WEIGHTS, 0)
             while True:
-                first = threads.fetch_add(arguments, threads.NEXT_TASK) * tile
-                count = min(tile, sequences - first)
-                if count <= 0:
+                task = threads.fetch_add(arguments, threads.NEXT_TASK)
+                if task >= arguments[threads.TASKS]:
                     return
+                direction, first = task // blocks, task % blocks * tile
+                weights = floats(arguments, WEIGHTS, direction * (width + 1) * stride)
+                count = min(tile, sequences - first)
                 rows = (count + ROWS - 1) // ROWS * ROWS
                 for d in range(2 * tile * width):
                     state[d] = np.float32(0)
                 for t in range(length):
                     product(state, width, rows, weights, width, stride // PANEL, products, stride)
                     for row in range(count):
-                        step = (first + row) * length + t
+                        start = (first + row) * length
+                        order = integers(arguments, ORDER, direction * sequences * length + start)
+                        position = start + order[t]
+                        x = integers(arguments, INPUT_ROWS, position)[0] * directions + direction
                         _step(
-                            floats(arguments, INPUTS, step * gates * width),
+                            floats(arguments, INPUTS, x * gates * width),
                             simd.pointer_at(products, row * stride),
                             simd.pointer_at(state, row * width),
                             simd.pointer_at(memory, row * width),
-                            floats(arguments, OUTPUTS, step * width),
+                            floats(arguments, OUTPUTS, (position * directions + direction) * width),
                             gates,
                             width,
                         )
@@ -88,15 +95,33 @@ def supports(cell: str, width: int) -> bool:
     return cell in _KERNELS and width % LANES == 0
 
 
-def run(cell: str, gates: Tensor, packed: Tensor, width: int) -> Tensor:
-    """Return the outputs (B, T, D), given the input part of the gates (B, T, G) and the packed matrix."""
-    count, length, _ = gates.shape
-    outputs = gates.new_empty(count, length, width)
-    tasks = torch.get_num_threads() * max(1, -(-count // (_MAX_BLOCK * torch.get_num_threads())))
-    tile = max(1, -(-count // (tasks * ROWS))) * ROWS
-    sizes = threads.Sizes(heads=1, queries=count, keys=length, width=width, tile=tile)
+def run(
+    cell: str,
+    inputs: Float[Tensor, "*n G"],
+    rows: Int[Tensor, "B T"],
+    order: Int[Tensor, "directions B T"],
+    packed: Float[Tensor, "directions weights"],
+    width: int,
+) -> Float[Tensor, "B T D"]:
+    """Return the outputs of all directions, side by side.
+
+    Args:
+        cell: a name in `GATES`.
+        inputs: the input part of the gates, those of all directions side by side.
+        rows: the row of `inputs` at every position.
+        order: the positions in the order in which a direction reads them.
+        packed: the packed matrix of the state in every direction.
+        width: that of a state.
+    """
+    directions, count, length = order.shape
+    outputs = inputs.new_empty(count, length, directions * width)
+    shares = -(-torch.get_num_threads() // directions)
+    blocks = shares * max(1, -(-count // (_MAX_BLOCK * shares)))
+    tile = max(1, -(-count // (blocks * ROWS))) * ROWS
+    sizes = threads.Sizes(heads=directions, queries=count, keys=length, width=width, tile=tile)
     workspace = (1, tile * (whole(GATES[cell] * width) + 2 * width))
-    work = count * length * width * gates.shape[-1]
-    tensors = [packed, gates.contiguous(), outputs]
-    threads.run_kernel(_KERNELS[cell], -(-count // tile), sizes, tensors, work, workspace)
+    work = outputs.numel() * GATES[cell] * width
+    tensors = [packed, inputs.contiguous(), rows.contiguous(), order.contiguous(), outputs]
+    tasks = directions * -(-count // tile)
+    threads.run_kernel(_KERNELS[cell], tasks, sizes, tensors, work, workspace)
     return outputs

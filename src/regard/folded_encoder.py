@@ -1,0 +1,127 @@
+"""Recurrent encoders for inference: on CPUs, one kernel computes all steps of a layer, in both directions."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from regard.attention import Memory
+from regard.encoders import RecurrentEncoder, reversal_indices
+from regard.kernels.linear import FrozenLinear, has_hooks
+from regard.kernels.weighted_sum import is_autocast_enabled
+
+_LARGEST_FOLDED = 2048
+"""Vocabulary size up to which the embeddings are projected for the first layer once per entry."""
+
+
+class FoldedRecurrentEncoder(RecurrentEncoder):
+    """A recurrent encoder without gradients, which has the attributes of another one.
+
+    It computes with the weights of its first call.
+    """
+
+    def forward(self, source: Int[Tensor, "B T"], lengths: Int[Tensor, " B"]) -> Memory:
+        """Encode ids (B, T), given the number of real ids in each row, `lengths` (B,)."""
+        layers = self._layers
+        if layers is None or not self._can_read(source, lengths):
+            return super().forward(source, lengths)
+        positions = torch.arange(source.numel()).view(source.shape)
+        forward = positions[:1].expand(source.shape)
+        backward = reversal_indices(lengths, source.shape[1])
+        order = torch.stack([forward, backward][: layers[0].directions])
+        folded = self._folded_inputs
+        if folded is None:
+            inputs, rows = layers[0].inputs(self.embedding(source)), positions
+        else:
+            inputs, rows = folded, source.long()
+        states = layers[0].outputs(inputs, rows, order)
+        for layer in layers[1:]:
+            states = layer.outputs(layer.inputs(states), positions, order)
+        return self._memory(states, lengths)
+
+    def _can_read(self, source: Tensor, lengths: Tensor) -> bool:
+        """Return whether the kernel, which computes in float32 and checks no index, can read a batch."""
+        if source.device.type != "cpu" or is_autocast_enabled(source.device):
+            return False
+        valid = (lengths <= source.shape[1]).all()
+        if self._folded_inputs is not None:
+            valid &= ((source >= 0) & (source < len(self._folded_inputs))).all()
+        return bool(valid)
+
+    @functools.cached_property
+    def _layers(self) -> "list[_FrozenLayer] | None":
+        """The layers, for the kernel; None if it does not support them."""
+        modules = self.forward_layers, self.backward_layers
+        by_layer = [*zip(*(each for each in modules if len(each)), strict=True)]
+        layers = cast("list[tuple[nn.RNNBase, ...]]", by_layer)
+        kernel = _load_kernel()
+        if kernel is None or not all(
+            _is_supported(part, kernel) for each in layers for part in each
+        ):
+            return None
+        return [_FrozenLayer(each, kernel) for each in layers]
+
+    @functools.cached_property
+    def _folded_inputs(self) -> Tensor | None:
+        """The inputs of the first layer for every entry of the vocabulary; None if there are many entries."""
+        embedding, layers = self.embedding, self._layers
+        is_plain = type(embedding) is nn.Embedding and not has_hooks(embedding)
+        if layers is None or not is_plain or embedding.num_embeddings > _LARGEST_FOLDED:
+            return None
+        return layers[0].inputs(embedding.weight.detach())
+
+
+class _FrozenLayer:
+    """A recurrent layer with fixed weights, of one direction or both."""
+
+    def __init__(self, directions: Sequence[nn.RNNBase], kernel: Any) -> None:
+        from regard.kernels.cpu.products import pack
+
+        weights = [layer.all_weights[0] for layer in directions]
+        inputs, recurrent, biases, recurrent_biases = zip(*weights, strict=True)
+        self.directions = len(directions)
+        self._kernel, self._cell = kernel, directions[0].mode.lower()
+        self._width = directions[0].hidden_size
+        self._inputs = FrozenLinear(torch.cat(inputs), torch.cat(biases))
+        packed = [pack(*each) for each in zip(recurrent, recurrent_biases, strict=True)]
+        self._packed = torch.stack(packed).detach()
+
+    def inputs(self, x: Float[Tensor, "*n I"]) -> Float[Tensor, "*n G"]:
+        """Return the input part of the gates of all directions."""
+        return self._inputs(x)
+
+    def outputs(
+        self,
+        inputs: Float[Tensor, "*n G"],
+        rows: Int[Tensor, "B T"],
+        order: Int[Tensor, "directions B T"],
+    ) -> Float[Tensor, "B T D"]:
+        """Return the outputs of all directions, side by side.
+
+        `rows` contains the row of `inputs` at every position, and `order` the positions in the order in
+        which a direction reads them.
+        """
+        return self._kernel.run(self._cell, inputs, rows, order, self._packed, self._width)
+
+
+def _is_supported(layer: nn.RNNBase, kernel: Any) -> bool:
+    """Return whether a layer is one of PyTorch's with a single layer and direction that the kernel computes."""
+    if type(layer) not in (nn.LSTM, nn.GRU) or has_hooks(layer) or layer.proj_size:
+        return False
+    options = layer.num_layers == 1, layer.bias, layer.batch_first, not layer.bidirectional
+    if not all(options) or not kernel.supports(layer.mode.lower(), layer.hidden_size):
+        return False
+    return all(w.dtype == torch.float32 and w.device.type == "cpu" for w in layer.all_weights[0])
+
+
+@functools.cache
+def _load_kernel() -> Any:
+    """Return the module of the CPU kernel; None where numba cannot be imported."""
+    try:
+        from regard.kernels.recurrent import sequence
+    except Exception:  # a broken compiler raises any exception
+        return None
+    return sequence
