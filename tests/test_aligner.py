@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 WORDS = ["a b", "b c d", "d", "c a", "a a d", "b", "d c b a", "c c"]
 SETTINGS = {
     "model": {"embedding_dim": 8, "encoder_dim": 8, "decoder_dim": 8, "attention_dim": 8},
-    "training": {"max_updates": 2, "max_minutes": 5.0},
+    "training": {"max_updates": 2},
     "source": {"unit": "whitespace"},
 }
 FLAGS = [
@@ -251,13 +251,18 @@ def test_both_directions_are_trained_in_python(tmp_path: Path, pairs_file: Path)
         ("align --train p --out o --gold g", "leaves no use for --gold: leave it out"),
         ("align --train p --out o --data.train q", "leave out data.train"),
         ("align --train p --out o --threshold 7", "must be from 0 to 1"),
+        (
+            "align --train TRAIN --out o --max-minutes 1 --training.max_minutes 1",
+            "give one of them",
+        ),
         ("align --train p --out o", "cannot read p"),
+        ("align --train p --out o --data.features_column 3", "features of the source cannot be"),
     ],
 )
 def test_each_use_has_its_own_options(
-    command: str, message: str, capsys: pytest.CaptureFixture[str]
+    command: str, message: str, pairs_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(command.split()) in (1, 2)
+    assert main(command.replace("TRAIN", str(pairs_file)).split()) in (1, 2)
     result = capsys.readouterr()
     assert message in result.err
     assert (result.out, result.err.count("\n")) == ("", 1)

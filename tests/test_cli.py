@@ -997,6 +997,14 @@ def test_a_missing_model_folder_is_reported(
     assert "nowhere is not a model folder: it has no config.json" in error_line(result, 1)
 
 
+def test_lines_with_tab_are_counted_if_the_model_reads_no_features(
+    regard: Command, folders: Folders
+) -> None:
+    message = "2 lines with TAB, which the model reads as part of the text; of a file of pairs"
+    assert message in regard("translate", folders.model, stdin="ab\tA B\nb\na\tA\n").err
+    assert "TAB" not in regard("translate", folders.model, stdin="ab\n").err
+
+
 def test_a_table_is_not_read_as_lines(regard: Command, folders: Folders) -> None:
     message = error_line(regard("translate", folders.model, "pairs.jsonl"), 1)
     assert "pairs.jsonl is a table, and this command reads one source per line" in message
@@ -1071,10 +1079,14 @@ def test_outputs_to_compare_with_must_fit_the_pairs(
     for text, message in (
         ("A B\nB A\n", f"{outputs} has 2 lines, but {pairs} has 3 pairs; give one output per pair"),
         ("A B\nB A\nA\n", f"{outputs}, line 3: 'A' differs from line 1, but both are outputs for"),
+        (
+            "A B\nB A\t0.9\nA B\n",
+            f"{outputs}, line 2 has a TAB, which no target has; give the outp",
+        ),
     ):
         outputs.write_text(text)
         assert message in error_line(regard(*arguments), 1)
-    outputs.write_text("A B\nB A\nA B\n")
+    outputs.write_text("A B\nB A\nA  B \n")
     assert regard(*arguments).status == 0
     message = error_line(regard(*arguments, "--json", outputs), 1)
     assert "--json would overwrite the input" in message
@@ -1137,6 +1149,18 @@ def test_evaluate_lists_confusions_and_sources_with_unknown_tokens(
     assert json.loads(json_file.read_text())["confusions"] == []
     message = error_line(regard(*arguments, "--confusions", -1), 1)
     assert "--confusions must be at least 0, got -1" in message
+
+
+def test_targets_in_upper_case_are_reported_if_the_model_writes_lower_case(
+    regard: Command, tmp_path: Path
+) -> None:
+    (tmp_path / "pairs.tsv").write_text("a\tA\nb\tb\n")
+    options = ["--data.train", tmp_path / "pairs.tsv", "--data.dev", tmp_path / "pairs.tsv", *TINY]
+    options += ["--training.max_updates", 1, "--target.lowercase", "true"]
+    assert regard("train", "--out", tmp_path / "model", *options).status == 0
+    command = ["evaluate", tmp_path / "model", tmp_path / "pairs.tsv"]
+    assert "the model writes lower case, and 1 target contains upper case" in regard(*command).err
+    assert "upper case" not in regard(*command, "--lowercase").err
 
 
 def test_any_of_several_references_counts_as_a_match(
@@ -1240,6 +1264,13 @@ def test_gold_links_must_match_the_pairs(regard: Command, folders: Folders, tmp_
     assert "give --gold too" in error_line(regard(*arguments, "--json", tmp_path / "j"), 1)
 
 
+def test_align_counts_unknown_tokens(regard: Command, folders: Folders, tmp_path: Path) -> None:
+    (tmp_path / "swapped").write_text("x\tab\nb\tB\n")
+    err = regard("align", folders.model, tmp_path / "swapped").err
+    assert "aligning: source tokens not in the vocabulary: 1 ('x' 1x)\n" in err
+    assert "aligning: target tokens not in the vocabulary: 1 ('ab' 1x)\n" in err
+
+
 def test_align_writes_weights_and_log_probabilities(
     regard: Command, folders: Folders, tmp_path: Path
 ) -> None:
@@ -1276,9 +1307,9 @@ def test_align_combines_both_directions(regard: Command, folders: Folders, tmp_p
             for there, back in zip(forward, backward, strict=True)
         ]
         assert regard(*arguments, *options).lines == expected
-    assert "split the source" in error_line(
-        regard("align", folders.model, folders.pairs, "--reverse", folders.model), 1
-    )
+    result = regard("align", folders.model, folders.pairs, "--reverse", folders.model)
+    assert "split the source" in result.err.splitlines()[-1]
+    assert (result.status, result.out) == (1, "")
 
 
 def test_options_of_two_directions_need_both(regard: Command, folders: Folders) -> None:

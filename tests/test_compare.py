@@ -179,8 +179,15 @@ def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([*call, "--resume"]) == 0
     assert metrics.read_bytes() == written
     other_pairs = _write(tmp_path / "other.tsv", _pairs(60, 9))
-    assert main([*call, "--data.train", other_pairs, "--resume"]) == 1
-    assert "was trained on other pairs" in capsys.readouterr().err
+    settings = (out / "settings.json").read_bytes()
+    for train, message in (
+        (other_pairs, "was trained on other pairs"),
+        (str(tmp_path / "none.tsv"), "cannot read"),
+    ):
+        longer = ["--data.train", train, "--training.max_updates=6", "--resume"]
+        assert main([*call, *longer]) == 1
+        assert message in capsys.readouterr().err
+        assert (out / "settings.json").read_bytes() == settings
 
 
 @pytest.mark.slow

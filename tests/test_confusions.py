@@ -75,6 +75,7 @@ def test_the_counts_sum_to_the_edits_and_explain_the_outputs(
     ("unit", "text", "expected"),
     [
         ("char", "a b", ["a", " ", "b"]),
+        ("char", "a \u00a0b ", ["a", " ", "b"]),
         ("whitespace", "AA1 K", ["AA1", "K"]),
         ("word", "Well, yes.", ["well", ",", "yes", "."]),
         ("bpe", "Well, yes.", ["well", ",", "yes", "."]),

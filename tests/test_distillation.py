@@ -1,6 +1,7 @@
 """Distillation: the outputs of a teacher, resumed, and a student that is trained on them."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,20 @@ def test_lines_that_exist_are_kept(folders: list[Path], tmp_path: Path) -> None:
         write_outputs(teacher, SOURCES[1:], path)
     with pytest.raises(FolderError, match="contains outputs for other sources"):
         write_outputs(teacher, SOURCES[:1], path)
+    written = path.read_bytes()
+    with pytest.raises(FolderError, match="contains outputs for other sources"):
+        write_outputs(teacher, [*SOURCES, ("d", None)], path)  # the student was trained without it
+    assert path.read_bytes() == written
+
+
+def test_outputs_of_earlier_versions_are_continued(folders: list[Path], tmp_path: Path) -> None:
+    teacher, path = regard.Translator.load(folders[0]), tmp_path / "outputs.tsv"
+    write_outputs(teacher, SOURCES, path)
+    description = json.loads((tmp_path / "outputs.json").read_text())
+    del description["sources"]
+    (tmp_path / "outputs.json").write_text(json.dumps(description))
+    path.write_text("a b\tkept\n")
+    assert write_outputs(teacher, SOURCES, path)[0].target == "kept"
 
 
 def test_a_student_is_trained_on_targets_and_outputs(
@@ -130,6 +145,23 @@ def test_a_student_is_trained_on_targets_and_outputs(
     (out / "outputs.tsv").write_text("".join("\t".join(row) + "\n" for row in outputs[:1]))
     assert main([*command, "--resume"]) == 0
     assert "resumed at update 2" in capsys.readouterr().err
+
+
+def test_skipped_lines_are_counted_and_numbered_as_in_the_file(
+    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs, dev = tmp_path / "pairs.tsv", tmp_path / "dev.tsv"
+    pairs.write_text("a b\tb a\n\nno target\nc d a a a\ta a a d c\n")
+    dev.write_text("a b\tb a\n")
+    command = ["distill", str(folders[0]), "--out", str(tmp_path / "out"), "--device=cpu"]
+    command += [f"--data.train={pairs}", f"--data.dev={dev}", "--data.max_length=4"]
+    command += ["--training.max_updates=1", "--training.validate_every=1", "--model.decoder_dim=8"]
+    assert main([*command, "--data.bad_lines=skip"]) == 0
+    err = capsys.readouterr().err
+    assert "train: 2 lines skipped (line 2 is empty; line 3 has no second column (TAB))" in err
+    assert (
+        "2 lines skipped (line 4 has a source of 5 tokens, above the limit of 4; line 6 has" in err
+    )
 
 
 def test_features_are_those_that_the_teacher_reads(

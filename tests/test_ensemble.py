@@ -425,6 +425,8 @@ def test_members_are_trained_with_common_tokenizers_and_resumed(
         assert train(out, *options, "--resume", "--members=2", "--training.max_updates=9") == 1
     assert f"another process is training {out}" in capfd.readouterr().err
     assert (out / "members" / "1.yaml").read_bytes() == before
+    assert main(["train", "--members=2", f"--out={out}", "--resume", "--device=cpu"]) == 0
+    assert json.loads((out / "members" / "1.yaml").read_text()) == json.loads(before)
 
 
 @pytest.mark.parametrize("options", [[], ["--data.dev_seed=null"]])

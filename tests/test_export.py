@@ -248,6 +248,10 @@ def test_a_dictionary_is_looked_up_first(
         model = runner.Model(tmp_path / "out")
         assert [output["text"] for output in model.translate("a b ", n_best=2)] == ["x y", "z"]
         assert model.translate("b a")[0]["text"] == translator.translate("b a").text
+        for line in ("a b", "b a"):
+            for ending in ("\n", "\r\n"):
+                (ended,), (plain,) = model.translate(f"{line}{ending}"), model.translate(line)
+                assert (ended["text"], ended["log_prob"]) == (plain["text"], plain["log_prob"])
 
 
 @pytest.mark.parametrize("options", [[], ["--confidence"], ["--confidence", "--beam-size", "1"]])

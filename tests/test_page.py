@@ -136,7 +136,7 @@ def test_the_slider_changes_the_bars_whose_sum_stays_1(page: Page) -> None:
 
 
 def test_submitting_a_text_translates_with_both_models(page: Page, folders: list[Path]) -> None:
-    _submit(page, "d c a b")
+    _submit(page, "d c a b\n\n")  # as pasted
     for number, folder in enumerate(folders):
         expected = regard.Translator.load(folder, "cpu").translate(["d c a b"], n_best=5)[0]
         expect(_view(page, number).locator(".output")).to_have_text(

@@ -79,7 +79,7 @@ def _assert_same(
 def test_outputs_are_those_of_python(
     exported: Callable[[int], tuple[regard.Translator, Path]], number: int, beam_size: int
 ) -> None:
-    texts = ["a b c", "d c a b", "a x b", " ", "b", "a b c d a b"]
+    texts = ["a b c", "d c a b", "a x b", " ", "b", "a b c d a b", "b a\n", "b a\r\n"]
     _assert_same(*exported(number), texts, beam_size)
 
 

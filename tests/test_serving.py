@@ -87,6 +87,10 @@ def test_responses_equal_those_of_the_translator(client: TestClient, folder: Pat
         for output, other in zip(answer["n_best"], expected, strict=True):
             assert output["score"] == pytest.approx(other.score, abs=1e-5)
             assert _close(output["attention"], other.attention)
+    assert _translate(client, texts=["a b c\n", "d q\r\n"], n_best=3, beam_size=4) == [
+        outputs[0],
+        outputs[2],
+    ]
     single = _translate(client, text="a b c", attention=False)
     assert single[0]["text"] == translator.translate(["a b c"])[0].text
     assert "attention" not in single[0]

@@ -151,11 +151,14 @@ def test_from_torch_takes_the_projections_that_the_layer_computes_with() -> None
 def test_from_torch_refuses_layers_that_compute_otherwise() -> None:
     with pytest.raises(ConfigError, match=r"with PyTorch's own forward, got a MultiheadAttention"):
         MultiHeadAttention.from_torch(quantizable.MultiheadAttention(D, H))
+    # inside of a Transformer layer, it would attend across the items of a batch
+    with pytest.raises(ConfigError, match="expects a layer with batch_first=True"):
+        MultiHeadAttention.from_torch(nn.TransformerEncoderLayer(D, H).self_attn)
 
 
 @pytest.mark.parametrize("option", ["add_bias_kv", "add_zero_attn"])
 def test_options_that_append_a_key_are_refused(option: str) -> None:
-    theirs = nn.MultiheadAttention(D, H, **{option: True})
+    theirs = nn.MultiheadAttention(D, H, batch_first=True, **{option: True})
     with pytest.raises(
         ConfigError, match=f"MultiHeadAttention does not support {option}, which appends"
     ):
@@ -552,7 +555,7 @@ def test_a_joint_weight_that_does_not_fit_is_named(shape: tuple[int, ...]) -> No
 
 
 def test_frozen_projections_stay_frozen() -> None:
-    theirs = nn.MultiheadAttention(D, H)
+    theirs = nn.MultiheadAttention(D, H, batch_first=True)
     theirs.in_proj_weight.requires_grad_(False)
     ours = MultiHeadAttention.from_torch(theirs)
     frozen = {name for name, p in ours.named_parameters() if not p.requires_grad}

@@ -226,7 +226,7 @@ def _write(
             chunk = slice(start, start + size)
             alignments = align(chunk)
             for number, alignment in zip(parsed.numbers[chunk], alignments, strict=True):
-                failures += alignment is None
+                failures += not alignment
                 file.write("\n" * (number - 1 - lines) + f"{alignment or ''}\n")
                 lines = number
             if on_progress is not None:

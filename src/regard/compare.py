@@ -8,7 +8,6 @@ import contextlib
 import dataclasses
 import json
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, product
 from pathlib import Path
@@ -21,9 +20,9 @@ from regard.config import GROUPS, AttentionName, Config, from_dict
 from regard.curves import read_history
 from regard.errors import ConfigError, DataError, RegardError, nearest, quantity
 from regard.evaluation import Report, align, evaluate
-from regard.files import require_empty_folder, write_json, write_text
+from regard.files import atomic_write, require_empty_folder, write_json, write_text
 from regard.metrics import LengthBin, MetricValues, length_bins
-from regard.pairs import PairLike, refuse_pipes
+from regard.pairs import PairLike, group_by_source, refuse_pipes, to_pairs
 from regard.setting_checks import check_beam_size
 from regard.training import train
 from regard.translator import Translator
@@ -136,17 +135,32 @@ def compare(
     plans = [
         (name, _config({**settings, **common}, name, seed, out)) for name, seed in specifications
     ]
-    is_new = not (out / _SETTINGS).exists()
-    write_json(out / _SETTINGS, common)
+    file = out / _SETTINGS
+    models_before, before = _configs(out), file.read_bytes() if file.exists() else None
+    write_json(file, common)
     try:
         return _run(plans, out, test, gold, beam_size, resume, log)
     except BaseException:
-        if is_new and not _begun(out):  # so that the command can be corrected and repeated
-            (out / _SETTINGS).unlink()
+        if _configs(out) == models_before:  # the command can be corrected and repeated
+            _restore(file, before)
             for _, config in plans:
                 with contextlib.suppress(OSError):
                     Path(str(config.out)).parent.rmdir()
         raise
+
+
+def _configs(out: Path) -> dict[Path, bytes]:
+    """Return the settings of the models whose training has begun, as written by their last checkpoint."""
+    return {folder: (folder / "config.json").read_bytes() for folder in _begun(out)}
+
+
+def _restore(file: Path, content: bytes | None) -> None:
+    """Write the former content of a file, or remove it if it is new."""
+    if content is None:
+        file.unlink()
+    else:
+        with atomic_write(file) as temporary:
+            temporary.write_bytes(content)
 
 
 def _run(
@@ -291,9 +305,8 @@ def _evaluate(
     gold: Sequence[GoldAlignment] | None,
     beam_size: int,
 ) -> Run:
-    started = time.perf_counter()
+    translator.translate(group_by_source(to_pairs(test))[0][:1], beam_size)  # loads the kernels
     report = evaluate(translator, test, beam_size)
-    seconds = time.perf_counter() - started
     config, metadata = translator.trained.config, translator.trained.metadata
     has_attention = config.model.attention != "none"
     aligned = align(translator, test, gold)[1] if gold is not None and has_attention else None
@@ -305,7 +318,7 @@ def _evaluate(
         minutes=last["minutes"],
         updates=last["update"],
         parameters=metadata["parameters"],
-        sentences_per_second=report.metrics.n / seconds,
+        sentences_per_second=report.metrics.n / report.seconds,
         longest_source=metadata["max_source_length"],
         lengths=_length_bins(report),
         aer=None if aligned is None else aligned.aer,

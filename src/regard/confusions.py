@@ -96,7 +96,7 @@ def token_splitter(tokenizer: Tokenizer, lowercase: bool = False) -> Callable[[s
     assert split is not None
 
     def tokenize(text: str) -> list[str]:
-        normalized = tokenizer.normalize(text)
+        normalized = " ".join(tokenizer.normalize(text).split())  # as in the metrics
         tokens = split(normalized.lower() if lowercase else normalized)
         return [display_token(token) for token in tokens]
 

@@ -4,17 +4,23 @@ Sequence-level knowledge distillation (Kim and Rush 2016, arXiv:1606.07947, sect
 are the teacher's best outputs of beam search. They are added to the original targets.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from regard.errors import FolderError
-from regard.files import decode_lines, write_text
+from regard.files import decode_lines, write_json
 from regard.model_folder import checksum, unshared_tensors
 from regard.pairs import Pair
 from regard.translator import Translator
 
+_OTHER_SOURCES = (
+    "{} contains outputs for other sources; give the same pairs and lines to resume, or choose another folder "
+    "(--out)"
+)
 _CHUNK = 500
 """Number of sources that are translated between two writes."""
 
@@ -59,7 +65,7 @@ def write_outputs(
         FolderError: the file contains outputs for other sources, of another teacher or of another search.
     """
     path = Path(path)
-    _require_same_search(path, teacher, beam_size)
+    _require_same_search(path, teacher, beam_size, sources)
     done = _outputs_so_far(path, sources)
     if on_progress is not None:
         on_progress(len(done), 0)  # the call that wrote them has counted those that were truncated
@@ -80,18 +86,33 @@ def write_outputs(
     return [pair for pair in done if pair.target.strip()]
 
 
-def _require_same_search(path: Path, teacher: Translator, beam_size: int) -> None:
+def _require_same_search(
+    path: Path, teacher: Translator, beam_size: int, sources: Sequence[SourceWithFeatures]
+) -> None:
     """Describe the search beside a new file of outputs; for existing outputs, compare the description."""
-    weights = checksum(unshared_tensors(teacher.trained.model))
-    description = json.dumps({"teacher": weights, "beam_size": beam_size}) + "\n"
+    search = {"teacher": checksum(unshared_tensors(teacher.trained.model)), "beam_size": beam_size}
+    given = hashlib.sha256(repr(sources).encode("utf-8", "surrogatepass")).hexdigest()
     file = path.with_suffix(".json")
     if not path.exists() and not file.exists():
-        write_text(file, description)
-    elif not file.is_file() or file.read_text(encoding="utf-8", errors="replace") != description:
+        write_json(file, {**search, "sources": given})
+        return
+    stored = _read_description(file)
+    known = stored.pop("sources", given)  # earlier versions have not recorded the sources
+    if stored != search:
         raise FolderError(
             f"{path} contains outputs of another model or beam size, or {file} describes others; give the same model and "
             "--beam-size to resume, or choose another folder (--out)"
         )
+    if known != given:
+        raise FolderError(_OTHER_SOURCES.format(path))
+
+
+def _read_description(file: Path) -> dict[str, Any]:
+    """Return the description of a search; an empty one if the file cannot be read."""
+    try:
+        return {**json.loads(file.read_text("utf-8"))}
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def _outputs_so_far(path: Path, sources: Sequence[SourceWithFeatures]) -> list[Pair]:
@@ -108,10 +129,7 @@ def _outputs_so_far(path: Path, sources: Sequence[SourceWithFeatures]) -> list[P
     if len(rows) > len(sources) or any(
         _line(pair) != "\t".join(row) + "\n" for pair, row in zip(pairs, rows, strict=True)
     ):
-        raise FolderError(
-            f"{path} contains outputs for other sources; give the same pairs to resume, or choose "
-            "another folder (--out)"
-        )
+        raise FolderError(_OTHER_SOURCES.format(path))
     os.truncate(path, len(complete))
     return pairs
 

@@ -1,6 +1,7 @@
 """Evaluation of a translator on pairs: translations, alignments and agreement between layers."""
 
 import html
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -63,6 +64,8 @@ class Report:
     """The faithfulness of attribution methods, if it was measured."""
     training_overlap: TrainingOverlap | None = None
     """The sources that are also in the training data, if these were searched and contain any."""
+    seconds: float = 0.0
+    """Duration of the translation, in seconds."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document that `regard evaluate --json` writes."""
@@ -151,9 +154,11 @@ def evaluate(
         on_progress: called with the number of sources just completed.
     """
     sources, references = group_by_source(to_pairs(pairs))
+    started = time.perf_counter()
     translations = translator.translate(
         sources, beam_size, length_penalty=length_penalty, on_progress=on_progress
     )
+    seconds = time.perf_counter() - started
     lengths = [len(translation.source_tokens) - 1 for translation in translations]
     outputs = [translation.text for translation in translations]
     return Report(
@@ -172,6 +177,7 @@ def evaluate(
             token_splitter(translator.target, lowercase),
             confusions,
         ),
+        seconds=seconds,
     )
 
 

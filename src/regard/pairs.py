@@ -273,6 +273,17 @@ def pairs_from(
     return _parse(name, to_pairs(items), features_column)
 
 
+def concatenated(first: ParsedPairs, second: ParsedPairs) -> ParsedPairs:
+    """Return the pairs of two files, whose lines are numbered as if the second one followed the first."""
+    lines = len(first.pairs) + len(first.bad)
+    return first._replace(
+        name=f"{first.name} and {second.name}",
+        pairs=[*first.pairs, *second.pairs],
+        numbers=[*first.numbers, *(lines + number for number in second.numbers)],
+        bad=[*first.bad, *(BadLine(lines + number, reason) for number, reason in second.bad)],
+    )
+
+
 def _read_parallel(path: str, source: str, target: str) -> ParsedPairs:
     sources, targets = read_lines(source), read_lines(target)
     if len(sources) != len(targets):

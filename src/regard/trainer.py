@@ -174,7 +174,7 @@ class Trainer:
         if state["training_fingerprint"] != pairs:
             raise FolderError(
                 f"{self.out} was trained on other pairs or links; give the same files to resume, or "
-                f"start from its weights (init_from {self.out}) to train on new ones"
+                f"train on new ones in another folder, from these weights (regard train --init-from {self.out})"
             )
         if state["history"] and self.settings.metric == "auto":  # what it stood for until now
             names = (name for name in (*METRICS, "loss") if name in state["history"][-1])

@@ -158,15 +158,14 @@ class MultiHeadAttention(nn.Module):
         """Return a layer with the projections of PyTorch's layer; frozen parameters stay frozen.
 
         Args:
-            module: PyTorch's layer. The returned layer expects inputs of shape (B, L, D), whatever
-                the value of `module.batch_first`.
+            module: PyTorch's layer, with `batch_first` True: inputs are (B, L, D).
             score: as in the constructor; the parameters of a score specified by name are newly
                 initialised.
             **options: `normalizer`, `position_encoding` and options for the score.
 
         Raises:
             ConfigError: the module is not a `torch.nn.MultiheadAttention`, overrides its `forward`,
-                or was constructed with `add_bias_kv` or `add_zero_attn`.
+                has `batch_first` False, or was constructed with `add_bias_kv` or `add_zero_attn`.
         """
         layer = cls(score=score, **constructor_arguments(module), **options)
         # not strict: PyTorch's layer has no parameters of the score

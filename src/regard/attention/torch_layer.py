@@ -45,12 +45,18 @@ def constructor_arguments(module: nn.MultiheadAttention) -> dict[str, Any]:
     """Return the arguments that give our layer the sizes and options of PyTorch's layer.
 
     Raises:
-        ConfigError: the module has an option that our layer lacks, or overrides `forward`.
+        ConfigError: the module has an option that our layer lacks, expects (L, B, D), or overrides `forward`.
     """
     if getattr(type(module), "forward", None) is not nn.MultiheadAttention.forward:
         raise ConfigError(
             "from_torch expects a torch.nn.MultiheadAttention with PyTorch's own forward, got a "
             f"{type(module).__qualname__}"
+        )
+    if not module.batch_first:
+        raise ConfigError(
+            "from_torch expects a layer with batch_first=True, because the layer that it returns expects inputs of "
+            "shape (B, L, D), also inside of PyTorch's Transformer layers: construct them with batch_first=True, "
+            "or set batch_first = True on this layer and transpose its inputs"
         )
     refuse_extra_keys(module.bias_k is not None, module.add_zero_attn)
     weight = module.out_proj.weight

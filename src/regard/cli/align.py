@@ -9,6 +9,7 @@ opposite directions, as OUT/forward and OUT/reverse.
 import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,7 @@ from regard.errors import ConfigError, DataError, quantity
 from regard.files import is_temporary, read_lines, require_empty_folder, write_json, write_text
 from regard.pairs import require_named_columns
 from regard.progress import Progress
+from regard.text import unknown_tokens_message
 
 if TYPE_CHECKING:
     from regard.alignment import AlignmentMetrics
@@ -153,6 +155,10 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
     if groups["data"].get("train") is not None:
         raise ConfigError("the pairs of --train are the training pairs; leave out data.train")
     out, data = Path(args.out), DataConfig(**groups["data"])
+    if data.features_column is not None:
+        raise ConfigError(
+            "features of the source cannot be aligned; leave out --data.features_column"
+        )
     require_named_columns(data, args.train, data.dev)
     has_begun = args.resume and (out / "forward" / "config.json").exists()
     if not has_begun and not _was_killed_early(out):
@@ -179,6 +185,11 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
     parsed = read_pairs(args.train, data)
     parsed.require_valid(REMEDY if groups["data"].get("bad_lines") == "stop" else None)
     dev = None if data.dev is None else read_pairs(data.dev, data)
+    if args.max_minutes is not None and "max_minutes" in groups["training"]:
+        raise ConfigError(
+            "--max-minutes is the time budget of both directions together, and training.max_minutes that of "
+            "each: give one of them"
+        )
     budget = {"max_minutes", "max_updates"} & groups["training"].keys()
     minutes = (
         _MINUTES if args.max_minutes is None and not (budget or args.resume) else args.max_minutes
@@ -272,7 +283,13 @@ def _align(
     translator: "Translator", sources: Sequence["SourceLike"], targets: Sequence[str], label: str
 ) -> "list[Translation]":
     with Progress(label, len(sources), "pairs") as progress:
-        return translator.align(sources, targets, on_progress=progress.advance)
+        outputs = translator.align(sources, targets, on_progress=progress.advance)
+    of_targets = (encoding.unknown for encoding in translator.target.encode_batch(targets))
+    for side, texts in (("source", [output.unknown for output in outputs]), ("target", of_targets)):
+        if unknown := Counter(token for tokens in texts for token in tokens):
+            message = unknown_tokens_message(unknown)
+            print(f"regard align: {label}: {side} {message}", file=sys.stderr)
+    return outputs
 
 
 def _to_dict(output: "Translation") -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Train several models on the same pairs, for the same length of time, and compare them.
 
---training.max_minutes is the time limit for each model; by default, the models are trained for 8
-minutes in total. Without --config, the models are the small ones that the recipe `compare` defines.
+--training.max_minutes is the time limit for each model; unless a recipe sets it, the models are trained
+for 8 minutes in total. Without --config, the models are the small ones of the recipe `compare`.
 """
 
 import sys

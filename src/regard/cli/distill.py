@@ -18,6 +18,7 @@ from regard.cli.options import (
     add_output_folder,
     enable_huge_pages,
     load_translator,
+    print_saved,
     require_lines,
 )
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
@@ -74,7 +75,7 @@ def run(arguments: list[str]) -> None:
     elif not _has_begun(out):
         require_empty_folder(out, "it has no distillation to resume: choose another folder (--out)")
     enable_huge_pages()
-    from regard.pairs import pairs_from, read_pairs
+    from regard.pairs import concatenated, pairs_from, read_pairs
 
     parsed, dev = read_pairs(data.train, data), read_pairs(data.dev, data)
     for each in (parsed, dev):
@@ -82,19 +83,16 @@ def run(arguments: list[str]) -> None:
     outputs = _outputs(args, data, [pair.key for pair in parsed.pairs], out)
     from regard.training import train
 
-    name = f"{data.train} and {out / _OUTPUTS}"
-    pairs = pairs_from([*parsed.pairs, *outputs], name, data.features_column)
-    train(
+    more = pairs_from(outputs, str(out / _OUTPUTS), data.features_column)
+    student = train(
         config,
-        pairs._replace(file=data.train),  # evaluation finds its sources there
+        concatenated(parsed, more),
         dev,
         resume=args.resume,
         adapt=args.config is None,
         command=shlex.join(["regard", "distill", *arguments]),
     )
-    print(
-        f"the model is saved in {out / 'model'}; to use it, run: regard translate {shlex.quote(str(out / 'model'))}"
-    )
+    print_saved(student, out / "model")
 
 
 def _has_begun(out: Path) -> bool:

@@ -17,7 +17,7 @@ from regard.cli.options import (
 )
 from regard.cli.parser import Parser
 from regard.config import DataConfig
-from regard.errors import ConfigError
+from regard.errors import ConfigError, quantity
 from regard.files import write_json
 from regard.metrics import BleuTokenizer
 from regard.progress import Progress
@@ -51,6 +51,8 @@ def run(arguments: list[str]) -> None:
     check_output_files(args, "json", data=data)  # read again, for the overlap
     pairs = read_valid_pairs(args.pairs, config)
     other = None if args.compare is None else _other_system(args, pairs, config)
+    if translator.target.lowercase and not args.lowercase:
+        _note_upper_case(pairs)
     report = _evaluate(translator, pairs, args)
     if other is not None:
         metrics = _metrics(other, report, args)
@@ -65,6 +67,17 @@ def run(arguments: list[str]) -> None:
     print(report)
     if overlap is not None:
         print(f"regard evaluate: warning: {overlap.message(len(sources))}", file=sys.stderr)
+
+
+def _note_upper_case(pairs: "Sequence[Pair]") -> None:
+    """Print how many targets a model that writes lower case cannot match, if there are any."""
+    count = sum(pair.target != pair.target.lower() for pair in pairs)
+    if count:
+        print(
+            f"regard evaluate: the model writes lower case, and {quantity(count, 'target')} {'contains' if count == 1 else 'contain'} upper case; "
+            "--lowercase compares in lower case, as training did",
+            file=sys.stderr,
+        )
 
 
 def _evaluate(translator: "Translator", pairs: "Sequence[Pair]", args: Namespace) -> "Report":

@@ -78,12 +78,25 @@ def _write_plans(plans: list[dict[str, Any]], out: Path, args: Namespace) -> lis
     for index, plan in enumerate(plans):
         folder = out / "members" / str(index)
         file = folder.with_suffix(".yaml")
+        if args.resume and file.exists():
+            plan = _merged(file, plan)
         write_text(file, json.dumps(plan, ensure_ascii=False, indent=2) + "\n")  # is YAML, too
         options = [f"--config={file}", f"--out={folder}", f"--device={args.device}"]
         options += ["--adapt"] if args.adapt or args.config is None else []
         options += ["--resume"] if args.resume else []
         commands.append([*options, *_origin(args, index)])
     return commands
+
+
+def _merged(file: Path, plan: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a member that is resumed, and those of its file that are not given again."""
+    try:
+        stored = {
+            group: {**values} for group, values in json.loads(file.read_text("utf-8")).items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError):  # edited
+        return plan
+    return {group: {**stored.get(group, {}), **values} for group, values in plan.items()}
 
 
 def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[dict[str, Any]]:

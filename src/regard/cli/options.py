@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import stat
 import sys
 import threading
@@ -133,6 +134,13 @@ def check_output_files(args: Namespace, *names: str, data: Iterable[str | None] 
         raise ConfigError(
             "standard output is the file that standard input reads; write to another file"
         )
+
+
+def print_saved(translator: "Translator", folder: str | Path) -> None:
+    """Print where a model is saved and, if it has learned something, how to use it."""
+    use = f"; to use it, run: regard translate {shlex.quote(str(folder))}"
+    warned = "warning" in translator.trained.metadata
+    print(f"the model is saved in {folder}" + ("" if warned else use))
 
 
 def require_lines(path: str) -> None:

@@ -93,10 +93,16 @@ def read_outputs(path: str, pairs: Sequence[Pair], pairs_path: str) -> list[str]
             f"{path} has {quantity(len(lines), 'line')}, but {pairs_path} has "
             f"{quantity(len(pairs), 'pair')}; give one output per pair, in the same order"
         )
+    if not any("\t" in pair.target for pair in pairs):
+        for number, line in enumerate(lines, start=1):
+            if "\t" in line:
+                raise DataError(
+                    f"{path}, line {number:,} has a TAB, which no target has; give the outputs only, one per line"
+                )
     first: dict[tuple[str, str | None], int] = {}
     for index, (pair, line) in enumerate(zip(pairs, lines, strict=True)):
         earlier = first.setdefault(pair.key, index)
-        if lines[earlier] != line:
+        if lines[earlier].split() != line.split():
             raise DataError(
                 f"{path}, line {index + 1}: {shortened(line)!r} differs from line {earlier + 1}, but "
                 f"both are outputs for the source {shortened(pair.source)!r}; give one output per source"

@@ -11,7 +11,13 @@ import yaml
 from jsonargparse import Namespace
 
 from regard.cli.members import stop_with_parent, train_members
-from regard.cli.options import add_device, add_output_folder, enable_huge_pages, loading
+from regard.cli.options import (
+    add_device,
+    add_output_folder,
+    enable_huge_pages,
+    loading,
+    print_saved,
+)
 from regard.cli.parser import Flag, Parser, add_settings, recipe_first, settings
 from regard.errors import ConfigError
 
@@ -67,11 +73,7 @@ def run(arguments: list[str]) -> None:
         adapt=args.adapt or args.config is None,
         command=shlex.join(["regard", "train", *arguments]),
     )
-    use = f"; to use it, run: regard translate {shlex.quote(args.out)}"
-    print(
-        f"the model is saved in {args.out}"
-        + ("" if "warning" in translator.trained.metadata else use)
-    )
+    print_saved(translator, args.out)
 
 
 def _printed_settings(parser: Parser, arguments: list[str]) -> str:

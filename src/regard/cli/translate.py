@@ -52,7 +52,7 @@ def run(arguments: list[str]) -> None:
     _require_attention(translator, args)
     dictionary = _dictionary(translator, args)
     reads_features = translator.source.features is not None
-    truncated = without_features = too_short = 0
+    truncated = without_features = too_short = with_tab = 0
     unreliable = 0
     unknown, left_out = Counter[str](), Counter[str]()
     shard = _shard(args)
@@ -61,13 +61,14 @@ def run(arguments: list[str]) -> None:
         _open(args.attention) as attention,
         _open(args.alignments) as alignments,
     ):
-        for number, (_, features), outputs in _translate(
+        for number, (text, features), outputs in _translate(
             translator, args, shard, pins, heads, dictionary
         ):
             best = outputs[0]
             truncated += not best.complete
             too_short += bool(pins and best.source.strip()) and max(pins) > len(best.tokens)
             without_features += reads_features and bool(best.tokens) and features is None
+            with_tab += "\t" in text
             unreliable += best.warning is not None
             unknown.update(best.unknown)
             left_out.update(best.left_out)
@@ -86,6 +87,11 @@ def run(arguments: list[str]) -> None:
             f"{quantity(too_short, 'output')} ended before a step given with --pin, which therefore had no effect",
         ),
         (without_features, f"{quantity(without_features, 'line')} without features (TAB)"),
+        (
+            with_tab,
+            f"{quantity(with_tab, 'line')} with TAB, which the model reads as part of the text; of a file of pairs, give "
+            "the first column (cut -f 1)",
+        ),
         (unknown, f"source {unknown_tokens_message(unknown)}"),
         (
             unreliable,
@@ -202,7 +208,10 @@ def _pins(values: Sequence[str]) -> dict[int, dict[int, float]]:
                 "--pin takes STEP:SOURCE=WEIGHT with steps and source tokens counted from 0, such "
                 f"as 1:0=0.9, got {value!r}"
             )
-        pins.setdefault(int(match[1]), {})[int(match[2])] = float(match[3])
+        weights = pins.setdefault(int(match[1]), {})
+        if int(match[2]) in weights:
+            raise ConfigError(f"--pin gives two weights for the same step and token: {value}")
+        weights[int(match[2])] = float(match[3])
     return pins
 
 

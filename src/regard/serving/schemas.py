@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, WrapValidator, model_validator
 
 from regard.explanation.self_attention import LayerWeights
-from regard.request import TextOrTokens
+from regard.request import TextOrTokens, to_list
 from regard.text import SourceLike
 from regard.translation import Translation, rounded
 
@@ -127,9 +127,9 @@ class TranslateRequest(_Request):
     @property
     def sources(self) -> list[SourceLike]:
         """Every text with its features."""
-        if isinstance(self.features, list):
-            return list(zip(self.all_texts, self.features, strict=True))
-        return [(text, self.features) for text in self.all_texts]
+        count = len(self.all_texts)
+        features = self.features if isinstance(self.features, list) else [self.features] * count
+        return to_list(zip(self.all_texts, features, strict=True))
 
     @property
     def prefixes(self) -> str | Sequence[TextOrTokens] | None:
@@ -147,7 +147,7 @@ class _TargetRequest(_Request):
     @property
     def source(self) -> SourceLike:
         """The text with its features."""
-        return self.text, self.features
+        return to_list([(self.text, self.features)])[0]
 
 
 class ExplainRequest(_TargetRequest):

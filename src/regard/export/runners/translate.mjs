@@ -14,7 +14,8 @@ export async function load(folder) {
   const model = await loadModel(ort, read("model.json"), path("encoder.onnx"), path("decoder.onnx"));
   const dictionary = existsSync(path("dictionary.json")) ? read("dictionary.json") : {};
   return {
-    translate: async (line, { beamSize = 5 } = {}) => {
+    translate: async (text, { beamSize = 5 } = {}) => {
+      const line = text.replace(/\r?\n$/, "");
       if (!(Number.isInteger(beamSize) && beamSize > 0 && beamSize <= 100)) throw new Error("expected a whole number from 1 to 100 as the beam size");
       const found = lookUp(dictionary, model, line) ?? await search(model, line, beamSize);
       const [best, second] = found.map(({ text, tokens, score, log_prob: logProb, attention }) =>

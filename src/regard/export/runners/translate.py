@@ -22,6 +22,7 @@ class Model:
 
     def translate(self, line, beam_size=5, n_best=1):
         """Return the best outputs: text, log_prob and, unless listed, tokens, score, attention."""
+        line = line[:-1].removesuffix("\r") if line.endswith("\n") else line
         key = self.source.normalize(self.source.parse(line)[0]).strip()
         found = [{"text": text, "log_prob": 0.0} for text in self.listed.get(key, [""] * (not key))]
         return found[:n_best] or self.search(*self.source.encode(line), beam_size, n_best)

@@ -72,7 +72,7 @@ async function run(request) {
 }
 
 function translate() {
-  const line = byId("text").value.replace(/\n+/g, " ");
+  const line = byId("text").value.replace(/\n+$/, "").replace(/\n+/g, " ");
   return run((view) => view.translate(line).then((error) => { if (!error) text = line; changed(view); return error; }));
 }
 
