@@ -5,7 +5,7 @@ Hypotheses carry the attention weights of their steps, so every output of a sear
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -193,11 +193,13 @@ class _Search:
     def several_steps(self, beam: _Beam, length: int) -> tuple[list[BeamStep], _Beam] | None:
         """Compute several steps with the decoder's own search; None if it cannot do that."""
         plain = self.constraints is None and self.trees is None and not self.top_logprobs
-        if not (plain and isinstance(self.decoder, SearchDecoder)):
+        # isinstance would compare all attributes of the protocol at every call
+        if not plain or not hasattr(self.decoder, "search"):
             return None
+        decoder = cast("SearchDecoder", self.decoder)
         tokens, log_probs = torch.from_numpy(beam.tokens), torch.from_numpy(beam.log_probs)
         opened = OpenHypotheses(tokens, log_probs, length, self.beams, (PAD, BOS, EOS))
-        found = self.decoder.search(opened, self.finished.tensors(beam.items, length), beam.state)
+        found = decoder.search(opened, self.finished.tensors(beam.items, length), beam.state)
         if found is None:
             return None
         output, state = found
@@ -224,7 +226,8 @@ class _Search:
         self, beam: _Beam, opened: Continuations, active: np.ndarray, state: Any
     ) -> _Beam:
         """Return the continuations of the active sources, given the state of the rows before."""
-        state = _select(state, active, opened.parents, beam.tokens.shape, self.device)
+        if active.any():
+            state = _select(state, active, opened.parents, beam.tokens.shape, self.device)
         return _Beam(beam.items[active], opened.tokens[active], opened.log_probs[active], state)
 
     def _tensor(self, array: np.ndarray) -> Tensor:

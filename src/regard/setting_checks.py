@@ -75,7 +75,7 @@ def check_beam_size(**sizes: Any) -> None:
 
 def check_top_logprobs(count: Any) -> None:
     """Raise a ConfigError unless the number of tokens to return is a whole number of at least 0."""
-    if not isinstance(count, SupportsIndex) or isinstance(count, bool):
+    if not hasattr(count, "__index__") or isinstance(count, bool):
         raise ConfigError(f"top_logprobs takes a whole number, got {count!r}")
     if operator.index(count) < 0:
         raise ConfigError(f"top_logprobs must be at least 0, got {count}")
