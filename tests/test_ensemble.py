@@ -425,8 +425,31 @@ def test_members_are_trained_with_common_tokenizers_and_resumed(
         assert train(out, *options, "--resume", "--members=2", "--training.max_updates=9") == 1
     assert f"another process is training {out}" in capfd.readouterr().err
     assert (out / "members" / "1.yaml").read_bytes() == before
-    assert main(["train", "--members=2", f"--out={out}", "--resume", "--device=cpu"]) == 0
-    assert json.loads((out / "members" / "1.yaml").read_text()) == json.loads(before)
+    again = ["train", "--members=2", f"--out={out}", "--resume", "--device=cpu"]
+    assert main([*again, "--model.encoder_dim=24"]) == 1  # refused
+    assert (out / "members" / "1.yaml").read_bytes() == before
+    assert main(again) == 0
+    assert (out / "members" / "1.yaml").read_bytes() == before
+
+
+def test_members_are_resumed_with_the_seeds_that_they_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, plans = tmp_path / "all", list[dict[str, Any]]()
+    (out / "members").mkdir(parents=True)
+    for index, seed in enumerate((5, 8)):
+        plan = {"training": {"seed": seed}, "data": {"dev_seed": 5}}
+        (out / "members" / f"{index}.yaml").write_text(json.dumps(plan))
+
+    def check(commands: list[list[str]], *_: object) -> None:
+        files = [Path(each[0].removeprefix("--config=")) for each in commands]
+        plans.extend(yaml.safe_load(file.read_text()) for file in files)
+        raise JobError("checked")
+
+    monkeypatch.setattr("regard.cli.members._run", check)
+    assert train(out, "--members=2", "--resume") == 1
+    assert [plan["training"]["seed"] for plan in plans] == [5, 8]
+    assert [plan["data"]["dev_seed"] for plan in plans] == [5, 5]
 
 
 @pytest.mark.parametrize("options", [[], ["--data.dev_seed=null"]])

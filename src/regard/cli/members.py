@@ -52,13 +52,23 @@ def train_members(parser: Parser, arguments: Sequence[str], args: Namespace) -> 
     refuse_pipes(*map(plans[0]["data"].get, ("train", "dev", "train_links")))
     out = _output_folder(Path(args.out), args.resume, len(plans))
     with exclusive(out, out / "members" / ".lock"):
+        begun = {file: file.read_bytes() for file in _files_of_begun_members(out / "members")}
         commands = _write_plans(plans, out, args)
         try:
             _run(commands, min(args.jobs, len(plans)), out / "members" / "0" / "config.json")
         except BaseException:
             _remove_plans(out / "members")
             raise
+        finally:
+            for file, content in begun.items():  # what is given to resume a member may be refused
+                file.write_bytes(content)
     return len(plans)
+
+
+def _files_of_begun_members(folder: Path) -> list[Path]:
+    """Return the files with the settings with which the training of the members has begun."""
+    files = (each.parent.with_suffix(".yaml") for each in folder.glob("*/config.json"))
+    return [file for file in files if file.is_file()]
 
 
 def _remove_plans(folder: Path) -> None:
@@ -78,8 +88,6 @@ def _write_plans(plans: list[dict[str, Any]], out: Path, args: Namespace) -> lis
     for index, plan in enumerate(plans):
         folder = out / "members" / str(index)
         file = folder.with_suffix(".yaml")
-        if args.resume and file.exists():
-            plan = _merged(file, plan)
         write_text(file, json.dumps(plan, ensure_ascii=False, indent=2) + "\n")  # is YAML, too
         options = [f"--config={file}", f"--out={folder}", f"--device={args.device}"]
         options += ["--adapt"] if args.adapt or args.config is None else []
@@ -88,15 +96,13 @@ def _write_plans(plans: list[dict[str, Any]], out: Path, args: Namespace) -> lis
     return commands
 
 
-def _merged(file: Path, plan: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a member that is resumed, and those of its file that are not given again."""
+def _stored_seeds(out: Path, index: int) -> tuple[int | None, int | None]:
+    """Return the seed of a member that is resumed, and that of its dev pairs; None if they are unknown."""
     try:
-        stored = {
-            group: {**values} for group, values in json.loads(file.read_text("utf-8")).items()
-        }
-    except (OSError, ValueError, TypeError, AttributeError):  # edited
-        return plan
-    return {group: {**stored.get(group, {}), **values} for group, values in plan.items()}
+        plan = json.loads((out / "members" / f"{index}.yaml").read_text("utf-8"))
+        return plan["training"]["seed"], plan["data"]["dev_seed"]
+    except (OSError, ValueError, TypeError, KeyError):  # there is none, or it was edited
+        return None, None
 
 
 def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[dict[str, Any]]:
@@ -121,10 +127,13 @@ def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[di
                 )
         given = parser.parse_args([*arguments, *(f"--{each}" for each in options)], defaults=False)
         groups = {name: dict(values) for name, values in settings(given).items()}
+        has_own_seed = any(option.startswith("training.seed=") for option in options)
+        repeats = args.resume and "seed" not in groups["training"]
+        seed, dev_seed = _stored_seeds(Path(args.out), len(plans)) if repeats else (None, None)
         if groups["data"].get("dev_seed") is None:  # all members hold out the same pairs
-            groups["data"]["dev_seed"] = args.training.seed
-        if not any(option.startswith("training.seed=") for option in options):
-            groups["training"]["seed"] = args.training.seed + len(plans)
+            groups["data"]["dev_seed"] = args.training.seed if dev_seed is None else dev_seed
+        if not has_own_seed:
+            groups["training"]["seed"] = args.training.seed + len(plans) if seed is None else seed
         from_dict(groups)  # checks the settings before any training starts
         if groups in plans:
             raise ConfigError(
