@@ -87,6 +87,16 @@ def test_a_batch_equals_its_items_whatever_its_padding() -> None:
         assert alone.final[0].equal(memory.final[row])
 
 
+def test_the_default_device_has_no_effect() -> None:
+    found, (source, lengths) = (
+        for_inference(RecurrentEncoder(VOCABULARY, 8, LANES).eval()),
+        batch(3, 5),
+    )
+    expected = encode(found, source, lengths)
+    with torch.device("meta"):
+        assert encode(found, source, lengths).states.equal(expected.states)
+
+
 class OwnLSTM(nn.LSTM):
     pass
 

@@ -28,7 +28,7 @@ class FoldedRecurrentEncoder(RecurrentEncoder):
         layers = self._layers
         if layers is None or not self._can_read(source, lengths):
             return super().forward(source, lengths)
-        positions = torch.arange(source.numel()).view(source.shape)
+        positions = torch.arange(source.numel(), device=source.device).view(source.shape)
         forward = positions[:1].expand(source.shape)
         backward = reversal_indices(lengths, source.shape[1])
         order = torch.stack([forward, backward][: layers[0].directions])

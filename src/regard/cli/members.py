@@ -19,7 +19,7 @@ from regard.cli import job
 from regard.cli.parser import Parser, settings
 from regard.config import from_dict
 from regard.errors import ConfigError, JobError
-from regard.files import exclusive, require_empty_folder, write_text
+from regard.files import atomic_write, exclusive, require_empty_folder, write_text
 from regard.pairs import refuse_pipes
 
 _SECONDS_BETWEEN_CHECKS = 0.1
@@ -61,7 +61,8 @@ def train_members(parser: Parser, arguments: Sequence[str], args: Namespace) -> 
             raise
         finally:
             for file, content in begun.items():  # what is given to resume a member may be refused
-                file.write_bytes(content)
+                with atomic_write(file) as temporary:
+                    temporary.write_bytes(content)
     return len(plans)
 
 
