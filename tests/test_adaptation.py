@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 import regard
 from regard.adaptation import Statistics, adapt, describe
 from regard.cli.main import main
+from regard.cli.parser import find_recipe
 from regard.config import GROUPS, Config, Unit, from_dict
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -148,7 +150,19 @@ def test_subwords_get_a_vocabulary_for_the_number_of_pairs() -> None:
         adapted(SENTENCES._replace(pairs=pairs)).source.vocabulary_size
         for pairs in (1000, 28_000, 10**6)
     ]
-    assert sizes == [2000, 6000, 16_000]
+    assert sizes == [2000, 4000, 16_000]
+
+
+def test_recurrent_models_of_sentences_get_the_settings_of_the_recipe() -> None:
+    recipe = yaml.safe_load(find_recipe("translation").read_text())
+    config = adapted(SENTENCES)
+    for name in ("embedding_dim", "encoder_dim", "decoder_dim", "dropout", "tie_embeddings"):
+        assert getattr(config.model, name) == recipe["model"][name]
+    for name in ("batch_tokens", "learning_rate", "cooldown"):
+        assert getattr(config.training, name) == recipe["training"][name]
+    assert config.target.vocabulary_size == recipe["target"]["vocabulary_size"]
+    transformer = adapted(SENTENCES, model={"kind": "transformer"})
+    assert (transformer.training.batch_tokens, transformer.model.tie_embeddings) == (3000, False)
     assert not any("vocabulary_size" in note for note in adapt(Config(), SPELLINGS)[1])
 
 

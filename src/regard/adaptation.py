@@ -42,10 +42,14 @@ class _Size(NamedTuple):
 
 _SMALL = _Size(64, 128, 1, 128, 0.003, 1500, 30_000)
 _LARGE = _Size(128, 256, 2, 384, 0.0015, 4096, 12_000)
-_SUBWORDS = _Size(256, 256, 1, 384, 0.001, 3000, 12_000)
+_SUBWORDS = _Size(256, 256, 1, 384, 0.001, 1500, 12_000)
+_TRANSFORMER_SUBWORDS = _SUBWORDS._replace(batch_tokens=3000)
 _FEWEST_PAIRS = 5000
 _FEWEST_MINUTES = 5.0
 """Below either of these limits, a model is small."""
+
+_LEARNED = {"bpe", "unigram"}
+"""Units of text that are learned from the pairs."""
 
 _FEW_PAIRS = 1000
 """Number of pairs below which synthetic pairs are added, for words and their pronunciations."""
@@ -56,7 +60,7 @@ _MIXED_CASE = 0.05
 
 _DROPOUTS = ((5, 0.1), (10, 0.2), (30, 0.3), (300, 0.4))
 """Values below a number of epochs."""
-_VOCABULARY_SIZES = ((5000, 2000), (50_000, 6000), (500_000, 8000))
+_VOCABULARY_SIZES = ((5000, 2000), (50_000, 4000), (500_000, 8000))
 """Values below a number of pairs."""
 
 
@@ -176,7 +180,7 @@ def _text(config: Config, statistics: Statistics) -> Iterator[Choice]:
         reason = f"the sources have {characters:,} different characters, {decomposed:,} decomposed"
         yield Choice({"source.normal_form": "NFD"}, reason)
     for side, unit in (("source", source), ("target", target)):
-        if unit in ("bpe", "unigram"):
+        if unit in _LEARNED:
             size = _step(_VOCABULARY_SIZES, statistics.pairs, 16_000)
             yield Choice({f"{side}.vocabulary_size": size}, _pairs(statistics))
 
@@ -190,6 +194,8 @@ def _model(config: Config, statistics: Statistics) -> Iterator[Choice]:
         yield Choice(
             {**values, "model.attention_dim": size.encoder_dim}, _scale(config, statistics)
         )
+        if size is _SUBWORDS and statistics.target_unit in _LEARNED:
+            yield Choice({"model.tie_embeddings": True}, f"target unit {statistics.target_unit}")
 
 
 def _training(config: Config, statistics: Statistics) -> Iterator[Choice]:
@@ -203,6 +209,8 @@ def _training(config: Config, statistics: Statistics) -> Iterator[Choice]:
     if size is _SMALL:
         schedule = {"training.schedule": "constant", "training.cooldown": 0.4}
         yield Choice(schedule, _scale(config, statistics))
+    if size is _SUBWORDS:
+        yield Choice({"training.cooldown": 0.4}, _scale(config, statistics))
     if has_fast_bfloat16(config):
         yield Choice({"training.precision": "bfloat16"}, "this device computes it faster")
 
@@ -224,8 +232,9 @@ def _length(config: Config, statistics: Statistics) -> Iterator[Choice]:
 def _size(config: Config, statistics: Statistics) -> _Size:
     if statistics.pairs < _FEWEST_PAIRS or _minutes(config) < _FEWEST_MINUTES:
         return _SMALL
-    subwords = {statistics.source_unit, statistics.target_unit} & {"bpe", "unigram"}
-    return _SUBWORDS if subwords else _LARGE
+    if not {statistics.source_unit, statistics.target_unit} & _LEARNED:
+        return _LARGE
+    return _SUBWORDS if config.model.kind == "rnn" else _TRANSFORMER_SUBWORDS
 
 
 def _tokens(config: Config, statistics: Statistics) -> float:
