@@ -70,7 +70,7 @@ def test_the_encoder_for_inference_equals_that_of_training(
         assert found._layers is not None  # the kernel was used
         assert (found._folded_inputs is not None) == folded
     expected = encode(copy.deepcopy(encoder).double(), source, lengths)
-    bounds = {"rtol": 1e-5, "atol": 4e-6 * scale}
+    bounds = {"rtol": 1e-6, "atol": 2e-6 * scale}  # as for one layer of PyTorch
     torch.testing.assert_close(memory.states.double(), expected.states, **bounds)
     torch.testing.assert_close(memory.final.double(), expected.final, **bounds)
     assert memory.padding.equal(expected.padding)
@@ -101,12 +101,12 @@ class OwnLSTM(nn.LSTM):
     pass
 
 
-def doubled(*_: object) -> None:
-    """A hook."""
+def hook(*_: object) -> None:
+    """Do nothing."""
 
 
 UNSUPPORTED: dict[str, Callable[[RecurrentEncoder], object]] = {
-    "hook": lambda encoder: encoder.backward_layers[0].register_forward_hook(doubled),
+    "hook": lambda encoder: encoder.backward_layers[0].register_forward_hook(hook),
     "subclass": lambda encoder: encoder.forward_layers.__setitem__(
         0, OwnLSTM(8, LANES, batch_first=True)
     ),
