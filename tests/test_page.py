@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 import regard
 from regard import model_folder
@@ -361,7 +361,7 @@ def test_models_without_attention_or_with_it_in_the_encoder_only(
         assert _view(page).locator(".track, .heatmap").count() == 0
         view = _view(page, 1)
         view.locator(".next-token button.token").first.click()  # the output may be empty
-        view.locator(".head-group.encoder").wait_for()
+        _wait_until_idle(page)
         assert view.locator(".head").count() == 1 + 2 * 2
         assert view.locator(".head-group.decoder").count() == 0
         view.locator(".head-group.encoder .head").last.click()
@@ -458,17 +458,49 @@ def test_the_tree_has_a_root_and_joined_edges(page: Page) -> None:
     assert all("%" in text for text in view.locator(".tree .percent").all_text_contents())
 
 
-def test_two_models_share_the_step_and_their_panels_align(page: Page) -> None:
-    _view(page).locator(".sentence.target button").nth(1).click()
-    expect(_view(page, 1).locator("input[type=range]")).to_have_value("1")
-    # in one call: the thumbnails of self-attention arrive at any time and move what is below
-    tops = page.locator(".view").evaluate_all(
+def _tops(page: Page) -> list[dict[str, float]]:
+    return page.locator(".view").evaluate_all(
         """views => views.map((view) => Object.fromEntries(
             [...view.querySelectorAll(":scope > .panel[aria-label]")].map(
                 (panel) => [panel.getAttribute("aria-label"), panel.getBoundingClientRect().y])))"""
     )
+
+
+def test_two_models_share_the_step_and_their_panels_align(page: Page) -> None:
+    _view(page).locator(".sentence.target button").nth(1).click()
+    expect(_view(page, 1).locator("input[type=range]")).to_have_value("1")
+    tops = _tops(page)
     assert len(tops[0]) == 4
     assert tops[0] == tops[1]
+
+
+def test_nothing_moves_when_self_attention_arrives(page: Page) -> None:
+    held: list[Route] = []
+    page.route("**/api/self-attention", lambda route: held.append(route))
+    page.fill("#text", "c b")
+    page.click("button[type=submit]")
+    expect(_view(page, 1).locator(".head-group[aria-busy]")).to_have_count(2)
+    expect(page.locator("#status")).to_have_text("")
+    before = _tops(page)
+    shades = "canvases => canvases.map((canvas) => canvas.toDataURL())"
+    thumbnails = _view(page, 1).locator(".head-group.decoder canvas")
+    (blank,) = set(thumbnails.evaluate_all(shades))
+    while held:
+        held.pop().continue_()
+    _wait_until_idle(page)
+    assert blank not in thumbnails.evaluate_all(shades)
+    assert _tops(page) == before
+
+
+def test_self_attention_that_fails_says_why(page: Page) -> None:
+    failure = {"status": 422, "json": {"error": "too many weights"}}
+    page.route("**/api/self-attention", lambda route: route.fulfill(**failure))
+    _submit(page, "c b")
+    notice = "Self-attention is not available: too many weights"
+    expect(_view(page, 1).get_by_text(notice)).to_be_visible()
+    page.unroute("**/api/self-attention")
+    _submit(page, "b c")
+    expect(_view(page, 1).get_by_text(notice)).to_have_count(0)
 
 
 def test_the_first_visit_explains_itself(page: Page) -> None:

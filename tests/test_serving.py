@@ -551,7 +551,10 @@ def test_model_info(client: TestClient) -> None:
     about = client.get("/api/model").json()
     assert about["name"].endswith("/recurrent")
     assert (about["attention"], about["layers"]) == ("additive", 1)
-    assert client.get("/api/model?model=1").json()["heads"] == 2
+    assert about["self_attention"] == {"heads": 2, "encoder": 0, "decoder": 0}
+    about = client.get("/api/model?model=1").json()
+    assert about["heads"] == 2
+    assert about["self_attention"] == {"heads": 2, "encoder": 1, "decoder": 2}
     assert client.get("/api/model?model=5").status_code == 422
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from regard.model_folder import TrainedModel
 from regard.translator import Translator
 from regard.version import __version__
 
@@ -20,6 +21,7 @@ def describe_model(name: str, translator: Translator) -> dict[str, Any]:
         "layers": decoder.attention_layers,
         "heads": decoder.attention_heads,
         "attention_layer": translator.attention_layer,
+        "self_attention": _self_attention(trained),
         "parameters": trained.metadata.get("parameters"),
         "attribution": trained.metadata.get("attribution"),
         "source": {
@@ -29,4 +31,16 @@ def describe_model(name: str, translator: Translator) -> dict[str, Any]:
         },
         "target": {"unit": trained.config.target.unit, "vocabulary": len(translator.target)},
         "regard": __version__,
+    }
+
+
+def _self_attention(trained: TrainedModel) -> dict[str, int | None]:
+    """Return the numbers of heads and of layers with self-attention; an ensemble has none."""
+    model = trained.config.model
+    encoder = not trained.members and model.encoder == "transformer"
+    decoder = not trained.members and model.kind == "transformer"
+    return {
+        "heads": model.heads,
+        "encoder": model.encoder_layers if encoder else 0,
+        "decoder": model.decoder_layers if decoder else 0,
     }

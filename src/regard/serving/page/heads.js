@@ -11,13 +11,21 @@ export class Heads {
     this.view = view;
     this.groups = element("div", { class: "head-groups" });
     this.controls = element("p", { class: "head-controls" });
-    this.node = element("div", {}, this.groups, this.controls);
+    this.notice = element("p", { class: "hint", role: "status" });
+    this.node = element("div", {}, this.groups, this.notice, this.controls);
     this.own = null; // self-attention of the displayed output
+    this.awaiting = false; // whether it has been requested
   }
 
   get shown() {
-    const { model: { layers, heads, encoder }, page: { engine } } = this.view;
-    return layers * heads > 1 || (encoder === "transformer" && Boolean(engine.selfAttention));
+    const { layers, heads } = this.view.model;
+    return layers * heads > 1 || this.ownKinds.length > 0;
+  }
+
+  // The parts of the model that have self-attention, if the engine can compute it.
+  get ownKinds() {
+    const { model: { self_attention: layers }, page: { engine } } = this.view;
+    return engine.selfAttention ? ["encoder", "decoder"].filter((kind) => layers[kind]) : [];
   }
 
   // A recurrent decoder has one distribution per step, and no heads to ablate; an ensemble has a head per member.
@@ -41,40 +49,57 @@ export class Heads {
     const { view } = this;
     const { pins, ablated } = view.interventions;
     const key = JSON.stringify([view.output.source, view.output.tokens, pins, ablated]);
-    if (this.key !== key) {
-      this.key = key;
-      // the old weights stay until the new ones arrive, so that the thumbnails do not move
-      if (this.source !== view.output.source) this.own = null;
-      this.source = view.output.source;
-      this.request(key);
-    }
     const weights = (layer, head) => (view.output.tokens.length ? headWeights(view.output.attention_heads, layer, head) : []);
-    const heads = this.canAblate ? Array.from({ length: view.model.heads }, (_, head) => head) : [];
-    const groups = [this.group("cross", view.model.layers, (layer) => [null, ...heads].map((head) => this.thumbnail("cross", layer, head, weights(layer, head))))];
-    for (const kind of ["encoder", "decoder"])
-      if (this.own?.[kind]?.length)
-        groups.push(this.group(kind, this.own[kind].length, (layer) => this.own[kind][layer].map((weights, head) => this.thumbnail(kind, layer, head, weights))));
-    this.groups.replaceChildren(...groups);
+    const { layers, heads, self_attention: own } = view.model;
+    const averaged = [null, ...(this.canAblate ? range(heads) : [])];
+    this.groups.replaceChildren(
+      this.group("cross", layers, (layer) => averaged.map((head) => this.thumbnail("cross", layer, head, weights(layer, head)))),
+      ...this.ownKinds.map((kind) => this.group(kind, own[kind], (layer) => range(own.heads).map((head) => this.thumbnail(kind, layer, head)))));
     this.showControls();
+    if (this.key === key) return this.showOwn();
+    this.key = key;
+    if (this.source !== view.output.source) this.own = null; // else the old weights stay until the new ones arrive
+    this.source = view.output.source;
+    this.request(key);
   }
 
   async request(key) {
     const { view } = this;
-    const own = view.output.tokens.length && await view.page.engine.selfAttention?.(view.number, view.output.source, view.output.tokens, view.interventions).catch(() => null);
+    this.awaiting = this.ownKinds.length > 0 && view.output.tokens.length > 0;
+    this.showOwn();
+    let own = null, error = "";
+    if (this.awaiting)
+      try {
+        own = await view.page.engine.selfAttention(view.number, view.output.source, view.output.tokens, view.interventions);
+      } catch (reason) {
+        error = `Self-attention is not available: ${reason.message}`;
+      }
     if (key !== this.key) return;
-    this.own = own || null;
-    this.render();
+    Object.assign(this, { own, awaiting: false });
+    this.notice.textContent = error;
+    this.showOwn();
     if (view.own) view.showHeatmap();
+  }
+
+  // Paint self-attention in its thumbnails, which exist before it arrives: nothing moves below a pointer.
+  showOwn() {
+    for (const kind of this.ownKinds) {
+      const group = this.groups.querySelector(`.${kind}`);
+      if (this.awaiting) group.setAttribute("aria-busy", "true");
+      else group.removeAttribute("aria-busy");
+      const weights = this.own?.[kind]?.flat() ?? [];
+      group.querySelectorAll("canvas").forEach((canvas, n) => paint(canvas, weights[n] ?? []));
+    }
   }
 
   group(kind, layers, thumbnails) {
     return element("div", { class: `head-group ${kind}`, role: "group", "aria-label": KINDS[kind] },
       element("h4", {}, KINDS[kind]),
-      ...Array.from({ length: layers }, (_, layer) => element("div", { class: "head-row" },
+      ...range(layers).map((layer) => element("div", { class: "head-row" },
         element("span", { class: "layer-name" }, `layer ${layer}`), ...thumbnails(layer))));
   }
 
-  thumbnail(kind, layer, head, weights) {
+  thumbnail(kind, layer, head, weights = []) {
     const { view } = this;
     const isDefault = kind === "cross" && head === null && layer === view.model.attention_layer;
     const selected = kind === "cross"
@@ -106,20 +131,23 @@ export class Heads {
   }
 }
 
-// The weights as shades of the text colour of the canvas.
+const range = (length) => Array.from({ length }, (_, n) => n);
+
 function picture(weights) {
-  const [rows, columns] = [weights.length, weights[0]?.length ?? 0];
   const canvas = element("canvas", { width: PIXELS, height: PIXELS, "aria-hidden": true });
-  const paint = () => {
-    const context = canvas.getContext("2d");
-    context.clearRect(0, 0, PIXELS, PIXELS);
-    context.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--accent");
-    for (let t = 0; t < rows; t++)
-      for (let i = 0; i < columns; i++) {
-        context.globalAlpha = Math.min(1, Math.max(0, weights[t][i]));
-        context.fillRect((i * PIXELS) / columns, (t * PIXELS) / rows, PIXELS / columns, PIXELS / rows);
-      }
-  };
-  paint();
+  paint(canvas, weights);
   return canvas;
+}
+
+// The weights as shades of the accent colour.
+function paint(canvas, weights) {
+  const [rows, columns] = [weights.length, weights[0]?.length ?? 0];
+  const context = canvas.getContext("2d");
+  context.clearRect(0, 0, PIXELS, PIXELS);
+  context.fillStyle = getComputedStyle(document.documentElement).getPropertyValue("--accent");
+  for (let t = 0; t < rows; t++)
+    for (let i = 0; i < columns; i++) {
+      context.globalAlpha = Math.min(1, Math.max(0, weights[t][i]));
+      context.fillRect((i * PIXELS) / columns, (t * PIXELS) / rows, PIXELS / columns, PIXELS / rows);
+    }
 }
