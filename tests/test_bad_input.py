@@ -284,7 +284,12 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(
             2,
             "model is set twice, the second time on line 2",
         ),
-        ("model: {heads: 1, heads: 2}", 2, "heads is set twice, the second time on line 1"),
+        (
+            "model.heads: 1\nmodel: {heads: 2}",
+            2,
+            "model.heads is set twice, the second time on line 2",
+        ),
+        ("model: {heads: 1, heads: 2}", 2, "model.heads is set twice, the second time on line 1"),
         ("model: {encoder_dim: 1" + "0" * 5000 + "}", 2, "value has 5001 digits"),
         ("target: {vocabulary_size: 0}", 1, "train: target.vocabulary_size must be at least 1"),
         ("data: {train: 5}", 2, "data.train takes a string, got 5"),

@@ -1086,8 +1086,13 @@ def test_outputs_to_compare_with_must_fit_the_pairs(
     ):
         outputs.write_text(text)
         assert message in error_line(regard(*arguments), 1)
+    table = ["evaluate", folders.model, pairs, "--compare", "outputs.jsonl"]
+    message = "outputs.jsonl is a table, and this command reads one output per line"
+    assert message in error_line(regard(*table), 1)
     outputs.write_text("A B\nB A\nA  B \n")
     assert regard(*arguments).status == 0
+    message = error_line(regard(*arguments, "--json", outputs / "new.json"), 1)
+    assert f"{outputs} is not a folder; choose another path" in message
     message = error_line(regard(*arguments, "--json", outputs), 1)
     assert "--json would overwrite the input" in message
     outputs.unlink()

@@ -1,6 +1,7 @@
 """Training curves: a metric of several runs in one chart."""
 
 import json
+import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,17 @@ def test_runs_have_the_shortest_names_that_tell_them_apart(
     runs = [_run(tmp_path / name, bleu=[1, 2, 3]) for name in ("a/seed-1", "a/seed-2", "b/seed-1")]
     assert curves(runs[:2]).series == ["seed-1", "seed-2"]
     assert curves(runs).series == ["a/seed-1", "a/seed-2", "b/seed-1"]
+    (tmp_path / "link").symlink_to(runs[0])
+    assert curves([runs[0], tmp_path / "link"]).points == curves(runs[:1]).points
     monkeypatch.chdir(tmp_path / "a" / "seed-1")
     assert curves(["."]).series == ["seed-1"]
+
+
+def test_control_characters_in_names_are_escaped(tmp_path: Path) -> None:
+    chart = curves([_run(tmp_path / "a\x01b"), _run(tmp_path / "c")])
+    text = "".join(xml.etree.ElementTree.fromstring(chart.to_svg()).itertext())
+    assert "a\\x01b" in text
+    assert chart.to_png().startswith(b"\x89PNG")
 
 
 def test_invalid_metrics_axes_and_folders_are_reported(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import importlib.util
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -178,6 +179,17 @@ def test_the_runner_prints_one_line_for_an_output_with_line_breaks(
     command = [sys.executable, folder / "translate.py"]
     run = subprocess.run(command, input=b"a\n", capture_output=True, check=True)
     assert run.stdout == b"x y\n"
+
+
+def test_the_runner_ends_quietly_when_the_reader_of_its_output_has_gone(
+    export_once: Callable[[int], tuple[regard.Translator, Path]],
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, export_once(0)[1] / "translate.py"]
+    run = subprocess.run(command, input=b"a\n", stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (run.returncode, run.stderr) == (0, b"")
 
 
 def test_the_runner_reports_bad_input_in_one_sentence(

@@ -1,3 +1,4 @@
+import bz2
 import errno
 import gzip
 import io
@@ -19,6 +20,7 @@ from regard.errors import ConfigError, DataError
 from regard.files import (
     arriving_lines,
     atomic_write,
+    check_parent,
     decode_lines,
     read_lines,
     require_empty_folder,
@@ -280,7 +282,7 @@ def test_files_with_nul_bytes_or_carriage_returns_only_are_refused(tmp_path: Pat
             read_lines(path)
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress])
+@pytest.mark.parametrize("compress", [gzip.compress, lzma.compress, bz2.compress])
 def test_a_compressed_file_without_its_suffix_is_not_called_utf16(
     tmp_path: Path, compress: Callable[[bytes], bytes]
 ) -> None:
@@ -357,6 +359,35 @@ def test_a_folder_is_not_replaced_by_a_file(tmp_path: Path) -> None:
         atomic_write(tmp_path),
     ):
         pytest.fail("the work begins before the path is checked")
+
+
+def test_a_file_that_cannot_be_created_is_reported_before_the_work(tmp_path: Path) -> None:
+    (tmp_path / "f").touch()
+    for path in (
+        tmp_path,
+        tmp_path / "f",
+        tmp_path / "new" / "x",
+        Path("new"),
+        Path("/dev/stdout"),
+    ):
+        check_parent(path)
+    with pytest.raises(
+        ConfigError, match=r"cannot write .*f/new/x: .*f is not a folder; choose an"
+    ):
+        check_parent(tmp_path / "f" / "new" / "x")
+    with pytest.raises(ConfigError, match="f is not a folder; choose another path"):
+        require_empty_folder(tmp_path / "f" / "x")
+    assert os.listdir(tmp_path) == ["f"]
+
+
+def test_a_folder_that_cannot_be_written_is_reported_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(
+        ConfigError, match=r"cannot write .*/x: .* cannot be written; choose another"
+    ):
+        check_parent(tmp_path / "x")
 
 
 def test_a_name_that_is_too_long_is_reported(tmp_path: Path) -> None:

@@ -343,6 +343,25 @@ def test_long_fields_of_csv_are_read_whole(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("kind", FORMATS)
+def test_variables_in_a_path_are_not_expanded(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NAME", "other")
+    write(tmp_path / f"other.{kind}", [("c", "z")])
+    path = write(tmp_path / f"$NAME.{kind}", [("a", "x"), ("b", "y")])
+    for name in (path, tmp_path / f"$NAM*.{kind}"):
+        if kind == "csv":
+            assert read_pairs(name).texts("target") == ["x", "y"]
+            continue
+        with pytest.raises(
+            DataError, match=r"NAME\..*: its path contains a variable, such as \$HOME"
+        ):
+            read_pairs(name)
+    monkeypatch.delenv("NAME")
+    assert read_pairs(path).texts("target") == ["x", "y"]
+
+
+@pytest.mark.parametrize("kind", FORMATS)
 def test_columns_with_other_roles_are_read_again(kind: str, tmp_path: Path) -> None:
     path = write(tmp_path / f"f.{kind}", [("a", "x"), ("b", "y")], ("text", "tag"))
     columns = {"source_column": "text", "target_column": "tag"}

@@ -57,6 +57,15 @@ class Quoted(str):
         return f"'{super().__str__()}'"
 
 
+def test_a_file_without_pairs_is_refused_with_its_first_bad_line(tmp_path: Path) -> None:
+    path = tmp_path / "f.tsv"
+    path.write_text("a b\nc\n")
+    with pytest.raises(
+        DataError, match=r"no pair \(line 1 has no second column \(TAB\)\); expected"
+    ):
+        read_pairs(path).require_valid(None)
+
+
 def test_subclasses_of_strings_become_plain_strings() -> None:
     pairs = pairs_from([tuple(np.array(["a", "b"])), (Quoted("a"), "b")]).pairs
     assert pairs == [("a", "b", None)] * 2

@@ -101,6 +101,17 @@ def test_the_command_prints_what_regard_translate_prints(
     assert [_command(folder, text).stdout for text in ("", "\n", "\n\n")] == ["", "\n", "\n\n"]
 
 
+def test_the_command_ends_quietly_when_the_reader_of_its_output_has_gone(
+    exported: Callable[[int], tuple[regard.Translator, Path]],
+) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [str(NODE), exported(0)[1] / "translate.mjs"]
+    run = subprocess.run(command, input=b"a\n", stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
 def test_a_dictionary_is_looked_up_first(
     exported: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
 ) -> None:

@@ -32,7 +32,8 @@ def curves(
     """
     if by not in _AXES:
         raise not_one_of("the x axis of curves", by, _AXES)
-    histories = {str(folder): read_history(folder) for folder in folders}
+    distinct = {pretrained.find(folder).resolve(): str(folder) for folder in folders}
+    histories = {folder: read_history(folder) for folder in distinct.values()}
     names = _run_names(list(histories))
     keys = dict.fromkeys(key for history in histories.values() for key in history[0])
     metrics = [key for key in keys if key not in _NOT_METRICS]

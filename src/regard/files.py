@@ -27,8 +27,8 @@ _READ_BYTES = 1 << 20
 _EXPANDED_BYTES, _EXPANSION = 1 << 26, 100
 """A gzip file that expands to more than both this many bytes and this many times its size is refused."""
 
-_COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
-"""The first bytes of gzip, zip, xz and zstd files."""
+_COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"BZh91AY&SY")
+"""The first bytes of gzip, zip, xz, zstd and bzip2 files."""
 
 _TEMPORARY_STEM = re.compile(r"\.[0-9a-f]{16}")
 """Names of temporary files, before the suffix."""
@@ -223,6 +223,19 @@ def _synchronize(path: Path) -> None:
         os.close(descriptor)
 
 
+def check_parent(path: str | Path) -> None:
+    """Raise a ConfigError if `path` does not exist and cannot: a part of it is a file or cannot be written."""
+    if os.path.exists(path):
+        return
+    parent = Path(os.path.realpath(path)).parent
+    while not os.path.exists(parent):
+        parent = parent.parent
+    if not os.path.isdir(parent):
+        raise ConfigError(f"cannot write {path}: {parent} is not a folder; choose another path")
+    if not os.access(parent, os.W_OK):
+        raise ConfigError(f"cannot write {path}: {parent} cannot be written; choose another path")
+
+
 def require_empty_folder(path: Path, remedy: str = "choose another folder (out)") -> Path:
     """Return `path` if it does not exist or is an empty folder.
 
@@ -231,6 +244,7 @@ def require_empty_folder(path: Path, remedy: str = "choose another folder (out)"
             message ends with `remedy`.
     """
     try:
+        check_parent(path)
         exists = path.exists()
         if exists and not path.is_dir():
             raise ConfigError(f"{path} is a file; give a folder (out)")

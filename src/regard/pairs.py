@@ -107,7 +107,8 @@ def require_valid(
         )
     if not valid:
         expected = "lines of source TAB target" if unit == "line" else "rows of source and target"
-        raise DataError(f"{name} contains no pair; expected {expected}")
+        reason = f" ({unit} {listed[0].number} {listed[0].reason})" if listed else ""
+        raise DataError(f"{name} contains no pair{reason}; expected {expected}")
 
 
 def read_pairs(path: str | Path, data: DataConfig | None = None) -> ParsedPairs:

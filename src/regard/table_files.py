@@ -241,8 +241,11 @@ def _texts(names: Iterable[str]) -> "Features":
 
 def _check_file(file: str, names: Sequence[str], kind: str) -> None:
     """Raise a DataError if a file cannot contain pairs, or if `datasets` would not find it."""
-    if "::" in os.path.abspath(file):
-        raise DataError(f"{file}: its path contains ::, which is not supported; rename it")
+    path = os.path.abspath(file)
+    variable = path != os.path.expandvars(path)
+    if variable or "::" in path:
+        part = "a variable, such as $HOME" if variable else "::"
+        raise DataError(f"{file}: its path contains {part}, which is not supported; rename it")
     if kind == ".parquet":
         _check_parquet(file, names)
     if not Path(file).stat().st_size:

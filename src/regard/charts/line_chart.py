@@ -69,6 +69,9 @@ class LineChart(VegaChart):
 
     def to_altair(self) -> Any:
         """Return an `altair.LayerChart` for further customisation."""
+        return self._escaped()._draw()
+
+    def _draw(self) -> Any:
         import altair as alt
 
         low, high = self.y_domain or _round_limits([point.y for point in self.points])
@@ -114,6 +117,17 @@ class LineChart(VegaChart):
             config=theme(),
         )
 
+    def _escaped(self) -> "LineChart":
+        """Return a chart without characters that XML does not allow in the names and tooltips."""
+        points = [
+            dataclasses.replace(
+                point, series=escape_controls(point.series), tooltip=escape_controls(point.tooltip)
+            )
+            for point in self.points
+        ]
+        notes = {escape_controls(name): note for name, note in self.notes.items()}
+        return dataclasses.replace(self, points=points, notes=notes)
+
     def _labels(
         self, base: Any, records: list[dict[str, Any]], height: float, limits: tuple[float, float]
     ) -> list[Any]:
@@ -123,7 +137,7 @@ class LineChart(VegaChart):
         ends = {record["series"]: record for record in sorted(records, key=lambda r: r["x"])}
         heights = _spread([end["drawn"] for end in ends.values()], height, limits)
         rows = [
-            {**end, "label_y": y, "label": escape_controls(self._label(end["series"]))}
+            {**end, "label_y": y, "label": self._label(end["series"])}
             for end, y in zip(ends.values(), heights, strict=True)
         ]
         labelled = base.properties(data=alt.InlineData(values=rows))

@@ -9,6 +9,7 @@ import shlex
 
 from regard.cli.options import add_output_folder, loading
 from regard.cli.parser import Parser
+from regard.errors import quantity
 
 _EXAMPLES = """
 examples:
@@ -25,7 +26,7 @@ def run(arguments: list[str]) -> None:
 
     combined = ensemble.save(args.folders, args.out)
     print(
-        f"{args.out} is an ensemble of {max(1, len(combined.members))} models; to use it, run: "
+        f"{args.out} is an ensemble of {quantity(max(1, len(combined.members)), 'model')}; to use it, run: "
         f"regard translate {shlex.quote(args.out)}"
     )
 

@@ -14,6 +14,7 @@ from regard.cli.options import (
     add_search,
     check_output_files,
     load_translator,
+    require_lines,
 )
 from regard.cli.parser import Parser
 from regard.config import DataConfig
@@ -147,6 +148,7 @@ def _other_system(
     from regard.pairs import group_by_source
 
     if not pretrained.find(args.compare).is_dir():
+        require_lines(args.compare, "output")
         return read_outputs(args.compare, pairs, args.pairs)
     other = load_translator(args.compare, args.device)
     own = pairs_for_model(args.pairs, pairs, data, other.trained.config.data)

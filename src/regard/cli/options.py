@@ -15,6 +15,7 @@ from jsonargparse import Namespace
 from regard.cli.parser import Parser
 from regard.config import Device
 from regard.errors import ConfigError
+from regard.files import check_parent
 from regard.pairs import files_of
 from regard.pretrained import find, folder_of, pretrained_models
 from regard.table_files import is_table
@@ -121,6 +122,7 @@ def check_output_files(args: Namespace, *names: str, data: Iterable[str | None] 
         path = os.path.realpath(args[name])
         if os.path.isdir(path):
             raise ConfigError(f"--{name} takes an output file, got the folder {args[name]}")
+        check_parent(args[name])
         is_input = path in inputs or (reads_standard_input and _is_standard_input(path))
         if is_input and os.path.exists(path):
             raise ConfigError(
@@ -143,12 +145,12 @@ def print_saved(translator: "Translator", folder: str | Path) -> None:
     print(f"the model is saved in {folder}" + ("" if warned else use))
 
 
-def require_lines(path: str) -> None:
-    """Raise a ConfigError for a table, whose lines are no sources."""
+def require_lines(path: str, content: str = "source") -> None:
+    """Raise a ConfigError for a table, whose lines are no sources and no outputs."""
     if is_table(path):
         raise ConfigError(
-            f"{path} is a table, and this command reads one source per line: write its column of sources "
-            "to a text file"
+            f"{path} is a table, and this command reads one {content} per line: write its column of "
+            f"{content}s to a text file"
         )
 
 

@@ -56,7 +56,7 @@ def _load_settings(text: str) -> Any:
         ConfigError: a group of settings is not a mapping, or it is the config.json of an ensemble.
     """
     _check_size(text)
-    _check_nodes(yaml.compose(text, Loader=yaml.SafeLoader))
+    _check_nodes(yaml.compose(text, Loader=yaml.SafeLoader), set())
     try:
         values = _load_yaml(text)
     except ValueError as error:  # an integer with thousands of digits, or a date such as 2024-13-01
@@ -110,24 +110,31 @@ def _require_mappings(values: Any, text: str) -> None:
             raise ConfigError(f"{name} takes settings by name, got {group!r}")
 
 
-def _check_nodes(node: yaml.Node | None) -> None:
-    """Raise a YAMLError for what YAML would silently misread: keys set twice, numbers in other bases."""
+def _check_nodes(node: yaml.Node | None, seen: set[str], prefix: str = "") -> None:
+    """Raise a YAMLError for what YAML would silently misread: keys set twice, numbers in other bases.
+
+    Args:
+        node: a part of the document.
+        seen: the keys so far with those that contain them: `a: {b: 1}` sets the same as `a.b: 1`.
+        prefix: the keys that contain the node, each with a dot.
+    """
     number = node.value if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS else ""
     if _OTHER_BASE.fullmatch(number):
         raise yaml.YAMLError(f"{number} is read in base 60 or 8; write a decimal number")
     if not isinstance(node, yaml.CollectionNode):
         return
-    keys: set[str] = set()
-    for item in node.value:
-        if isinstance(item, tuple) and isinstance(item[0], yaml.ScalarNode):
-            if item[0].value in keys:
-                line = item[0].start_mark.line + 1
-                raise yaml.YAMLError(
-                    f"{item[0].value} is set twice, the second time on line {line}"
-                )
-            keys.add(item[0].value)
-        for child in item if isinstance(item, tuple) else [item]:
-            _check_nodes(child)
+    for index, item in enumerate(node.value):
+        if not isinstance(item, tuple):  # an item of a list
+            _check_nodes(item, seen, f"{prefix}{index}.")
+            continue
+        key, value = item
+        name = prefix + (key.value if isinstance(key, yaml.ScalarNode) else str(index))
+        if name in seen:
+            line = key.start_mark.line + 1
+            raise yaml.YAMLError(f"{name} is set twice, the second time on line {line}")
+        seen.add(name)
+        _check_nodes(key, seen, f"{name}.")
+        _check_nodes(value, seen, f"{name}.")
 
 
 set_loader("yaml", _load_settings, (yaml.YAMLError,))

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -96,5 +97,7 @@ def main():
 if __name__ == "__main__":
     try:
         main()
+    except BrokenPipeError:  # the reader of the output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except Exception as error:  # a damaged folder, or lines that are not UTF-8
         sys.exit(f"translate.py: {type(error).__name__}: {error}")
