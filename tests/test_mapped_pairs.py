@@ -382,6 +382,16 @@ def test_a_parquet_file_without_rows_is_named(tmp_path: Path) -> None:
             corpus(tmp_path / f"{name}.parquet")
 
 
+def test_a_parquet_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    texts = pa.array([b"\xff"]).view(pa.string())
+    parquet.write_table(pa.table({"source": texts, "target": texts}), tmp_path / "f.parquet")
+    for read in (read_pairs, corpus):
+        with pytest.raises(
+            DataError, match=r"f\.parquet: not UTF-8; convert the file to UTF-8 first"
+        ):
+            read(tmp_path / "f.parquet")
+
+
 def test_nulls_of_parquet_are_empty(tmp_path: Path) -> None:
     path = write(tmp_path / "f.parquet", [("a", None), (None, "b"), ("c", "d")])
     with pytest.raises(
