@@ -79,12 +79,7 @@ def training_overlap(
 
 def _training_sources(path: str, data: DataConfig) -> Iterator[_Key]:
     if table_files.is_table(path):
-        table = table_files.load(path, data)
-        for start in range(0, len(table), table_files.ROWS_AT_ONCE):
-            for row in table_files.rows(
-                table[start : start + table_files.ROWS_AT_ONCE], path, data
-            ):
-                yield row.source, row.features
+        yield from ((row.source, row.features) for row in table_files.iterate(path, data))
         return
     if not Path(path).exists():  # parallel files
         yield from ((line, None) for line in iterate_lines(path.split(",")[0]))

@@ -297,12 +297,8 @@ def _read_parallel(path: str, source: str, target: str) -> ParsedPairs:
 
 def _read_table(path: str, data: DataConfig) -> ParsedPairs:
     parsed = ParsedPairs(path, [], [], [], unit="row")
-    table = table_files.load(path, data)
-    with table_files.reading(path, table_files.cache_folder(table)):
-        for start in range(0, len(table), table_files.ROWS_AT_ONCE):
-            batch = table[start : start + table_files.ROWS_AT_ONCE]
-            for row in table_files.rows(batch, path, data):
-                _add(parsed, Pair(row.source, row.target, row.features), reason_of(row))
+    for row in table_files.iterate(path, data):
+        _add(parsed, Pair(row.source, row.target, row.features), reason_of(row))
     return parsed
 
 

@@ -145,6 +145,18 @@ def column_names(path: str, data: DataConfig) -> list[str]:
     return list(dict.fromkeys(name for name in names if name is not None))
 
 
+def iterate(path: str, data: DataConfig) -> Iterator[Row]:
+    """Yield the rows of a file, as `load` reads it.
+
+    Raises:
+        DataError: as for `load`, or a row cannot be read.
+    """
+    table = load(path, data)
+    with reading(path, cache_folder(table)):
+        for start in range(0, len(table), ROWS_AT_ONCE):
+            yield from rows(table[start : start + ROWS_AT_ONCE], path, data)
+
+
 def rows(batch: Mapping[str, Sequence[Any]], path: str, data: DataConfig) -> list[Row]:
     """Return the rows in a batch of the dataset that `load` returns."""
     if _format(path) == ".jsonl":
