@@ -151,6 +151,7 @@ def test_subwords_get_a_vocabulary_for_the_number_of_pairs() -> None:
         for pairs in (1000, 28_000, 10**6)
     ]
     assert sizes == [2000, 4000, 16_000]
+    assert not any("vocabulary_size" in note for note in adapt(Config(), SPELLINGS)[1])
 
 
 def test_recurrent_models_of_sentences_get_the_settings_of_the_recipe() -> None:
@@ -163,7 +164,6 @@ def test_recurrent_models_of_sentences_get_the_settings_of_the_recipe() -> None:
     assert config.target.vocabulary_size == recipe["target"]["vocabulary_size"]
     transformer = adapted(SENTENCES, model={"kind": "transformer"})
     assert (transformer.training.batch_tokens, transformer.model.tie_embeddings) == (3000, False)
-    assert not any("vocabulary_size" in note for note in adapt(Config(), SPELLINGS)[1])
 
 
 def test_statistics_of_pairs() -> None:

@@ -485,8 +485,9 @@ def test_nothing_moves_when_self_attention_arrives(page: Page) -> None:
     shades = "canvases => canvases.map((canvas) => canvas.toDataURL())"
     thumbnails = _view(page, 1).locator(".head-group.decoder canvas")
     (blank,) = set(thumbnails.evaluate_all(shades))
-    while held:
-        held.pop().continue_()
+    while not held:  # the page shows that it waits before the request is seen here
+        page.wait_for_timeout(10)
+    held.pop().continue_()
     _wait_until_idle(page)
     assert blank not in thumbnails.evaluate_all(shades)
     assert _tops(page) == before

@@ -52,11 +52,6 @@ def test_a_long_list_of_bad_lines_is_truncated() -> None:
         result.require_valid("correct them")
 
 
-class Quoted(str):
-    def __str__(self) -> str:
-        return f"'{super().__str__()}'"
-
-
 def test_a_file_without_pairs_is_refused_with_its_first_bad_line(tmp_path: Path) -> None:
     path = tmp_path / "f.tsv"
     path.write_text("a b\nc\n")
@@ -64,6 +59,11 @@ def test_a_file_without_pairs_is_refused_with_its_first_bad_line(tmp_path: Path)
         DataError, match=r"no pair \(line 1 has no second column \(TAB\)\); expected"
     ):
         read_pairs(path).require_valid(None)
+
+
+class Quoted(str):
+    def __str__(self) -> str:
+        return f"'{super().__str__()}'"
 
 
 def test_subclasses_of_strings_become_plain_strings() -> None:

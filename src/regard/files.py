@@ -224,7 +224,7 @@ def _synchronize(path: Path) -> None:
 
 
 def check_parent(path: str | Path) -> None:
-    """Raise a ConfigError if `path` does not exist and cannot: a part of it is a file or cannot be written."""
+    """Raise a ConfigError if `path` cannot be created: what should contain it is a file or cannot be written."""
     if os.path.exists(path):
         return
     parent = Path(os.path.realpath(path)).parent
