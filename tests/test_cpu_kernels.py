@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -326,6 +327,40 @@ def test_kernels_compile_without_a_cache_that_can_be_used(
     kernel_threads.compiled.cache_clear()
     assert torch.equal(actual, expected)
     assert rejected_calls
+
+
+COMPILES_WHEN_TOLD = """
+import sys
+import torch
+from regard.kernels.additive.cpu import exponentials
+from regard.kernels.cpu.threads import compiled
+print("ready", flush=True)
+sys.stdin.readline()
+print(compiled(exponentials.exponentials, torch.float32).owner.cache_hits)
+"""
+
+
+@pytest.mark.slow
+def test_one_of_several_processes_compiles_a_kernel(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", COMPILES_WHEN_TOLD],
+            env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    outputs = [process.communicate()[0] for process in processes]
+    assert sorted(outputs) == ["0\n", "1\n"]
 
 
 WITHOUT_NUMBA = """

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import inspect
 import os
 import signal
 import threading
@@ -17,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+import filelock
 import numba
 import numpy as np
 import torch
@@ -42,6 +44,9 @@ TASKS, HEADS, QUERIES, KEYS, WIDTH, TILE, PREPARED, POINTERS = range(17, 25)
 
 WORK_PER_THREAD = 1 << 15
 """Iterations of the innermost loop below which another thread does not pay off."""
+
+COMPILATION_TIMEOUT = 120.0
+"""Seconds after which a process no longer waits for another one that compiles the same kernel."""
 
 FLAGS = {"contract"}
 """A product and a sum may be fused; the compiler may neither reorder sums nor assume that there are
@@ -237,6 +242,19 @@ def _signals_afterwards() -> Generator[None]:
             signal.raise_signal(number)
 
 
+@contextlib.contextmanager
+def _only_here(kernel: Callable[[Any], None]) -> Generator[None]:
+    """Wait until no other process compiles the kernel, which is then in numba's cache."""
+    folder = Path(inspect.getfile(kernel)).parent / "__pycache__"
+    lock = filelock.FileLock(folder / f"{kernel.__module__}.lock")
+    with contextlib.ExitStack() as stack:
+        # without a lock, several processes compile it
+        with contextlib.suppress(OSError, NotImplementedError):
+            folder.mkdir(exist_ok=True)
+            stack.enter_context(lock.acquire(timeout=COMPILATION_TIMEOUT))
+        yield
+
+
 @functools.cache
 def compiled(factory: KernelFactory, dtype: torch.dtype) -> Callable[[int], None]:
     """Return the kernel as a C function, from numba's cache on disk if one is writable."""
@@ -247,7 +265,7 @@ def compiled(factory: KernelFactory, dtype: torch.dtype) -> Callable[[int], None
     kernel.__qualname__ += f".{hashlib.sha256(sources).hexdigest()[:12]}"
     signature = types.void(types.CPointer(types.int64))
     options: dict[str, Any] = {"error_model": "numpy", "fastmath": FLAGS}
-    with compiling(), _signals_afterwards():
+    with compiling(), _only_here(kernel), _signals_afterwards():
         try:
             function = numba.cfunc(signature, cache=True, **options)(kernel)
         except Exception:  # the cache is damaged, cannot be written, or has no folder
