@@ -92,7 +92,11 @@ class Trainer:
         self.accelerator = make_accelerator(trained.config, out)
         self.device = self.accelerator.device
         # not wrapped in DistributedDataParallel: _update weights the gradients, and job sums them
-        self.model = self.accelerator.prepare_model(trained.model, evaluation_mode=True)
+        self.model = self.accelerator.prepare_model(
+            trained.model,
+            device_placement=True,  # else it asks whether parameters are DTensors, which are slow to import
+            evaluation_mode=True,
+        )
         job.broadcast(self.model.state_dict().values())
         # not Accelerate's, which makes no step while another Accelerator accumulates gradients
         self.optimizer = _optimizer(trained.model, self.settings)
