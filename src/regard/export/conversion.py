@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim
+from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from regard.errors import ExtraError
@@ -105,8 +106,10 @@ def _to_onnx(graph: nn.Module, examples: Sequence[dict[str, Any]]) -> "onnx.Mode
     inputs = examples[-1]
     with _quiet():
         program = torch.export.export(graph, (), inputs, dynamic_shapes=shapes, strict=False)
+        if not _operators(program).isdisjoint(_DECOMPOSITIONS):
+            program = program.run_decompositions(_DECOMPOSITIONS)  # traces the program again
         exported = torch.onnx.export(
-            program.run_decompositions(_DECOMPOSITIONS),
+            program,
             dynamo=True,
             verbose=False,
             opset_version=OPSET,
@@ -115,6 +118,14 @@ def _to_onnx(graph: nn.Module, examples: Sequence[dict[str, Any]]) -> "onnx.Mode
         )
     assert exported is not None
     return exported.model_proto
+
+
+def _operators(program: ExportedProgram) -> set[Any]:
+    """Return the operators that a program calls, in nested graphs too."""
+    graphs = (
+        part.graph for part in program.graph_module.modules() if isinstance(part, GraphModule)
+    )
+    return {node.target for graph in graphs for node in graph.nodes}
 
 
 def _names(example: dict[str, Any]) -> list[str]:
