@@ -35,9 +35,9 @@ lint: .venv/linted
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-wheel: .venv/linted
+wheel: .venv/bin/python
 	rm -rf dist
-	$(BIN)/python -m build --wheel --outdir dist
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 clean:
 	rm -rf .venv dist demo
