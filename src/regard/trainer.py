@@ -1,22 +1,19 @@
 """The training loop: updates, validations, checkpoints."""
 
-import contextlib
 import dataclasses
 import itertools
 import json
 import math
 import random
-import signal
-import threading
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
-from regard import checkpoints, model_folder
+from regard import checkpoints, model_folder, signals
 from regard.accelerator import make_accelerator, track, tracking
 from regard.batching import Example, bucket, collate, epoch
 from regard.config import TrainingConfig, from_dict
@@ -120,7 +117,8 @@ class Trainer:
             JobError: another process has ended.
         """
         with (
-            _deferred_signals(self.job) as received,
+            # the launcher of several processes repeats the signals that the scheduler sends
+            signals.collected(repeat_raises=self.job.processes == 1) as received,
             tracking(self.accelerator, self.trained.config),
         ):
             for batches in self._updates():
@@ -137,8 +135,8 @@ class Trainer:
                     self._validate(progress)
                 elif unsaved >= _SECONDS_BETWEEN_CHECKPOINTS:
                     self._save_checkpoint()
-                signals = self.job.gather_numbers([float(received[0]) if received else 0.0])
-                if stop := int(max(number for [number] in signals)):
+                numbers = self.job.gather_numbers([float(received[0]) if received else 0.0])
+                if stop := int(max(number for [number] in numbers)):
                     self._interrupt(stop, progress)
                 self._report_compilation(progress)
                 if self.schedule.over():  # also because a validation has used up the time
@@ -375,41 +373,6 @@ def _clock() -> float:
 def _target_tokens(examples: Iterable[Example]) -> int:
     """Return the number of target tokens, EOS included."""
     return sum(example.size[1] for example in examples)
-
-
-@contextlib.contextmanager
-def _deferred_signals(job: Job) -> Generator[list[int]]:
-    """Collect Ctrl-C, SIGTERM and SIGHUP, so that the current update completes; a second one raises.
-
-    In a job of several processes, a second one does not raise: the launcher repeats the signals that
-    the scheduler sends.
-    """
-    received: list[int] = []
-
-    def handle(number: int, _: object) -> None:
-        if received and job.processes == 1:
-            raise Interrupted(number)
-        received.append(number)
-
-    if (
-        threading.current_thread() is not threading.main_thread()
-    ):  # only the main thread can set handlers
-        yield received
-        return
-    names = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    # a signal that is ignored, as under nohup, stays ignored
-    previous = {
-        number: signal.signal(number, handle)
-        for number in numbers
-        if signal.getsignal(number) not in (signal.SIG_IGN, None)
-    }
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            if signal.getsignal(number) is handle:
-                signal.signal(number, handler)
 
 
 def _optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.Optimizer:

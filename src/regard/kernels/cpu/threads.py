@@ -11,8 +11,6 @@ import functools
 import hashlib
 import inspect
 import os
-import signal
-import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +26,7 @@ from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 from torch import Tensor
 
+from regard import signals
 from regard.kernels.compilation import compiling
 from regard.kernels.cpu.simd import inlined, memory_access, pointer_at
 
@@ -219,30 +218,6 @@ def _executor(size: int) -> ThreadPoolExecutor:
 
 
 @contextlib.contextmanager
-def _signals_afterwards() -> Generator[None]:
-    """Call the handlers of signals that arrive inside only at the end.
-
-    An exception from a handler is lost, or ends the process, while LLVM calls back into Python.
-    """
-    if threading.current_thread() is not threading.main_thread():  # only that one calls handlers
-        yield
-        return
-    numbers = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
-    received = list[int]()
-    previous = {
-        number: signal.signal(number, lambda number, _: received.append(number))
-        for number in numbers
-    }
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        for number in received:
-            signal.raise_signal(number)
-
-
-@contextlib.contextmanager
 def _only_here(kernel: Callable[[Any], None]) -> Generator[None]:
     """Wait until no other process compiles the kernel, which is then in numba's cache."""
     folder = Path(inspect.getfile(kernel)).parent / "__pycache__"
@@ -265,7 +240,8 @@ def compiled(factory: KernelFactory, dtype: torch.dtype) -> Callable[[int], None
     kernel.__qualname__ += f".{hashlib.sha256(sources).hexdigest()[:12]}"
     signature = types.void(types.CPointer(types.int64))
     options: dict[str, Any] = {"error_model": "numpy", "fastmath": FLAGS}
-    with compiling(), _only_here(kernel), _signals_afterwards():
+    # an exception from a handler is lost, or ends the process, while LLVM calls back into Python
+    with compiling(), _only_here(kernel), signals.handled_afterwards():
         try:
             function = numba.cfunc(signature, cache=True, **options)(kernel)
         except Exception:  # the cache is damaged, cannot be written, or has no folder
