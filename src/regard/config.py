@@ -323,12 +323,12 @@ class TrainingConfig:
     """Early stopping: number of validations without improvement before the cooldown begins."""
     metric: MetricName = "auto"
     """Metric that selects the best checkpoint; auto selects bleu for word, bpe and unigram targets (chrf if most of them have fewer than four words, because BLEU would be 0), and exact_match for others. Ties are broken in favour of the checkpoint with the lower dev loss."""
-    optimizer: Literal["adam", "adamw"] = "adam"
-    """Optimiser."""
+    optimizer: Literal["adam", "adamw", "muon"] = "adam"
+    """Optimiser; muon (Jordan et al. 2024) orthogonalises the updates of matrices between layers, and updates other parameters as adamw does."""
     learning_rate: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 0.0
-    """Weight decay coefficient (L2 penalty for adam, decoupled for adamw)."""
+    """Weight decay coefficient (L2 penalty for adam, decoupled for adamw and muon)."""
     schedule: Literal["constant", "plateau", "inverse_sqrt"] = "plateau"
     """Learning rate after the warm-up: constant, halved when the validation metric stops improving (plateau), or proportional to 1/sqrt(update)."""
     plateau_patience: int = 3

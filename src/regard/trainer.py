@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard import checkpoints, model_folder, signals
 from regard.accelerator import make_accelerator, track, tracking
 from regard.batching import Example, bucket, collate, epoch
-from regard.config import TrainingConfig, from_dict
+from regard.config import from_dict
 from regard.copy_mechanism import hide_tokens
 from regard.corpus import Corpus
 from regard.distributed import Job
@@ -24,6 +24,7 @@ from regard.errors import ConfigError, FolderError, Interrupted
 from regard.files import write_text
 from regard.kernels.compilation import compile_seconds
 from regard.metrics import METRICS
+from regard.optimizers import make_optimizer
 from regard.progress import Progress
 from regard.schedule import Schedule
 from regard.text import split_source
@@ -96,7 +97,7 @@ class Trainer:
         )
         job.broadcast(self.model.state_dict().values())
         # not Accelerate's, which makes no step while another Accelerator accumulates gradients
-        self.optimizer = _optimizer(trained.model, self.settings)
+        self.optimizer = make_optimizer(trained.model, self.settings)
         self.run: str | None = trained.metadata.get("run")
         self.dev_fingerprint = corpus.dev_fingerprint()
         self.history: list[dict[str, Any]] = []
@@ -373,13 +374,3 @@ def _clock() -> float:
 def _target_tokens(examples: Iterable[Example]) -> int:
     """Return the number of target tokens, EOS included."""
     return sum(example.size[1] for example in examples)
-
-
-def _optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.Optimizer:
-    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(
-        [p for p in model.parameters() if p.requires_grad],
-        lr=settings.learning_rate,
-        weight_decay=settings.weight_decay,
-        betas=(0.9, 0.98),
-    )

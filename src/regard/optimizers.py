@@ -1,0 +1,106 @@
+"""Optimisers by name: Adam and AdamW of PyTorch, and Muon."""
+
+from collections.abc import Iterable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from regard.config import TrainingConfig
+
+BETAS = (0.9, 0.98)
+"""Decay of Adam's moments (Vaswani et al. 2017, section 5.3)."""
+MOMENTUM = 0.95
+"""Decay of Muon's moment."""
+RMS = 0.2
+"""Root mean square of the elements of an update of Muon, times the learning rate, as of one of Adam."""
+_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+_ITERATIONS = 5
+
+_OTHERS = {"embedding", "output", "vector"}
+"""Parts of the names of parameters that are lists of vectors, or vectors by head, rather than maps between layers."""
+
+
+def make_optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.Optimizer:
+    """Return the optimiser of the settings for the parameters that require gradients."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    rate, decay = settings.learning_rate, settings.weight_decay
+    if settings.optimizer == "muon":
+        matrices = [p for name, p in named if _is_map(name, p)]
+        others = [p for name, p in named if not _is_map(name, p)]
+        return Muon(matrices, others, rate, decay, BETAS)
+    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
+    return kind([p for _, p in named], rate, BETAS, weight_decay=decay)
+
+
+def _is_map(name: str, parameter: nn.Parameter) -> bool:
+    """Return whether a parameter maps vectors of one layer to vectors of another."""
+    is_matrix = parameter.dim() == 2 and min(parameter.shape) > 1
+    return is_matrix and _OTHERS.isdisjoint(name.split("."))
+
+
+class Muon(torch.optim.AdamW):
+    """Orthogonalised momentum for matrices, AdamW for other parameters.
+
+    Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) replaces the momentum of a matrix
+    by a matrix with the same singular vectors and singular values near 1. As in Liu et al. 2025
+    (arXiv:2502.16982, section 2.2), the update is scaled by 0.2 sqrt(max(A, B)) for an A x B matrix, so that
+    both kinds of parameters have one learning rate. PyTorch's own `torch.optim.Muon` orthogonalises in
+    bfloat16, which CPUs without AVX-512 compute many times as slowly as float32.
+
+    Args:
+        matrices: parameters with two axes.
+        others: parameters that are updated as by AdamW.
+        lr: learning rate.
+        weight_decay: coefficient of decoupled weight decay.
+        betas: decay of the moments of AdamW.
+    """
+
+    def __init__(
+        self,
+        matrices: Iterable[nn.Parameter],
+        others: Iterable[nn.Parameter],
+        lr: float,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = BETAS,
+    ) -> None:
+        groups = [{"params": [*matrices]}, {"params": [*others]}]
+        super().__init__(groups, lr=lr, weight_decay=weight_decay, betas=betas)
+
+    @torch.no_grad()
+    def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update all parameters; afterwards, the matrices have no gradients."""
+        group = self.param_groups[0]
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            state = self.state[parameter]
+            if not state:  # the names of AdamW, which loads the state
+                state["step"], state["exp_avg"] = torch.tensor(0.0), torch.zeros_like(parameter)
+            state["step"] += 1
+            moment = state["exp_avg"].lerp_(parameter.grad, 1 - MOMENTUM)
+            direction = orthogonalized(parameter.grad.lerp(moment, MOMENTUM))  # Nesterov momentum
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            parameter.add_(direction, alpha=-group["lr"] * RMS * max(parameter.shape) ** 0.5)
+            parameter.grad = None  # AdamW skips it
+        super().step()
+
+
+def orthogonalized(matrix: Float[Tensor, "A B"]) -> Float[Tensor, "A B"]:
+    """Return the matrix with singular values from about 0.7 to 1.2, unless they are almost 0.
+
+    Five iterations X <- a X + b (X X^T) X + c (X X^T)^2 X, from a matrix of Frobenius norm 1. The products of
+    X X^T with the polynomials are computed instead of X, which has the longer rows.
+    """
+    a, b, c = _COEFFICIENTS
+    wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+    wide = wide / wide.norm().clamp(min=torch.finfo(wide.dtype).tiny)
+    gram = wide @ wide.T
+    total = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
+    for _ in range(_ITERATIONS):
+        factor = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        factor.diagonal().add_(a)
+        total = factor @ total
+        gram = factor @ gram @ factor
+    result = total @ wide
+    return result.T if matrix.shape[0] > matrix.shape[1] else result
