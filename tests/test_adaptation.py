@@ -16,7 +16,7 @@ import regard
 from regard.adaptation import Statistics, adapt, describe
 from regard.cli.main import main
 from regard.cli.parser import find_recipe
-from regard.config import GROUPS, Config, Unit, from_dict
+from regard.config import GROUPS, Config, TrainingConfig, Unit, from_dict
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -159,11 +159,25 @@ def test_recurrent_models_of_sentences_get_the_settings_of_the_recipe() -> None:
     config = adapted(SENTENCES)
     for name in ("embedding_dim", "encoder_dim", "decoder_dim", "dropout", "tie_embeddings"):
         assert getattr(config.model, name) == recipe["model"][name]
-    for name in ("batch_tokens", "learning_rate", "cooldown"):
+    for name in ("batch_tokens", "optimizer", "learning_rate", "cooldown"):
         assert getattr(config.training, name) == recipe["training"][name]
     assert config.target.vocabulary_size == recipe["target"]["vocabulary_size"]
     transformer = adapted(SENTENCES, model={"kind": "transformer"})
     assert (transformer.training.batch_tokens, transformer.model.tie_embeddings) == (3000, False)
+
+
+def test_learning_rates_are_chosen_for_muon_only() -> None:
+    default = TrainingConfig()
+    assert adapted(SPELLINGS).training.optimizer == "muon"
+    assert adapted(SPELLINGS).training.learning_rate != default.learning_rate
+    assert adapted(SPELLINGS, training={"learning_rate": 0.5}).training.learning_rate == 0.5
+    muon, adam = (
+        adapted(SPELLINGS, training={"optimizer": name}).training for name in ("muon", "adam")
+    )
+    assert muon.learning_rate == adapted(SPELLINGS).training.learning_rate
+    assert (adam.optimizer, adam.learning_rate) == ("adam", default.learning_rate)
+    transformer = adapted(SPELLINGS, model={"kind": "transformer"}).training
+    assert (transformer.optimizer, transformer.learning_rate) == ("adam", default.learning_rate)
 
 
 def test_statistics_of_pairs() -> None:

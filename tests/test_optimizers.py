@@ -91,7 +91,15 @@ def test_maps_between_layers_are_orthogonalised(model: dict[str, Any]) -> None:
     for name in matrices:
         assert "weight" in name or name.endswith("factor")
     for name in others:
-        vectors = ("bias", "embedding", "output", "vector", "norm", "coverage", "position_predictor.2")
+        vectors = (
+            "bias",
+            "embedding",
+            "output",
+            "vector",
+            "norm",
+            "coverage",
+            "position_predictor.2",
+        )
         assert any(part in name for part in vectors), name
 
 

@@ -34,6 +34,7 @@ class _Size(NamedTuple):
     encoder_layers: int
     decoder_dim: int
     learning_rate: float
+    """Of Muon."""
     batch_tokens: int
     """Maximum; with few pairs, batches are smaller."""
     tokens_per_second: float
@@ -41,8 +42,8 @@ class _Size(NamedTuple):
 
 
 _SMALL = _Size(64, 128, 1, 128, 0.003, 1500, 30_000)
-_LARGE = _Size(128, 256, 2, 384, 0.0015, 4096, 12_000)
-_SUBWORDS = _Size(256, 256, 1, 384, 0.001, 1500, 12_000)
+_LARGE = _Size(128, 256, 2, 384, 0.006, 4096, 12_000)
+_SUBWORDS = _Size(256, 256, 1, 384, 0.004, 1500, 12_000)
 _TRANSFORMER_SUBWORDS = _SUBWORDS._replace(batch_tokens=3000)
 _FEWEST_PAIRS = 5000
 _FEWEST_MINUTES = 5.0
@@ -137,6 +138,8 @@ def adapt(
         given.add("training.max_minutes")
     if not can_recombine:
         given.add("data.recombined_pairs")
+    if "training.optimizer" in given and config.training.optimizer != "muon":
+        given.add("training.learning_rate")
     notes: list[str] = []
     for choose in (_budget, _text, _model, _training, _length):
         for values, reason in choose(config, statistics):
@@ -205,7 +208,8 @@ def _training(config: Config, statistics: Statistics) -> Iterator[Choice]:
     reason = f"about {epoch:,.0f} tokens"
     yield Choice({"training.batch_tokens": tokens}, reason)
     if config.model.kind == "rnn":
-        yield Choice({"training.learning_rate": size.learning_rate}, _scale(config, statistics))
+        values = {"training.optimizer": "muon", "training.learning_rate": size.learning_rate}
+        yield Choice(values, _scale(config, statistics))
     if size is _SMALL:
         schedule = {"training.schedule": "constant", "training.cooldown": 0.4}
         yield Choice(schedule, _scale(config, statistics))

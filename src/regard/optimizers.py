@@ -95,12 +95,13 @@ def orthogonalized(matrix: Float[Tensor, "A B"]) -> Float[Tensor, "A B"]:
     a, b, c = _COEFFICIENTS
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     wide = wide / wide.norm().clamp(min=torch.finfo(wide.dtype).tiny)
-    gram = wide @ wide.T
-    total = torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
-    for _ in range(_ITERATIONS):
+    gram, total = wide @ wide.T, None
+    for iteration in range(_ITERATIONS):
         factor = torch.addmm(gram, gram, gram, beta=b, alpha=c)
         factor.diagonal().add_(a)
-        total = factor @ total
-        gram = factor @ gram @ factor
+        total = factor if total is None else factor @ total
+        if iteration < _ITERATIONS - 1:
+            gram = factor @ gram @ factor
+    assert total is not None
     result = total @ wide
     return result.T if matrix.shape[0] > matrix.shape[1] else result
