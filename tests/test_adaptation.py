@@ -166,18 +166,27 @@ def test_recurrent_models_of_sentences_get_the_settings_of_the_recipe() -> None:
     assert (transformer.training.batch_tokens, transformer.model.tie_embeddings) == (3000, False)
 
 
-def test_learning_rates_are_chosen_for_muon_only() -> None:
+def test_learning_rates_are_those_of_the_optimiser_that_is_chosen() -> None:
     default = TrainingConfig()
-    assert adapted(SPELLINGS).training.optimizer == "muon"
-    assert adapted(SPELLINGS).training.learning_rate != default.learning_rate
-    assert adapted(SPELLINGS, training={"learning_rate": 0.5}).training.learning_rate == 0.5
-    muon, adam = (
-        adapted(SPELLINGS, training={"optimizer": name}).training for name in ("muon", "adam")
+    few = SPELLINGS._replace(pairs=1000)
+    chosen = adapted(few).training
+    assert chosen.optimizer == "muon"
+    assert chosen.learning_rate != default.learning_rate
+    assert adapted(SENTENCES).training.optimizer == "muon"
+    assert adapted(few, training={"learning_rate": 0.5}).training.learning_rate == 0.5
+    assert (
+        adapted(few, training={"optimizer": "muon"}).training.learning_rate == chosen.learning_rate
     )
-    assert muon.learning_rate == adapted(SPELLINGS).training.learning_rate
+    adam = adapted(few, training={"optimizer": "adam"}).training
     assert (adam.optimizer, adam.learning_rate) == ("adam", default.learning_rate)
-    transformer = adapted(SPELLINGS, model={"kind": "transformer"}).training
+    transformer = adapted(few, model={"kind": "transformer"}).training
     assert (transformer.optimizer, transformer.learning_rate) == ("adam", default.learning_rate)
+
+
+def test_spellings_get_the_optimiser_of_the_recipe() -> None:
+    recipe = yaml.safe_load(find_recipe("g2p").read_text())["training"]
+    large = adapted(SPELLINGS._replace(pairs=100_000)).training
+    assert (large.optimizer, large.learning_rate) == ("adam", recipe["learning_rate"])
 
 
 def test_statistics_of_pairs() -> None:

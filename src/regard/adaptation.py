@@ -33,17 +33,17 @@ class _Size(NamedTuple):
     encoder_dim: int
     encoder_layers: int
     decoder_dim: int
+    optimizer: str
     learning_rate: float
-    """Of Muon."""
     batch_tokens: int
     """Maximum; with few pairs, batches are smaller."""
     tokens_per_second: float
     """Rough speed of training on one core."""
 
 
-_SMALL = _Size(64, 128, 1, 128, 0.003, 1500, 30_000)
-_LARGE = _Size(128, 256, 2, 384, 0.006, 4096, 12_000)
-_SUBWORDS = _Size(256, 256, 1, 384, 0.004, 1500, 12_000)
+_SMALL = _Size(64, 128, 1, 128, "muon", 0.003, 1500, 30_000)
+_LARGE = _Size(128, 256, 2, 384, "adam", 0.0015, 4096, 12_000)
+_SUBWORDS = _Size(256, 256, 1, 384, "muon", 0.004, 1500, 12_000)
 _TRANSFORMER_SUBWORDS = _SUBWORDS._replace(batch_tokens=3000)
 _FEWEST_PAIRS = 5000
 _FEWEST_MINUTES = 5.0
@@ -138,10 +138,8 @@ def adapt(
         given.add("training.max_minutes")
     if not can_recombine:
         given.add("data.recombined_pairs")
-    if "training.optimizer" in given and config.training.optimizer != "muon":
-        given.add("training.learning_rate")
     notes: list[str] = []
-    for choose in (_budget, _text, _model, _training, _length):
+    for choose in (_budget, _text, _model, _optimizer, _training, _length):
         for values, reason in choose(config, statistics):
             chosen = {name: value for name, value in values.items() if name not in given}
             if chosen:
@@ -201,15 +199,21 @@ def _model(config: Config, statistics: Statistics) -> Iterator[Choice]:
             yield Choice({"model.tie_embeddings": True}, f"target unit {statistics.target_unit}")
 
 
+def _optimizer(config: Config, statistics: Statistics) -> Iterator[Choice]:
+    if config.model.kind == "rnn":
+        chosen = _size(config, statistics).optimizer
+        yield Choice({"training.optimizer": chosen}, _scale(config, statistics))
+
+
 def _training(config: Config, statistics: Statistics) -> Iterator[Choice]:
     size = _size(config, statistics)
     epoch = _tokens(config, statistics)
     tokens = max(_SMALLEST_BATCH, min(size.batch_tokens, int(epoch / _BATCHES) // 100 * 100))
     reason = f"about {epoch:,.0f} tokens"
     yield Choice({"training.batch_tokens": tokens}, reason)
-    if config.model.kind == "rnn":
-        values = {"training.optimizer": "muon", "training.learning_rate": size.learning_rate}
-        yield Choice(values, _scale(config, statistics))
+    # another optimiser needs other rates
+    if config.model.kind == "rnn" and config.training.optimizer == size.optimizer:
+        yield Choice({"training.learning_rate": size.learning_rate}, _scale(config, statistics))
     if size is _SMALL:
         schedule = {"training.schedule": "constant", "training.cooldown": 0.4}
         yield Choice(schedule, _scale(config, statistics))
