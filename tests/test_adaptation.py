@@ -166,21 +166,22 @@ def test_recurrent_models_of_sentences_get_the_settings_of_the_recipe() -> None:
     assert (transformer.training.batch_tokens, transformer.model.tie_embeddings) == (3000, False)
 
 
-def test_learning_rates_are_those_of_the_optimiser_that_is_chosen() -> None:
-    default = TrainingConfig()
+def test_learning_rates_are_those_of_the_optimiser() -> None:
     few = SPELLINGS._replace(pairs=1000)
     chosen = adapted(few).training
-    assert chosen.optimizer == "muon"
-    assert chosen.learning_rate != default.learning_rate
-    assert adapted(SENTENCES).training.optimizer == "muon"
-    assert adapted(few, training={"learning_rate": 0.5}).training.learning_rate == 0.5
-    assert (
-        adapted(few, training={"optimizer": "muon"}).training.learning_rate == chosen.learning_rate
-    )
-    adam = adapted(few, training={"optimizer": "adam"}).training
-    assert (adam.optimizer, adam.learning_rate) == ("adam", default.learning_rate)
+    assert (chosen.optimizer, chosen.learning_rate) == ("muon", 0.003)
+    rates = {
+        name: adapted(SENTENCES, training={"optimizer": name}).training.learning_rate
+        for name in ("muon", "adam", "adamw")
+    }
+    assert rates == {"muon": 0.004, "adam": 0.001, "adamw": 0.001}
+    given = adapted(few, training={"learning_rate": 0.5}).training
+    assert (given.optimizer, given.learning_rate) == ("adam", 0.5)
     transformer = adapted(few, model={"kind": "transformer"}).training
-    assert (transformer.optimizer, transformer.learning_rate) == ("adam", default.learning_rate)
+    assert (transformer.optimizer, transformer.learning_rate) == (
+        TrainingConfig().optimizer,
+        TrainingConfig().learning_rate,
+    )
 
 
 def test_spellings_get_the_optimiser_of_the_recipe() -> None:

@@ -34,16 +34,18 @@ class _Size(NamedTuple):
     encoder_layers: int
     decoder_dim: int
     optimizer: str
-    learning_rate: float
+    adam_rate: float
+    """Learning rate of Adam."""
+    muon_rate: float
     batch_tokens: int
     """Maximum; with few pairs, batches are smaller."""
     tokens_per_second: float
     """Rough speed of training on one core."""
 
 
-_SMALL = _Size(64, 128, 1, 128, "muon", 0.003, 1500, 30_000)
-_LARGE = _Size(128, 256, 2, 384, "adam", 0.0015, 4096, 12_000)
-_SUBWORDS = _Size(256, 256, 1, 384, "muon", 0.004, 1500, 12_000)
+_SMALL = _Size(64, 128, 1, 128, "muon", 0.003, 0.003, 1500, 30_000)
+_LARGE = _Size(128, 256, 2, 384, "adam", 0.0015, 0.006, 4096, 12_000)
+_SUBWORDS = _Size(256, 256, 1, 384, "muon", 0.001, 0.004, 1500, 12_000)
 _TRANSFORMER_SUBWORDS = _SUBWORDS._replace(batch_tokens=3000)
 _FEWEST_PAIRS = 5000
 _FEWEST_MINUTES = 5.0
@@ -138,6 +140,8 @@ def adapt(
         given.add("training.max_minutes")
     if not can_recombine:
         given.add("data.recombined_pairs")
+    if "training.learning_rate" in given:  # it is for the default optimiser
+        given.add("training.optimizer")
     notes: list[str] = []
     for choose in (_budget, _text, _model, _optimizer, _training, _length):
         for values, reason in choose(config, statistics):
@@ -211,9 +215,9 @@ def _training(config: Config, statistics: Statistics) -> Iterator[Choice]:
     tokens = max(_SMALLEST_BATCH, min(size.batch_tokens, int(epoch / _BATCHES) // 100 * 100))
     reason = f"about {epoch:,.0f} tokens"
     yield Choice({"training.batch_tokens": tokens}, reason)
-    # another optimiser needs other rates
-    if config.model.kind == "rnn" and config.training.optimizer == size.optimizer:
-        yield Choice({"training.learning_rate": size.learning_rate}, _scale(config, statistics))
+    if config.model.kind == "rnn":
+        rate = size.muon_rate if config.training.optimizer == "muon" else size.adam_rate
+        yield Choice({"training.learning_rate": rate}, _scale(config, statistics))
     if size is _SMALL:
         schedule = {"training.schedule": "constant", "training.cooldown": 0.4}
         yield Choice(schedule, _scale(config, statistics))

@@ -324,7 +324,7 @@ class TrainingConfig:
     metric: MetricName = "auto"
     """Metric that selects the best checkpoint; auto selects bleu for word, bpe and unigram targets (chrf if most of them have fewer than four words, because BLEU would be 0), and exact_match for others. Ties are broken in favour of the checkpoint with the lower dev loss."""
     optimizer: Literal["adam", "adamw", "muon"] = "adam"
-    """Optimiser; muon (Jordan et al. 2024) orthogonalises the updates of matrices between layers, and updates other parameters as adamw does."""
+    """Optimiser; muon (Jordan et al. 2024) orthogonalises the updates of the weight matrices of hidden layers, and updates other parameters as adamw does."""
     learning_rate: float = 1e-3
     """Peak learning rate."""
     weight_decay: float = 0.0

@@ -11,14 +11,17 @@ from regard.config import TrainingConfig
 BETAS = (0.9, 0.98)
 """Decay of Adam's moments (Vaswani et al. 2017, section 5.3)."""
 MOMENTUM = 0.95
-"""Decay of Muon's moment."""
+"""Momentum of Muon."""
 RMS = 0.2
-"""Root mean square of the elements of an update of Muon, times the learning rate, as of one of Adam."""
+"""Root mean square of an update of Muon, in units of the learning rate; about that of Adam (Liu et al. 2025)."""
+_SMALLEST_NORM = 1e-7
+"""Frobenius norm of a momentum below which the update shrinks with it, as in PyTorch's Muon."""
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _ITERATIONS = 5
+"""Quintic Newton-Schulz iterations, and their coefficients (Jordan et al. 2024)."""
 
 _OTHERS = {"embedding", "output", "vector"}
-"""Parts of the names of parameters that are lists of vectors, or vectors by head, rather than maps between layers."""
+"""Parts of the names of embeddings, output layers and score vectors, which are matrices for Adam."""
 
 
 def make_optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.Optimizer:
@@ -26,15 +29,15 @@ def make_optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.Op
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     rate, decay = settings.learning_rate, settings.weight_decay
     if settings.optimizer == "muon":
-        matrices = [p for name, p in named if _is_map(name, p)]
-        others = [p for name, p in named if not _is_map(name, p)]
+        matrices = [p for name, p in named if _is_hidden_matrix(name, p)]
+        others = [p for name, p in named if not _is_hidden_matrix(name, p)]
         return Muon(matrices, others, rate, decay, BETAS)
     kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
     return kind([p for _, p in named], rate, BETAS, weight_decay=decay)
 
 
-def _is_map(name: str, parameter: nn.Parameter) -> bool:
-    """Return whether a parameter maps vectors of one layer to vectors of another."""
+def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Return whether a parameter is the weight matrix of a hidden layer."""
     is_matrix = parameter.dim() == 2 and min(parameter.shape) > 1
     return is_matrix and _OTHERS.isdisjoint(name.split("."))
 
@@ -78,8 +81,8 @@ class Muon(torch.optim.AdamW):
             if not state:  # the names of AdamW, which loads the state
                 state["step"], state["exp_avg"] = torch.tensor(0.0), torch.zeros_like(parameter)
             state["step"] += 1
-            moment = state["exp_avg"].lerp_(parameter.grad, 1 - MOMENTUM)
-            direction = orthogonalized(parameter.grad.lerp(moment, MOMENTUM))  # Nesterov momentum
+            momentum = state["exp_avg"].lerp_(parameter.grad, 1 - MOMENTUM)
+            direction = orthogonalized(parameter.grad.lerp(momentum, MOMENTUM))  # Nesterov's
             parameter.mul_(1 - group["lr"] * group["weight_decay"])
             parameter.add_(direction, alpha=-group["lr"] * RMS * max(parameter.shape) ** 0.5)
             parameter.grad = None  # AdamW skips it
@@ -89,12 +92,12 @@ class Muon(torch.optim.AdamW):
 def orthogonalized(matrix: Float[Tensor, "A B"]) -> Float[Tensor, "A B"]:
     """Return the matrix with singular values from about 0.7 to 1.2, unless they are almost 0.
 
-    Five iterations X <- a X + b (X X^T) X + c (X X^T)^2 X, from a matrix of Frobenius norm 1. The products of
-    X X^T with the polynomials are computed instead of X, which has the longer rows.
+    Newton-Schulz iterations X <- a X + b (X X^T) X + c (X X^T)^2 X, from a matrix of Frobenius norm 1. Only the
+    smaller Gram matrix X X^T is iterated; the product of the polynomials is applied to X at the end.
     """
     a, b, c = _COEFFICIENTS
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    wide = wide / wide.norm().clamp(min=torch.finfo(wide.dtype).tiny)
+    wide = wide / wide.norm().clamp(min=_SMALLEST_NORM)
     gram, total = wide @ wide.T, None
     for iteration in range(_ITERATIONS):
         factor = torch.addmm(gram, gram, gram, beta=b, alpha=c)

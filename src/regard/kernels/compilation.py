@@ -24,5 +24,5 @@ def compiling() -> Generator[None]:
 
 
 def compile_seconds() -> float:
-    """Return the seconds that this thread has spent on compiling, or on reading numba's cache."""
+    """Return the seconds that this thread has spent on compiling, or on waiting for the result."""
     return _spent.seconds

@@ -226,7 +226,7 @@ def _only_here(kernel: Callable[[Any], None]) -> Generator[None]:
         # without a lock, several processes compile it
         with contextlib.suppress(OSError, NotImplementedError):
             folder.mkdir(exist_ok=True)
-            stack.enter_context(lock.acquire(timeout=COMPILATION_TIMEOUT))
+            stack.enter_context(lock.acquire(timeout=COMPILATION_TIMEOUT, poll_interval=0.01))
         yield
 
 
