@@ -72,7 +72,8 @@ RECIPES = {
         attribution="Trained on the phrasebook of regard (Apache-2.0).",
         data="phrasebook",
         suffix=".tsv",
-        options="--config phrasebook --training.max_minutes 15",
+        options="--config phrasebook --training.max_minutes 15 --training.max_updates 2000 "
+        "--training.validate_every 400 --training.optimizer adam --training.learning_rate 0.005",
         metrics=("bleu", "exact_match"),
         examples=(
             "por la noche tu hermana compra un libro nuevo",
@@ -87,7 +88,8 @@ RECIPES = {
         suffix=".tsv.gz",
         options="--config translation --source.vocabulary_size 5000 --model.dropout 0.4 "
         "--training.batch_tokens 3000 --training.max_updates 5000 --training.max_minutes 120 "
-        "--training.cooldown 0.3 --training.patience 14 --training.seed 1",
+        "--training.cooldown 0.3 --training.patience 14 --training.seed 1 "
+        "--training.optimizer adam --training.learning_rate 0.001",
         metrics=("bleu", "chrf"),
         examples=(
             "¿Dónde está la estación?",
