@@ -175,6 +175,7 @@ def test_learning_rates_are_those_of_the_optimiser() -> None:
         for name in ("muon", "adam", "adamw")
     }
     assert rates == {"muon": 0.004, "adam": 0.001, "adamw": 0.001}
+    assert adapted(SPELLINGS._replace(pairs=999)).training.optimizer == "adam"
     given = adapted(few, training={"learning_rate": 0.5}).training
     assert (given.optimizer, given.learning_rate) == ("adam", 0.5)
     transformer = adapted(few, model={"kind": "transformer"}).training

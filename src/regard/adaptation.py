@@ -55,7 +55,7 @@ _LEARNED = {"bpe", "unigram"}
 """Units of text that are learned from the pairs."""
 
 _FEW_PAIRS = 1000
-"""Number of pairs below which synthetic pairs are added, for words and their pronunciations."""
+"""Number of pairs below which Adam is chosen, and synthetic pairs are added, for words and their pronunciations."""
 _SYNTHETIC_PAIRS = 3000
 
 _MIXED_CASE = 0.05
@@ -205,7 +205,8 @@ def _model(config: Config, statistics: Statistics) -> Iterator[Choice]:
 
 def _optimizer(config: Config, statistics: Statistics) -> Iterator[Choice]:
     if config.model.kind == "rnn":
-        chosen = _size(config, statistics).optimizer
+        is_few = statistics.pairs < _FEW_PAIRS
+        chosen = "adam" if is_few else _size(config, statistics).optimizer
         yield Choice({"training.optimizer": chosen}, _scale(config, statistics))
 
 
