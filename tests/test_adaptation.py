@@ -169,14 +169,14 @@ def test_recurrent_models_of_sentences_get_the_settings_of_the_recipe() -> None:
 def test_learning_rates_are_those_of_the_optimiser() -> None:
     few = SPELLINGS._replace(pairs=1000)
     chosen = adapted(few).training
-    assert (chosen.optimizer, chosen.learning_rate) == ("muon", 0.003)
+    assert (chosen.optimizer, chosen.learning_rate) == ("adam", 0.003)
     rates = {
         name: adapted(SENTENCES, training={"optimizer": name}).training.learning_rate
         for name in ("muon", "adam", "adamw")
     }
     assert rates == {"muon": 0.004, "adam": 0.001, "adamw": 0.001}
-    assert adapted(SPELLINGS._replace(pairs=999)).training.optimizer == "adam"
-    given = adapted(few, training={"learning_rate": 0.5}).training
+    assert adapted(SENTENCES).training.optimizer == "muon"
+    given = adapted(SENTENCES, training={"learning_rate": 0.5}).training
     assert (given.optimizer, given.learning_rate) == ("adam", 0.5)
     transformer = adapted(few, model={"kind": "transformer"}).training
     assert (transformer.optimizer, transformer.learning_rate) == (

@@ -43,7 +43,7 @@ class _Size(NamedTuple):
     """Rough speed of training on one core."""
 
 
-_SMALL = _Size(64, 128, 1, 128, "muon", 0.003, 0.003, 1500, 30_000)
+_SMALL = _Size(64, 128, 1, 128, "adam", 0.003, 0.003, 1500, 30_000)
 _LARGE = _Size(128, 256, 2, 384, "adam", 0.0015, 0.006, 4096, 12_000)
 _SUBWORDS = _Size(256, 256, 1, 384, "muon", 0.001, 0.004, 1500, 12_000)
 _TRANSFORMER_SUBWORDS = _SUBWORDS._replace(batch_tokens=3000)
@@ -55,7 +55,7 @@ _LEARNED = {"bpe", "unigram"}
 """Units of text that are learned from the pairs."""
 
 _FEW_PAIRS = 1000
-"""Number of pairs below which Adam is chosen, and synthetic pairs are added, for words and their pronunciations."""
+"""Number of pairs below which synthetic pairs are added, for words and their pronunciations."""
 _SYNTHETIC_PAIRS = 3000
 
 _MIXED_CASE = 0.05
@@ -205,8 +205,7 @@ def _model(config: Config, statistics: Statistics) -> Iterator[Choice]:
 
 def _optimizer(config: Config, statistics: Statistics) -> Iterator[Choice]:
     if config.model.kind == "rnn":
-        is_few = statistics.pairs < _FEW_PAIRS
-        chosen = "adam" if is_few else _size(config, statistics).optimizer
+        chosen = _size(config, statistics).optimizer
         yield Choice({"training.optimizer": chosen}, _scale(config, statistics))
 
 
