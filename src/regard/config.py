@@ -159,6 +159,8 @@ class ModelConfig:
     """Copy mechanism (pointer-generator), which can also copy unknown source tokens; requires source.unit and target.unit to be the same."""
     input_feeding: bool = False
     """Feed the attentional state (luong) or the posterior context (posterior) to the next step; slower to train."""
+    right_to_left: bool = False
+    """Predict the tokens of a target from the last to the first, whatever its script; in an ensemble, such a model rescores the outputs of the others (Sennrich et al. 2016, arXiv:1606.02891)."""
     cell: Literal["gru", "lstm"] = "lstm"
     """Recurrent cell."""
     embedding_dim: int = 128
@@ -235,6 +237,12 @@ class ModelConfig:
             raise ConfigError(
                 "model.coverage needs a recurrent decoder with the additive or concat score, got "
                 f"model.kind {self.kind} and model.attention {self.attention}"
+            )
+        if self.right_to_left and (self.monotonic or self.window == "local-m"):
+            name = "model.monotonic" if self.monotonic else "model.window local-m"
+            raise ConfigError(
+                f"model.right_to_left predicts the last token first, while {name} attends to the first "
+                "source tokens first: leave one of them out"
             )
         if self.attention_bias and not (recurrent and pairwise):
             raise ConfigError(

@@ -146,6 +146,7 @@ def make_corpus(
         config, reasons = adaptation.adapt(config, found, can_recombine=guide is None)
         notes += reasons
     source, target = tokenizers or _train_tokenizers(train_pairs, config)
+    target = target.in_order(config.model.right_to_left)
     _check_tokenizers(source, target, config)
     for side, tokenizer in (("source", source), ("target", target)):
         auto = getattr(config, side).unit == "auto" and not tokenizers

@@ -52,8 +52,9 @@ def member_folder(folder: Path, index: int) -> Path:
 def combine(named: Sequence[tuple[str | Path, TrainedModel]]) -> TrainedModel:
     """Return one model that averages the predictions of models with the same tokenizers.
 
-    The ensemble of one model is that model. The settings of an ensemble are those of its first member
-    that has attention, or of its first member.
+    The ensemble of one model is that model. Right-to-left members rescore the outputs of the others, if
+    there are others. The settings of an ensemble are those of its first member that searches and has
+    attention, or of its first member that searches.
 
     Args:
         named: the models, at least one, with their names in messages.
@@ -67,6 +68,13 @@ def combine(named: Sequence[tuple[str | Path, TrainedModel]]) -> TrainedModel:
         _require_agreement(named[0], other)
     if len(members) == 1:
         return first
+    rescoring = [each for each in named if each[1].config.model.right_to_left]
+    if 0 < len(rescoring) < len(members):
+        searching = combine([each for each in named if not each[1].config.model.right_to_left])
+        metadata = _metadata(members) | _checksums(searching)
+        return dataclasses.replace(
+            searching, metadata=metadata, members=tuple(members), reranker=combine(rescoring)
+        )
     main = next((each for each in members if each.model.decoder.attention_layers), first)
     layers = [member.attention_layer for member in members]
     return TrainedModel(

@@ -64,7 +64,10 @@ def with_synthetic_examples(
     `vocabulary` is the size of the target vocabulary.
     """
     real = [examples[index] for index in range(len(examples))]
-    made = recombine(real, config.data.recombined_pairs, config.training.seed, vocabulary)
+    step = -1 if config.model.right_to_left else 1
+    ordered = [example._replace(target=example.target[::step]) for example in real]
+    made = recombine(ordered, config.data.recombined_pairs, config.training.seed, vocabulary)
+    made = [example._replace(target=example.target[::step]) for example in made]
     limit = config.data.max_length
     made = [e for e in made if not _too_long(e.size[0] - 1, e.size[1] - 1, limit)]
     notes.append(f"train: {quantity(len(made), 'synthetic pair')} recombined from these pairs")

@@ -44,7 +44,14 @@ class TrainedModel:
     """Properties of the data and the model, such as `max_target_length`; `attribution`, where present, is
     a sentence about the origin of the data."""
     members: tuple["TrainedModel", ...] = ()
-    """The models of an ensemble, which `model` combines (`regard.ensemble`)."""
+    """The models of an ensemble, which `model` and `reranker` combine (`regard.ensemble`)."""
+    reranker: "TrainedModel | None" = None
+    """The right-to-left members of an ensemble whose other members are combined in `model`; they rescore
+    the outputs (`regard.reranking`)."""
+
+    def __post_init__(self) -> None:
+        target = self.target.in_order(self.config.model.right_to_left)
+        object.__setattr__(self, "target", target)
 
     def training_file(self, name: Literal["train", "dev"]) -> str | None:
         """Return the path of the pairs that the model was trained or validated on.

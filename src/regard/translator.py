@@ -19,6 +19,7 @@ from regard.kernels.weighted_sum import without_autocast
 from regard.model_folder import TrainedModel
 from regard.outputs import to_translations
 from regard.request import Pins, PreparedRequest, TextOrTokens, prepare, to_list
+from regard.reranking import rerank
 from regard.search import beam_search, forced_decode
 from regard.setting_checks import check_beam_size, check_length_penalty
 from regard.text import SourceLike, Tokenizer
@@ -81,7 +82,9 @@ class Translator:
             ConfigError: the device is not available.
         """
         translator = cls(ensemble.load(folder), find_device(device))
-        translator.trained.model.to(translator.device)
+        for part in (translator.trained, translator.trained.reranker):
+            if part is not None:
+                part.model.to(translator.device)
         return translator
 
     @property
@@ -209,16 +212,19 @@ class Translator:
         check_length_penalty(length_penalty)
         if (beams := max(beam_size, n_best)) > _FULL_BATCH_BEAMS:  # bounds the memory of a batch
             batch_tokens = batch_tokens * _FULL_BATCH_BEAMS // beams
+        candidates = n_best if self.trained.reranker is None else beams
 
         def decode(
             batch: PreparedRequest, memory: Memory, decoder: Decoder, steps: StepDecoder
         ) -> list[list[Hypothesis]]:
             limits = torch.tensor([source.limit for source in batch.sources]).to(self.device)
             constraints = batch.constraints(decoder, self.device)
-            return beam_search(
-                steps, memory, limits, beam_size, n_best, length_penalty, constraints,
+            found = beam_search(
+                steps, memory, limits, beam_size, candidates, length_penalty, constraints,
                 return_tree, top_logprobs, on_step,
             )  # fmt: skip
+            ranked = rerank(self.trained, batch, found, length_penalty, self.device)
+            return [outputs[:n_best] for outputs in ranked]
 
         return self._decode(
             request, batch_tokens, decode, on_progress, n_best,
@@ -266,7 +272,9 @@ class Translator:
             batch: PreparedRequest, memory: Memory, decoder: Decoder, _: StepDecoder
         ) -> list[list[Hypothesis]]:
             ids = [row.prefix.ids for row in batch.sources]
-            return [[output] for output in forced_decode(decoder, memory, ids, length_penalty)]
+            found = forced_decode(decoder, memory, ids, length_penalty)
+            outputs = [[output] for output in found]
+            return rerank(self.trained, batch, outputs, length_penalty, self.device)
 
         outputs = self._decode(request, batch_tokens, decode, on_progress, forced=True)
         translations = [best[0] for best in outputs]

@@ -16,9 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from regard.decoders import TransformerDecoder
 from regard.decoders.output import CopyingOutput, OutputDecoder
-from regard.decoders.recurrent import RecurrentDecoder
 from regard.errors import ConfigError, quantity
 from regard.export.compression import compress_weights
 from regard.export.conversion import convert, require_packages
@@ -142,10 +140,13 @@ def describe(translator: Translator, name: str) -> dict[str, Any]:
 
 def check_decoder(translator: Translator) -> None:
     """Raise a ConfigError if the model cannot be exported."""
-    decoder = translator.trained.model.decoder
-    if not isinstance(decoder, RecurrentDecoder | TransformerDecoder):
+    if translator.trained.members:
         raise ConfigError(
             "an ensemble cannot be exported; distil it into one model with regard distill"
+        )
+    if translator.trained.config.model.right_to_left:
+        raise ConfigError(
+            "a right-to-left model cannot be exported; export a model trained without model.right_to_left"
         )
 
 

@@ -104,6 +104,9 @@ class Tokenizer:
     """Natural logarithms of the unigram probabilities, one per vocabulary token."""
     features: tuple[str, ...] | None = dataclasses.field(default=None, repr=False)
     """Features of sources (`V`, `PST`), whose ids follow the vocabulary; None if there are none."""
+    right_to_left: bool = dataclasses.field(default=False, compare=False)
+    """Whether tokens are listed from the last to the first, for targets of a model that predicts them in
+    this order (`model.right_to_left`, which alone is stored)."""
 
     @classmethod
     def train(
@@ -155,6 +158,12 @@ class Tokenizer:
         names = ("normal_form", "lowercase", "match_vocabulary")
         return cls(unit, **{name: getattr(config, name) for name in names}, **fields)
 
+    def in_order(self, right_to_left: bool) -> "Tokenizer":
+        """Return a tokenizer that lists tokens in this order."""
+        if right_to_left == self.right_to_left:
+            return self
+        return dataclasses.replace(self, right_to_left=right_to_left)
+
     def __len__(self) -> int:
         """Size V of the vocabulary, special tokens and features included."""
         return len(self._entries)
@@ -194,6 +203,10 @@ class Tokenizer:
             encodings = [
                 Encoding(self.tokens_to_ids(tokens), tokens) for tokens in map(split, texts)
             ]
+        if self.right_to_left:
+            encodings = [
+                each._replace(ids=each.ids[::-1], tokens=each.tokens[::-1]) for each in encodings
+            ]
         return [
             encoding if features is None else self._add_features(encoding, features)
             for encoding, (_, features) in zip(encodings, parts, strict=True)
@@ -230,7 +243,7 @@ class Tokenizer:
 
     def detokenize(self, tokens: Sequence[str]) -> str:
         """Join tokens, from this vocabulary or copied from a source, into text."""
-        return "".join(UNITS[self.unit].join(tokens))
+        return "".join(UNITS[self.unit].join(tokens[:: -1 if self.right_to_left else 1]))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Convert ids to text; UNK becomes `<unk>`, and other special tokens are omitted.
@@ -252,6 +265,8 @@ class Tokenizer:
         index. So do each of the last `num_features` tokens, which are features, and each word in
         a text without spaces that `match_vocabulary` has split.
         """
+        if self.right_to_left:
+            return self.in_order(False).word_ids(tokens[::-1])[::-1]
         if num_features:
             word_ids = self.word_ids(tokens[:-num_features])
             first = 1 + max((index for index in word_ids if index is not None), default=-1)
@@ -277,6 +292,7 @@ class Tokenizer:
     def to_json(self) -> str:
         """Return a JSON document that contains the whole tokenizer."""
         document = {"format": migrations.FORMAT, **dataclasses.asdict(self)}
+        document.pop("right_to_left")
         return json.dumps(document, ensure_ascii=False)
 
     @classmethod
