@@ -125,8 +125,9 @@ def test_several_processes_make_the_updates_of_one(
     assert texts[1:] == [""] * (processes - 1)  # the main process writes
 
 
+@pytest.mark.parametrize("optimizer", ["adam", "muon"])
 def test_all_processes_end_with_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models: list[regard.Seq2Seq] = []
     build = training.build
@@ -138,7 +139,7 @@ def test_all_processes_end_with_the_same_bits(
     monkeypatch.setattr(training, "build", recording)
 
     def train(rank: int) -> None:
-        regard.train(_config(tmp_path / "model"), PAIRS, DEV)
+        regard.train(_config(tmp_path / "model", optimizer=optimizer), PAIRS, DEV)
         weights = model_folder.checksum(models[0].state_dict())
         (tmp_path / f"weights-{rank}").write_text(weights)
 
@@ -153,6 +154,7 @@ def test_all_processes_end_with_the_same_bits(
         ({"copy": True}, {}),
         ({"kind": "transformer", "heads": 2, "feed_forward_dim": 8, "tie_embeddings": True}, {}),
         ({"attention": "none"}, {"gradient_accumulation_steps": 2}),
+        ({}, {"optimizer": "muon"}),
     ],
     ids=str,
 )
