@@ -16,9 +16,13 @@ RMS = 0.2
 """Root mean square of an update of Muon, in units of the learning rate; about that of Adam (Liu et al. 2025)."""
 _SMALLEST_NORM = 1e-7
 """Frobenius norm of a momentum below which the update shrinks with it, as in PyTorch's Muon."""
-_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-_ITERATIONS = 5
-"""Quintic Newton-Schulz iterations, and their coefficients (Jordan et al. 2024)."""
+_COEFFICIENTS = (
+    (8.2987, -24.4307, 18.0905),
+    (3.9152, -2.9211, 0.5592),
+    (3.1746, -2.3804, 0.4978),
+)
+"""Coefficients of the iterations; each polynomial has the smallest largest distance to 1 on the range of singular
+values before it, which is [0.005, 1] before the first (Amsel et al. 2025, arXiv:2505.16932)."""
 
 _OTHERS = {"embedding", "output", "vector"}
 """Parts of the names of embeddings, output layers and score vectors, which are matrices for Adam."""
@@ -90,21 +94,23 @@ class Muon(torch.optim.AdamW):
 
 
 def orthogonalized(matrix: Float[Tensor, "A B"]) -> Float[Tensor, "A B"]:
-    """Return the matrix with singular values from about 0.7 to 1.2, unless they are almost 0.
+    """Return the matrix with singular values from about 0.5 to 1.5, unless they are almost 0.
 
-    Newton-Schulz iterations X <- a X + b (X X^T) X + c (X X^T)^2 X, from a matrix of Frobenius norm 1. Only the
-    smaller Gram matrix X X^T is iterated; the product of the polynomials is applied to X at the end.
+    Quintic Newton-Schulz iterations X <- a X + b (X X^T) X + c (X X^T)^2 X, from a matrix whose singular values
+    have a 4-norm of 1. Only the smaller Gram matrix X X^T is iterated; the product of the polynomials is applied to X
+    at the end.
     """
-    a, b, c = _COEFFICIENTS
     wide = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
     wide = wide / wide.norm().clamp(min=_SMALLEST_NORM)
-    gram, total = wide @ wide.T, None
-    for iteration in range(_ITERATIONS):
+    gram = wide @ wide.T
+    square = gram.norm().clamp(min=len(gram) ** -0.5)  # the least, unless the norm was too small
+    gram, total = gram / square, None
+    for iteration, (a, b, c) in enumerate(_COEFFICIENTS, start=1):
         factor = torch.addmm(gram, gram, gram, beta=b, alpha=c)
         factor.diagonal().add_(a)
         total = factor if total is None else factor @ total
-        if iteration < _ITERATIONS - 1:
+        if iteration < len(_COEFFICIENTS):
             gram = factor @ gram @ factor
     assert total is not None
-    result = total @ wide
+    result = total @ (wide / square.sqrt())
     return result.T if matrix.shape[0] > matrix.shape[1] else result
