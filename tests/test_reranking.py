@@ -12,12 +12,16 @@ from hypothesis import strategies as st
 
 import regard
 from regard import ensemble, model_folder
+from regard import translator as translator_module
 from regard.cli.main import main
 from regard.config import TextConfig, from_dict
 from regard.corpus import make_corpus
-from regard.errors import ConfigError
+from regard.distillation import write_outputs
+from regard.errors import ConfigError, FolderError
 from regard.hypotheses import length_normalization
+from regard.models import build
 from regard.pairs import Pair, read_pairs
+from regard.request import prepare
 from regard.text import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -119,7 +123,7 @@ def test_scores_are_averages_over_members(
             divisor = length_normalization(len(output.tokens) + 1, penalty)
             assert output.score == pytest.approx(output.log_prob / divisor, abs=1e-5)
             forced = mixed.align(text, output.text, length_penalty=penalty)
-            assert forced.score == pytest.approx(output.score, abs=1e-5)
+            assert forced.score == pytest.approx(output.score, rel=1e-5)
             np.testing.assert_allclose(forced.attention, output.attention, atol=1e-5)
         assert outputs == sorted(outputs, key=score, reverse=True)
 
@@ -166,6 +170,140 @@ def test_interventions_apply_to_the_members_that_search(
     assert output.attention is not None
     np.testing.assert_allclose(output.attention[0], [0, 1, 0, 0], atol=1e-6)
     assert output.tree
+
+
+def test_alignments_are_those_of_the_members_that_search(make_translator: Make) -> None:
+    searching = make_translator(kind="transformer", encoder_layers=1, decoder_layers=4)
+    reverse = make_translator(right_to_left=True)
+    searching.trained.metadata.update(attention_layer=0, several_links=True, parameters=5)
+    reverse.trained.metadata.update(attention_layer=0, several_links=False, parameters=3)
+    mixed = combine(reverse, searching)
+    assert mixed.trained.metadata["parameters"] == 8
+    for text in TEXTS:
+        output = mixed.translate(text)
+        expected = searching.align(text, output.text)
+        assert output.alignment() == expected.alignment()
+        assert output.attention_layer == expected.attention_layer
+
+
+def test_members_of_an_ensemble_take_part_one_by_one(
+    forward: regard.Translator, other: regard.Translator, reverse: regard.Translator
+) -> None:
+    nested, flat = combine(combine(forward, reverse), other), combine(forward, reverse, other)
+    assert nested.trained.members == flat.trained.members
+    assert nested.translate("a b c").score == pytest.approx(flat.translate("a b c").score, abs=1e-6)
+
+
+def test_words_are_spelled_from_left_to_right(make_translator: Make) -> None:
+    config = TextConfig(unit="bpe", vocabulary_size=24)
+    tokenizer = Tokenizer.train(["the cats sat", "the cat"], config)
+    built = {order: make_translator(right_to_left=order).trained for order in (False, True)}
+    for trained in built.values():
+        model = build(trained.config.model, len(tokenizer), len(tokenizer)).eval()
+        replaced = model_folder.TrainedModel(trained.config, model, tokenizer, tokenizer)
+        aligned = regard.Translator(replaced, torch.device("cpu")).align("the cat", "the cats")
+        words = ["the", "cats"]
+        right_to_left = trained.config.model.right_to_left
+        assert len(aligned.tokens) > len(words)
+        assert aligned.words().tokens == (words[::-1] if right_to_left else words)
+
+
+def test_outputs_that_a_member_excludes_come_last(make_translator: Make) -> None:
+    options = {"copy": True, "normalizer": "sparsemax"}
+    forward, reverse = (make_translator(**options, right_to_left=order) for order in (False, True))
+    for parameter in reverse.trained.model.parameters():
+        parameter.data.mul_(4)  # sparse weights exclude tokens
+    mixed, excluded = combine(forward, reverse), 0
+    for text in ("x b y", "x y z", "y a x", "z q z"):
+        outputs = n_best(mixed, [text])[0]
+        back = [reverse.align(text, output.text).log_prob for output in outputs]
+        assert all(np.isfinite(output.score) for output in outputs)
+        possible = [np.isfinite(log_prob) for log_prob in back]
+        assert possible == sorted(possible, reverse=True)
+        excluded += possible.count(False)
+    assert excluded  # otherwise, the test could not fail
+
+
+def test_a_search_can_be_ended_while_outputs_are_rescored(
+    forward: regard.Translator, reverse: regard.Translator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Ended(Exception):
+        pass
+
+    calls: list[bool] = []
+
+    def on_step() -> None:
+        calls.append(rescoring)
+        if rescoring:
+            raise Ended
+
+    rescoring, mixed = False, combine(forward, reverse)
+    search = translator_module.beam_search
+
+    def searching(*arguments: Any) -> Any:
+        nonlocal rescoring
+        found = search(*arguments)
+        rescoring = True
+        return found
+
+    monkeypatch.setattr(translator_module, "beam_search", searching)
+    with pytest.raises(Ended):
+        mixed.search(prepare(mixed.trained, ["a b"]), on_step=on_step)
+    assert calls[0] is False
+
+
+@pytest.mark.parametrize("limit", [1, 40, 10**9])
+def test_the_size_of_the_parts_does_not_matter(
+    forward: regard.Translator,
+    reverse: regard.Translator,
+    limit: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    texts = [text for text in TEXTS if text]
+    expected = n_best(combine(forward, reverse), texts)
+    monkeypatch.setattr("regard.reranking._MOST_LOG_PROBS", limit)
+    for outputs, others in zip(n_best(combine(forward, reverse), texts), expected, strict=True):
+        assert [each.text for each in outputs] == [each.text for each in others]
+        assert [*map(score, outputs)] == pytest.approx([*map(score, others)], abs=1e-5)
+
+
+def test_dropout_has_no_effect(make_translator: Make) -> None:
+    models = [make_translator(right_to_left=order, dropout=0.5) for order in (False, True)]
+    mixed = combine(*models)
+    expected = score(mixed.align("a b c", "c b"))
+    for each in models:
+        each.trained.model.train()
+    assert score(mixed.align("a b c", "c b")) == pytest.approx(expected, abs=1e-6)
+
+
+def test_another_right_to_left_member_is_another_teacher(
+    forward: regard.Translator, reverse: regard.Translator, make_translator: Make, tmp_path: Path
+) -> None:
+    sources = [("a b", None), ("c", None)]
+    teachers = [combine(forward, reverse), combine(forward, make_translator(right_to_left=True))]
+    write_outputs(teachers[0], sources, tmp_path / "outputs.tsv")
+    write_outputs(teachers[0], sources, tmp_path / "outputs.tsv")
+    for teacher in (teachers[1], forward):
+        with pytest.raises(FolderError, match="outputs of another model"):
+            write_outputs(teacher, sources, tmp_path / "outputs.tsv")
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_tables_are_read_in_both_orders(first: bool, tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    table = tmp_path / "pairs.csv"
+    table.write_text("source,target\n" + "".join(f"{a}b,{a}xyz\n" for a in "abcdefgh"))
+    for right_to_left in (first, not first):  # tokenised examples are cached
+        values = {
+            "model": {"right_to_left": right_to_left},
+            "data": {"train": str(table), "dev": str(table)},
+            "target": {"unit": "char"},
+        }
+        corpus = make_corpus(from_dict(values), None, None)
+        expected = [example.target for example in corpus.dev]
+        assert [corpus.train[index].target for index in range(len(corpus.train))] == expected
+        last = corpus.target.ids_to_tokens(expected[0])[-1]
+        assert (last == "z") is not right_to_left
 
 
 def test_order_conflicts_with_monotonic_attention() -> None:

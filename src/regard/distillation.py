@@ -90,7 +90,9 @@ def _require_same_search(
     path: Path, teacher: Translator, beam_size: int, sources: Sequence[SourceWithFeatures]
 ) -> None:
     """Describe the search beside a new file of outputs; for existing outputs, compare the description."""
-    search = {"teacher": checksum(unshared_tensors(teacher.trained.model)), "beam_size": beam_size}
+    parts = [part for part in (teacher.trained, teacher.trained.reranker) if part is not None]
+    checksums = [checksum(unshared_tensors(part.model)) for part in parts]
+    search = {"teacher": " ".join(checksums), "beam_size": beam_size}
     given = hashlib.sha256(repr(sources).encode("utf-8", "surrogatepass")).hexdigest()
     file = path.with_suffix(".json")
     if not path.exists() and not file.exists():

@@ -62,6 +62,7 @@ def combine(named: Sequence[tuple[str | Path, TrainedModel]]) -> TrainedModel:
     Raises:
         ConfigError: the tokenizers or the copy mechanisms differ.
     """
+    named = [(name, member) for name, each in named for member in each.members or (each,)]
     members = [member for _, member in named]
     first = members[0]
     for other in named[1:]:
@@ -71,7 +72,15 @@ def combine(named: Sequence[tuple[str | Path, TrainedModel]]) -> TrainedModel:
     rescoring = [each for each in named if each[1].config.model.right_to_left]
     if 0 < len(rescoring) < len(members):
         searching = combine([each for each in named if not each[1].config.model.right_to_left])
-        metadata = _metadata(members) | _checksums(searching)
+        of_attention = ("attention_layer", "several_links", "checksums")
+        metadata = {
+            **{
+                name: value
+                for name, value in _metadata(members).items()
+                if name not in of_attention
+            },
+            **{name: value for name, value in searching.metadata.items() if name in of_attention},
+        }
         return dataclasses.replace(
             searching, metadata=metadata, members=tuple(members), reranker=combine(rescoring)
         )
@@ -161,10 +170,12 @@ def complete(out: Path, count: int) -> TrainedModel:
     combined = combine([(path, model_folder.load(path)) for path in paths])
     members = "".join(f"- [members/{index}](members/{index}/README.md)\n" for index in range(count))
     name = Path(os.path.realpath(out)).name
+    rescored = ", the right-to-left ones for the outputs found by the others,"
+    rescored = "" if combined.reranker is None else rescored
     card = (
         f"# {name}\n\nAn ensemble, created with regard {__version__}. It averages the "
-        f"log-probabilities of its members and has {combined.metadata.get('parameters', 0):,} "
-        f"parameters.\n\n{members}\nUse it with\n\n    echo 'some text' | regard translate {shlex.quote(name)}\n"
+        f"log-probabilities of its members{rescored} and has "
+        f"{combined.metadata.get('parameters', 0):,} parameters.\n\n{members}\nUse it with\n\n    echo 'some text' | regard translate {shlex.quote(name)}\n"
     )
     write_text(out / "README.md", card)
     description = {"format": migrations.FORMAT, "regard": __version__, "members": count}

@@ -133,7 +133,9 @@ class MappedPairs:
 
     def encode(self, source: Tokenizer, target: Tokenizer, copy: bool) -> "MappedExamples":
         """Return the pairs as examples."""
-        fingerprint = _hash(self._fingerprint, source.to_json(), target.to_json(), copy)
+        order = ["right to left"] if target.right_to_left else []
+        tokenizers = source.to_json(), target.to_json()
+        fingerprint = _hash(self._fingerprint, *tokenizers, copy, *order)
 
         def encode(batch: ArrowTable) -> ArrowTable:
             return _encoded(batch, source, target, copy)

@@ -83,9 +83,12 @@ def write(
 
 def _architecture(model: ModelConfig) -> str:
     """Return the settings that apply to this kind of model."""
+    order = ", right to left" if model.right_to_left else ""
     if model.kind == "transformer":
-        return f"transformer, {quantity(model.heads, 'head')}, attention {model.attention}"
+        heads = quantity(model.heads, "head")
+        return f"transformer, {heads}, attention {model.attention}{order}"
     decoder = "" if model.attention == "none" else f", decoder {model.decoder}"
     return (
-        f"{model.kind}, encoder {model.encoder}, {model.cell}{decoder}, attention {model.attention}"
+        f"{model.kind}, encoder {model.encoder}, {model.cell}{decoder}, attention "
+        f"{model.attention}{order}"
     )

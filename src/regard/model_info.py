@@ -18,6 +18,7 @@ def describe_model(name: str, translator: Translator) -> dict[str, Any]:
         "decoder": None if trained.members or model.kind == "transformer" else model.decoder,
         "attention": model.attention,
         "normalizer": model.normalizer,
+        "right_to_left": model.right_to_left,
         "layers": decoder.attention_layers,
         "heads": decoder.attention_heads,
         "attention_layer": translator.attention_layer,

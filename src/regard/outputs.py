@@ -90,6 +90,7 @@ def _translation(
         attention_heads=heads,
         attention_layer=layer,
         several_links=trained.metadata.get("several_links", False),
+        right_to_left=target.right_to_left,
         complete=hypothesis.complete,
         log_prob=hypothesis.log_prob,
         unknown=encoding.unknown,

@@ -257,9 +257,13 @@ def _check_options(
 
 @torch.inference_mode()
 def forced_decode(
-    decoder: Decoder, memory: Memory, targets: list[list[int]], length_penalty: float = 1.0
+    decoder: Decoder,
+    memory: Memory,
+    targets: list[list[int]],
+    length_penalty: float = 1.0,
+    need_weights: bool = True,
 ) -> list[Hypothesis]:
-    """Return the score and the attention weights of given targets (ids without EOS).
+    """Return the score and, if needed, the attention weights of given targets (ids without EOS).
 
     Raises:
         ConfigError: the log-probability of a target is NaN, or `length_penalty` is not in [0, 10].
@@ -277,13 +281,13 @@ def forced_decode(
     lengths = [len(target) + 1 for target in targets]
     outputs = pad([[*target, EOS] for target in targets]).to(device)
     inputs = pad([[BOS, *target] for target in targets]).to(device)
-    unrolled = decoder.unroll(memory, inputs, need_weights=True)
+    unrolled = decoder.unroll(memory, inputs, need_weights or memory.copies is not None)
     logits = decoder.predict(unrolled.states, unrolled.weights, memory.copies)
     log_probs = to_compute_dtype(logits).log_softmax(-1).gather(2, outputs[..., None])[..., 0]
     log_probs = log_probs.masked_fill(outputs == PAD, 0).sum(1).cpu()
     scores = log_probs.numpy() / length_normalization(np.array(lengths), length_penalty)
     weights = None
-    if unrolled.weights is not None:
+    if need_weights and unrolled.weights is not None:
         weights = unrolled.weights[:, decoder.attention_delay :].float().cpu().numpy()
     _check_finite(not np.isnan(scores).any())
     return [

@@ -63,6 +63,9 @@ class Translation:
     several_links: bool = False
     """Whether `alignment` may link a target word to several source words: the attention was guided by
     such links."""
+    right_to_left: bool = False
+    """Whether the model predicts the last token first (`model.right_to_left`); `tokens`, and whatever has an
+    entry or a row for each of them, are in the order of prediction."""
     complete: bool = True
     """False if the output was truncated at its length limit."""
     log_prob: float = 0.0
@@ -291,6 +294,7 @@ class Translation:
         )
         heads = self.attention_heads
         merged, unknown = _merge_tokens(self.source_tokens, source), set(self.unknown)
+        order = -1 if self.right_to_left else 1
         return dataclasses.replace(
             self,
             source_tokens=merged,
@@ -299,7 +303,7 @@ class Translation:
                 for token, group in zip(merged[:-1], source, strict=False)
                 if any(self.source_tokens[position] in unknown for position in group)
             ],
-            tokens=_merge_tokens(self.tokens, target),
+            tokens=_merge_tokens(self.tokens, [group[::order] for group in target]),
             attention=attention,
             attributions=signed,
             attention_heads=None if heads is None else _merge_weights(heads, source, target),

@@ -19,7 +19,7 @@ from regard.kernels.weighted_sum import without_autocast
 from regard.model_folder import TrainedModel
 from regard.outputs import to_translations
 from regard.request import Pins, PreparedRequest, TextOrTokens, prepare, to_list
-from regard.reranking import rerank
+from regard.reranking import Reranker
 from regard.search import beam_search, forced_decode
 from regard.setting_checks import check_beam_size, check_length_penalty
 from regard.text import SourceLike, Tokenizer
@@ -105,6 +105,10 @@ class Translator:
     def _inference(self) -> InferenceModel:
         return InferenceModel(self.trained.model)
 
+    @functools.cached_property
+    def _reranker(self) -> Reranker | None:
+        return None if self.trained.reranker is None else Reranker(self.trained, self.device)
+
     @property
     def attention_layer(self) -> int:
         """The layer whose heads `Translation.attention` averages."""
@@ -163,7 +167,9 @@ class Translator:
                 20 beams.
             on_progress: called after each batch with the number of texts translated in it.
             prefix: the beginning of the output: one string for all sources, or a list with one
-                prefix per source, each of which is a string or a list of tokens.
+                prefix per source, each of which is a string or a list of tokens. A right-to-left
+                model predicts the end of the text first, which then is its prefix; its lists of tokens
+                are in the order of prediction.
             pin: attention weights to impose, as `{step: {source token: weight}}` with steps and
                 source tokens counted from 0, as in `attention`: one dict for all texts, or a list
                 with one dict per text. The other source tokens share the remaining weight in
@@ -212,7 +218,7 @@ class Translator:
         check_length_penalty(length_penalty)
         if (beams := max(beam_size, n_best)) > _FULL_BATCH_BEAMS:  # bounds the memory of a batch
             batch_tokens = batch_tokens * _FULL_BATCH_BEAMS // beams
-        candidates = n_best if self.trained.reranker is None else beams
+        candidates = n_best if self._reranker is None else beams
 
         def decode(
             batch: PreparedRequest, memory: Memory, decoder: Decoder, steps: StepDecoder
@@ -223,7 +229,9 @@ class Translator:
                 steps, memory, limits, beam_size, candidates, length_penalty, constraints,
                 return_tree, top_logprobs, on_step,
             )  # fmt: skip
-            ranked = rerank(self.trained, batch, found, length_penalty, self.device)
+            if self._reranker is None:
+                return found
+            ranked = self._reranker.rerank(batch, found, length_penalty, on_step)
             return [outputs[:n_best] for outputs in ranked]
 
         return self._decode(
@@ -274,7 +282,9 @@ class Translator:
             ids = [row.prefix.ids for row in batch.sources]
             found = forced_decode(decoder, memory, ids, length_penalty)
             outputs = [[output] for output in found]
-            return rerank(self.trained, batch, outputs, length_penalty, self.device)
+            if self._reranker is None:
+                return outputs
+            return self._reranker.rerank(batch, outputs, length_penalty)
 
         outputs = self._decode(request, batch_tokens, decode, on_progress, forced=True)
         translations = [best[0] for best in outputs]

@@ -1,6 +1,7 @@
 """Combine several models into one that averages their log-probabilities.
 
-The models must have the same tokenizers; their architectures may differ. The output folder contains
+The models must have the same tokenizers; their architectures may differ. Right-to-left models
+rescore the outputs that the other models find. The output folder contains
 copies of the models. Commands that translate, evaluate, align, plot or serve accept it like a model folder;
 it has no training curve of its own, and it can be neither exported nor trained further.
 """

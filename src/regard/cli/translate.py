@@ -150,7 +150,11 @@ def make_parser() -> Parser:
         help="append TAB probability TAB margin: the probability of the whole output, and its distance "
         "to that of the second-best distinct output (which counts as 0 if the search finds only one, as greedy search does)",
     )
-    parser.add_argument("--prefix", metavar="TEXT", help="text that every output begins with")
+    parser.add_argument(
+        "--prefix",
+        metavar="TEXT",
+        help="text that every output begins with (or ends with, for a right-to-left model)",
+    )
     parser.add_argument(
         "--pin",
         action="append",

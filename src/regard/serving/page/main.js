@@ -29,8 +29,9 @@ function setOptions(beamSize, nBest) {
 for (const id of ["beam-size", "n-best"]) byId(id).max = maxBeamSize;
 setOptions();
 
-const describe = ({ name, kind, decoder, attention, parameters }) => [
+const describe = ({ name, kind, decoder, attention, right_to_left, parameters }) => [
   `${name}: ${[kind, decoder, attention === "none" ? "no attention" : attention && `attention: ${attention}`].filter(Boolean).join(", ")}`,
+  ...(right_to_left ? ["tokens in reverse order"] : []),
   ...(parameters ? [`${parameters.toLocaleString("en")} parameters`] : []),
 ].join(", ");
 byId("summary").textContent = models.length > 1 ? "Two models side by side" : describe(models[0]);
