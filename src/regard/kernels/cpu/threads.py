@@ -220,12 +220,13 @@ def _executor(size: int) -> ThreadPoolExecutor:
 @contextlib.contextmanager
 def _only_here(kernel: Callable[[Any], None]) -> Generator[None]:
     """Wait until no other process compiles the kernel, which is then in numba's cache."""
-    folder = Path(inspect.getfile(kernel)).parent / "__pycache__"
+    beside_module = Path(inspect.getfile(kernel)).parent / "__pycache__"
+    folder = Path(cast("str", numba.config.CACHE_DIR) or beside_module)  # pyright: ignore
     lock = filelock.FileLock(folder / f"{kernel.__module__}.lock")
     with contextlib.ExitStack() as stack:
         # without a lock, several processes compile it
         with contextlib.suppress(OSError, NotImplementedError):
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock.acquire(timeout=COMPILATION_TIMEOUT, poll_interval=0.01))
         yield
 
