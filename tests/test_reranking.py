@@ -82,6 +82,8 @@ def test_the_tokenizer_reverses_tokens_and_not_their_text(unit: Any, text: str) 
     assert tokenizer == plain
     assert tokenizer.to_json() == plain.to_json()
     assert tokenizer.in_order(right_to_left=True) is tokenizer
+    with pytest.raises(FolderError, match="fields are inconsistent"):
+        Tokenizer.from_json(plain.to_json()[:-1] + ', "right_to_left": true}')
 
 
 @pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)

@@ -21,8 +21,8 @@ _COEFFICIENTS = (
     (3.9152, -2.9211, 0.5592),
     (3.1746, -2.3804, 0.4978),
 )
-"""Coefficients of the iterations; each polynomial has the smallest largest distance to 1 on the range of singular
-values before it, which is [0.005, 1] before the first (Amsel et al. 2025, arXiv:2505.16932)."""
+"""Coefficients of the iterations; each polynomial minimises the largest distance to 1 over the range of singular values
+that it meets, which is [0.005, 1] for the first (Amsel et al. 2025, arXiv:2505.16932)."""
 
 _OTHERS = {"embedding", "output", "vector"}
 """Parts of the names of embeddings, output layers and score vectors, which are matrices for Adam."""

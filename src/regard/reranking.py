@@ -71,7 +71,7 @@ class Reranker:
 
 
 def _chunks(outputs: Sequence[Sequence[Hypothesis]], vocabulary: int) -> Iterator[list[_Row]]:
-    """Yield the outputs in parts of bounded size, at most one output per source in the mean, by length."""
+    """Yield the outputs by length, in parts of bounded size with at most as many outputs as sources."""
     rows = [_Row(source, output) for source, found in enumerate(outputs) for output in found]
     rows.sort(key=lambda row: len(row.output.ids))
     while rows:

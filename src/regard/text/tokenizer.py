@@ -329,6 +329,7 @@ class Tokenizer:
             self.normal_form in get_args(NormalForm)
             and self.lowercase in (True, False)
             and self.match_vocabulary in (True, False)
+            and not self.right_to_left
             and all(type(token) is str and token for token in self.vocabulary)
             and len(entries) == len(special) + len(self.vocabulary)
             and all(entries.issuperset((left, right, left + right)) for left, right in self.merges)
