@@ -43,7 +43,7 @@ def test_the_iteration_in_float64_is_the_reference(
     expected = _iterated(matrix if rows <= columns else matrix.T)
     expected = expected if rows <= columns else expected.T
     torch.testing.assert_close(orthogonalized(matrix), expected, atol=1e-9, rtol=0)
-    # singular values near 0 grow 103 times, and so do the errors of their vectors
+    # singular values near 0 grow 296 times, and so do the errors of their vectors
     actual = orthogonalized(matrix.float()).double()
     torch.testing.assert_close(actual, expected, atol=2e-3, rtol=0)
 
@@ -53,18 +53,18 @@ def test_singular_values_become_nearly_equal(shape: tuple[int, int]) -> None:
     matrix = torch.randn(shape, dtype=torch.float64)
     result = orthogonalized(matrix)
     values = torch.linalg.svdvals(result)
-    assert 0.5 < values.min() < values.max() < 1.5
+    assert 0.79 < values.min() < values.max() < 1.21
     u, _, v = torch.linalg.svd(matrix, full_matrices=False)
     strengths = (u.T @ result @ v.T).diagonal()  # the vectors are those of the matrix
     torch.testing.assert_close(strengths.sort().values, values.sort().values)
 
 
-@pytest.mark.parametrize("start", [0.005, 0.05])
-def test_small_singular_values_grow_to_half(start: float) -> None:
+@pytest.mark.parametrize("start", [0.003, 0.05])
+def test_small_singular_values_grow_to_almost_one(start: float) -> None:
     values = torch.linspace(start, 1, 200, dtype=torch.float64)
     for a, b, c in _COEFFICIENTS:
         values = a * values + b * values**3 + c * values**5
-    assert 0.49 < values.min() < values.max() < 1.51
+    assert 0.79 < values.min() < values.max() < 1.21
 
 
 @pytest.mark.parametrize("exponent", [-14, -24, -36, -44])

@@ -17,12 +17,13 @@ RMS = 0.2
 _SMALLEST_NORM = 1e-7
 """Frobenius norm of a momentum below which the update shrinks with it, as in PyTorch's Muon."""
 _COEFFICIENTS = (
-    (8.2987, -24.4307, 18.0905),
-    (3.9152, -2.9211, 0.5592),
-    (3.1746, -2.3804, 0.4978),
+    (8.3837, -24.7659, 18.3571),
+    (4.0434, -3.0114, 0.5695),
+    (3.5056, -2.6267, 0.5257),
+    (2.4901, -1.8343, 0.4368),
 )
 """Coefficients of the iterations; each polynomial minimises the largest distance to 1 over the range of singular values
-that it meets, which is [0.005, 1] for the first (Amsel et al. 2025, arXiv:2505.16932)."""
+that it meets, which is [0.003, 1] for the first (Amsel et al. 2025, arXiv:2505.16932)."""
 
 _OTHERS = {"embedding", "output", "vector"}
 """Parts of the names of embeddings, output layers and score vectors, which are matrices for Adam."""
@@ -94,7 +95,7 @@ class Muon(torch.optim.AdamW):
 
 
 def orthogonalized(matrix: Float[Tensor, "A B"]) -> Float[Tensor, "A B"]:
-    """Return the matrix with singular values from about 0.5 to 1.5, unless they are almost 0.
+    """Return the matrix with singular values from about 0.8 to 1.2, unless they are almost 0.
 
     Quintic Newton-Schulz iterations X <- a X + b (X X^T) X + c (X X^T)^2 X, from a matrix whose singular values
     have a 4-norm of 1. Only the smaller Gram matrix X X^T is iterated; the product of the polynomials is applied to X
