@@ -9,7 +9,7 @@ import regard
 
 
 def main() -> None:
-    """Look from two queries at three keys, first with dot scores, then with additive ones."""
+    """Attend from two queries to three keys, first with dot scores, then with additive ones."""
     keys = torch.tensor([[[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]])
     query = torch.tensor([[[1.0, 2.0]]])
 

@@ -30,7 +30,7 @@ def _demo(folder: Path, monkeypatch: pytest.MonkeyPatch, **training: object) -> 
     result = demos.demo(folder, device="cpu", log=messages.append)
     assert torch.get_num_threads() == threads
     assert [*result.outputs] == ["我 爱 机器 学习", "te quiero"]
-    assert messages[0].startswith(f"ready model {pretrained_models()[0]}: ")
+    assert messages[0].startswith(f"pretrained model {pretrained_models()[0]}: ")
     assert messages[1:3] == [f"{source} -> {text}" for source, text in result.outputs.items()]
     assert (result.folder / "map.html").stat().st_size > 100_000
     assert (result.folder / "map.png").read_bytes().startswith(b"\x89PNG")
@@ -66,7 +66,7 @@ def test_the_demo_gives_the_results_of_the_readme(
     assert result.aer <= 0.135
 
 
-def test_the_demo_begins_with_a_ready_model(
+def test_the_demo_begins_with_a_pretrained_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -74,11 +74,11 @@ def test_the_demo_begins_with_a_ready_model(
         (tmp_path / name).mkdir()  # no model: it must not hide the ready one
     model = Translator.load(folder_of(pretrained_models()[0]), "cpu")
     output = model.translate(model.trained.metadata["examples"][0])
-    demos.show_ready_model("cpu")
+    demos.show_pretrained_model("cpu")
     shown = capsys.readouterr().out
-    assert shown == f"ready model {pretrained_models()[0]}: {output.source} -> {output.text}\n"
+    assert shown == f"pretrained model {pretrained_models()[0]}: {output.source} -> {output.text}\n"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    demos.show_ready_model("cpu")
+    demos.show_pretrained_model("cpu")
     drawn = capsys.readouterr().out.removeprefix(shown)
     for token in (*output.source_labels[:2], *output.target_labels[:2], "weight"):
         assert token in drawn

@@ -1,12 +1,16 @@
-"""Ready models: loading by name, commands, cards, and the script that makes them."""
+"""Pretrained models: loading by name, commands, cards, and the script that makes them."""
 
 import dataclasses
 import gzip
+import json
 import os
+import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import make_models
 import regard
@@ -34,7 +38,7 @@ def test_the_phrasebook_is_ready_and_the_first_model_is_the_default() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_ready_model_is_small_and_states_its_data(name: str) -> None:
+def test_every_pretrained_model_is_small_and_states_its_data(name: str) -> None:
     folder = pretrained.find(name)
     assert sum(path.stat().st_size for path in folder.iterdir()) < 8_000_000
     trained = model_folder.load(name)
@@ -54,6 +58,31 @@ def test_every_ready_model_is_small_and_states_its_data(name: str) -> None:
     assert read_history(name)[-1]["update"] > 0
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_the_command_of_the_card_has_the_settings_of_the_model(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, *command = [*make_models.train_command(name, []), "--out", name]
+    folder = pretrained.folder_of(name)
+    assert f"regard {shlex.join(command)}\n" in (folder / "README.md").read_text("utf-8")
+    assert main([*command, "--print-config"]) == 0
+    given = _fields(yaml.safe_load(capsys.readouterr().out))
+    stored = _fields(json.loads((folder / "config.json").read_text("utf-8")))
+    assert given["training.max_updates"] == stored["training.max_updates"]
+    # fields that are null follow from others; those that are not stored are newer than the model
+    common = {name for name in given.keys() & stored.keys() if given[name] is not None}
+    assert {name: given[name] for name in common} == {name: stored[name] for name in common}
+
+
+def _fields(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return settings with dotted names."""
+    fields: dict[str, Any] = {}
+    for name, value in settings.items():
+        nested = isinstance(value, dict)
+        fields |= _fields(value, f"{prefix}{name}.") if nested else {f"{prefix}{name}": value}
+    return fields
+
+
 def test_the_phrasebook_translates_unseen_sentences() -> None:
     outputs = regard.Translator.load("phrasebook").translate(["我 爱 机器 学习", "te quiero"])
     assert [output.text for output in outputs] == ["i love machine learning", "i love you"]
@@ -71,7 +100,7 @@ def test_the_training_files_of_the_phrasebook_are_recognised(
     assert trained.training_file("dev") == "phrasebook/dev.tsv"
 
 
-def test_a_folder_takes_precedence_over_a_ready_model(
+def test_a_folder_takes_precedence_over_a_pretrained_model(
     folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -82,18 +111,18 @@ def test_a_folder_takes_precedence_over_a_ready_model(
     with pytest.raises(
         FolderError,
         match=r"^phrasebook is not a model folder: it has no config\.json; give the output folder of "
-        r"a training run, or rename phrasebook to use the ready model of that name$",
+        r"a training run, or rename phrasebook to use the pretrained model of that name$",
     ):
         regard.Translator.load("phrasebook")
 
 
-def test_an_unknown_name_is_reported_with_the_ready_models() -> None:
+def test_an_unknown_name_is_reported_with_the_pretrained_models() -> None:
     listed = ", ".join(MODELS)
     with pytest.raises(FolderError) as caught:
         regard.Translator.load("phrasbook")
     assert str(caught.value) == (
         "phrasbook is not a model folder: it has no config.json; give the output folder of a "
-        f"training run or a ready model ({listed}); did you mean phrasebook?"
+        f"training run or a pretrained model ({listed}); did you mean phrasebook?"
     )
 
 
@@ -109,7 +138,7 @@ def test_an_unknown_name_is_reported_with_the_ready_models() -> None:
         "curves phrasebook -o {out}.html",
     ],
 )
-def test_commands_take_the_name_of_a_ready_model(
+def test_commands_take_the_name_of_a_pretrained_model(
     arguments: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = {name: tmp_path / name for name in ("lines", "pairs", "out")}
@@ -118,7 +147,7 @@ def test_commands_take_the_name_of_a_ready_model(
     assert main(arguments.format(**files).split()) == 0, capsys.readouterr().err
 
 
-def test_training_starts_from_a_ready_model(
+def test_training_starts_from_a_pretrained_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs = tmp_path / "pairs"
@@ -138,7 +167,7 @@ def test_the_page_states_the_origin_of_the_data() -> None:
 
 
 @pytest.mark.parametrize("command", ["translate", "serve"])
-def test_help_and_completion_name_the_ready_models(
+def test_help_and_completion_name_the_pretrained_models(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([command, "--help"]) == 0

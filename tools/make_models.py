@@ -1,4 +1,4 @@
-"""Make the ready models: train them, round their weights to int8, and write their folders.
+"""Make the pretrained models: train them, round their weights to int8, and write their folders.
 
     python tools/make_models.py --data DATA
 
@@ -32,7 +32,7 @@ NOTICES = Path(__file__).parent / "notices"
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a ready model is trained and described."""
+    """How a pretrained model is trained and described."""
 
     description: str
     attribution: str
@@ -107,12 +107,12 @@ def train(name: str, data: Path, work: Path, options: Sequence[str]) -> Path:
     regard = [sys.executable, "-m", "regard"]
     folder = work.resolve() / name
     resume = ["--resume"] if folder.exists() else []
-    arguments = [*_command(name, options), "--out", str(folder), *resume]
+    arguments = [*train_command(name, options), "--out", str(folder), *resume]
     subprocess.run([*regard, *arguments[1:]], check=True, cwd=data)
     return folder
 
 
-def _command(name: str, options: Sequence[str]) -> list[str]:
+def train_command(name: str, options: Sequence[str]) -> list[str]:
     """Return the command that trains a model in the folder DATA, without its output folder."""
     recipe = RECIPES[name]
     pairs = [
@@ -122,7 +122,7 @@ def _command(name: str, options: Sequence[str]) -> list[str]:
 
 
 def write(name: str, trained_folder: Path, data: Path, out: Path, options: Sequence[str]) -> None:
-    """Write the folder of a ready model: weights in int8, card, notice and metadata."""
+    """Write the folder of a pretrained model: weights in int8, card, notice and metadata."""
     recipe = RECIPES[name]
     trained = model_folder.load(trained_folder)
     config = dataclasses.replace(trained.config, out=name, device="auto")
@@ -142,7 +142,7 @@ def write(name: str, trained_folder: Path, data: Path, out: Path, options: Seque
         shutil.copy(NOTICES / recipe.notice, folder / "NOTICE")
     history = read_history(folder)
     metric = next(name for name in (*METRICS, "loss") if name in history[-1])
-    command = shlex.join([*_command(name, options), "--out", name])
+    command = shlex.join([*train_command(name, options), "--out", name])
     model_card.write(folder, trained, history, metric, command, [_dev_figures(name, folder, data)])
 
 
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], allow_abbrev=False)
     parser.add_argument("--data", required=True, type=Path, help="folder of the pairs")
     parser.add_argument("--work", default="models", type=Path, help="folder for training")
-    parser.add_argument("--out", default=OUT, type=Path, help="folder for the ready models")
+    parser.add_argument("--out", default=OUT, type=Path, help="folder for the pretrained models")
     parser.add_argument(
         "--only", action="append", choices=RECIPES, help="model to make; repeatable"
     )

@@ -11,7 +11,7 @@ from sphinx.util.docutils import SphinxDirective
 
 from regard.cli.main import COMMANDS, main
 
-_LONG = (("train",), ("compare",), ("distill",))
+_LONG = (("train",), ("compare",), ("distill",), ("align",))
 """Commands whose `--help` lists the common options only."""
 
 

@@ -1,4 +1,4 @@
-"""The demo: use a ready model, train on a small built-in dataset in about a minute, draw the attention."""
+"""The demo: use a pretrained model, train on a small built-in dataset in about a minute, draw the attention."""
 
 import contextlib
 import os
@@ -48,7 +48,7 @@ class DemoResult:
 
 
 def demo(out: str | Path, device: str = "auto", log: Callable[[str], None] = print) -> DemoResult:
-    """Use a ready model, train on `phrasebook`, translate two unseen sentences, evaluate, and draw two heatmaps.
+    """Use a pretrained model, train on `phrasebook`, translate two unseen sentences, evaluate, and draw two heatmaps.
 
     Args:
         out: output folder; what an earlier demo has written there is replaced, and nothing else.
@@ -59,7 +59,7 @@ def demo(out: str | Path, device: str = "auto", log: Callable[[str], None] = pri
         ConfigError: the folder has contents that the demo did not create, or a demo is running in it.
     """
     folder = new_folder(Path(out))
-    show_ready_model(device, log)
+    show_pretrained_model(device, log)
     splits = datasets.make("phrasebook")
     datasets.write(splits, folder / "data")
     with _one_thread():
@@ -97,12 +97,12 @@ def _one_thread() -> Generator[None]:
         torch.set_num_threads(threads)
 
 
-def show_ready_model(device: str = "auto", log: Callable[[str], None] = print) -> None:
-    """Print the output of the first ready model for its first example, and its attention on a terminal."""
+def show_pretrained_model(device: str = "auto", log: Callable[[str], None] = print) -> None:
+    """Print the output of the first pretrained model for its first example, and its attention on a terminal."""
     name = pretrained_models()[0]
     translator = Translator.load(folder_of(name), device)
     output = translator.translate(translator.trained.metadata["examples"][:1])[0]
-    log(f"ready model {name}: {output.source} -> {output.text}")
+    log(f"pretrained model {name}: {output.source} -> {output.text}")
     _draw_on_terminal(output)
 
 

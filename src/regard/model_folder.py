@@ -193,7 +193,7 @@ def describe(folder: str | Path) -> TrainedModel:
 
 
 def load(folder: str | Path) -> TrainedModel:
-    """Read a model folder or a ready model, weights included; nothing in it is executed.
+    """Read a model folder or a pretrained model, weights included; nothing in it is executed.
 
     Raises:
         FolderError: a file is missing, damaged or in a newer format.

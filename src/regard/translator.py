@@ -70,7 +70,7 @@ class Translator:
 
     @classmethod
     def load(cls, folder: str | Path, device: str = "auto") -> "Translator":
-        """Load a model folder, an ensemble or a ready model.
+        """Load a model folder, an ensemble or a pretrained model.
 
         Args:
             folder: the folder that `regard train --out` or `regard ensemble --out` wrote or, if there

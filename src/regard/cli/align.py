@@ -69,7 +69,9 @@ def make_parser() -> Parser:
     )
     add_settings(parser)
     option = parser.add_argument
-    option("folder", nargs="?", metavar="DIR", help="model folder, or the name of a ready model")
+    option(
+        "folder", nargs="?", metavar="DIR", help="model folder, or the name of a pretrained model"
+    )
     option(
         "pairs", nargs="?", metavar="PAIRS", help="TSV file, or two parallel files as F.src,F.tgt"
     )

@@ -99,7 +99,8 @@ def make_parser() -> Parser:
         metavar="MODELS",
         default="none,additive,luong:dot,transformer",
         help="comma-separated list of models: none, transformer, SCORE, luong:SCORE, bahdanau:SCORE, "
-        "posterior:SCORE or transformer:SCORE, where SCORE is the name of a score function",
+        "posterior:SCORE or transformer:SCORE, where SCORE is the name of a score function; without a prefix, "
+        "the decoder is model.decoder",
     )
     add_output_folder(parser)
     parser.add_argument(

@@ -60,7 +60,7 @@ def _copy_arguments(parser: Parser, target: argparse.ArgumentParser) -> None:
 
 
 def _model_completion() -> dict[str, Any]:
-    """Return what completes folders and the names of the ready models, for shtab."""
+    """Return what completes folders and the names of the pretrained models, for shtab."""
     names = " ".join(pretrained_models())
     function = "_regard_models"
     return {

@@ -19,7 +19,9 @@ def run(arguments: list[str]) -> None:
 def make_parser() -> Parser:
     """Return the parser of this command."""
     parser = Parser(prog="regard curves", description=__doc__)
-    parser.add_argument("folders", nargs="+", metavar="RUN", help="model folders or ready models")
+    parser.add_argument(
+        "folders", nargs="+", metavar="RUN", help="model folders or pretrained models"
+    )
     add_chart_file(parser)
     parser.add_argument(
         "--metric",

@@ -1,4 +1,4 @@
-"""regard demo: use a ready model, then train on a small built-in dataset in about a minute and plot the attention weights.
+"""regard demo: use a pretrained model, then train on a small built-in dataset in about a minute and plot the attention weights.
 
 What an earlier demo has written to the output folder is replaced.
 """
@@ -13,7 +13,7 @@ from regard.cli.parser import Parser
 
 
 def run(arguments: list[str]) -> None:
-    """Use a ready model, train, translate two sentences, evaluate and draw a heatmap."""
+    """Use a pretrained model, train, translate two sentences, evaluate and draw a heatmap."""
     args = make_parser().parse_args(arguments)
     with loading("PyTorch"):
         from regard.demo import MAP_SENTENCE, demo

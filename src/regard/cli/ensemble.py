@@ -41,7 +41,7 @@ def make_parser() -> Parser:
         epilog=_EXAMPLES,
     )
     parser.add_argument(
-        "folders", nargs="+", metavar="DIR", help="model folder, ensemble or ready model"
+        "folders", nargs="+", metavar="DIR", help="model folder, ensemble or pretrained model"
     )
     add_output_folder(parser)
     return parser

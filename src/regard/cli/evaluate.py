@@ -195,7 +195,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--compare",
         metavar="OTHER",
-        help="another model folder or ready model, or a file with the output of another system for each pair, one per "
+        help="another model folder or pretrained model, or a file with the output of another system for each pair, one per "
         "line: test the differences of all metrics with the paired bootstrap",
     )
     parser.add_argument(

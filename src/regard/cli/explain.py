@@ -86,7 +86,7 @@ def make_parser() -> Parser:
         metavar="FILE",
         help=".json or .npz file with the parameters of the score function, named W, U, v, …",
     )
-    parser.add_argument("--model", metavar="DIR", help="model folder or ready model")
+    parser.add_argument("--model", metavar="DIR", help="model folder or pretrained model")
     parser.add_argument(
         "--step", type=int, default=0, help="output token to explain, counted from 0"
     )

@@ -36,7 +36,7 @@ COMMANDS: dict[str, str] = {
     "distill": "train one model on the outputs of another, such as an ensemble",
     "translate": "translate lines, optionally with attention and alignments",
     "evaluate": "evaluate a model on sentence pairs",
-    "align": "align sentence pairs using the model's attention",
+    "align": "align sentence pairs with the attention of a model or hidden Markov models",
     "compare": "train several models on the same pairs and compare them",
     "explain": "show every number in one attention step",
     "curves": "plot training curves",

@@ -33,15 +33,15 @@ _PARTS = ("*", "checkpoints/*", "members/*/*")
 
 
 def add_model(parser: Parser, default: str | None = None) -> None:
-    """Add the model folder, which is required unless a ready model is the default, and the device."""
+    """Add the model folder, which is required unless a pretrained model is the default, and the device."""
     add_model_folder(parser, default)
     add_device(parser)
 
 
 def add_model_folder(parser: Parser, default: str | None = None) -> None:
-    """Add the model folder, which is required unless a ready model is the default."""
+    """Add the model folder, which is required unless a pretrained model is the default."""
     models = ", ".join(pretrained_models())
-    help_text = f"model folder, or the name of a ready model ({models})"
+    help_text = f"model folder, or the name of a pretrained model ({models})"
     if default is None:
         parser.add_argument("folder", metavar="DIR", help=help_text)
     else:

@@ -81,7 +81,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--compare-with",
         metavar="DIR",
-        help="second model folder or ready model; the page shows both models side by side",
+        help="second model folder or pretrained model; the page shows both models side by side",
     )
     parser.add_argument(
         "--example", metavar="TEXT", help="text that is already translated when the page opens"

@@ -150,7 +150,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--init-from",
         metavar="DIR",
-        help="model folder or ready model to load the initial weights from",
+        help="model folder or pretrained model to load the initial weights from",
     )
     parser.add_argument(
         "--tokenizers-from",

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, WrapValidator, model_validato
 
 from regard.explanation.self_attention import LayerWeights
 from regard.request import TextOrTokens, to_list
+from regard.serving.limits import Limits
 from regard.text import SourceLike
 from regard.translation import Translation, rounded
 
@@ -67,7 +68,10 @@ class TranslateRequest(_Request):
 
     text: str | None = Field(None, description="text to translate")
     texts: list[str] | None = Field(
-        None, min_length=1, max_length=MAX_ITEMS, description="several texts, instead of `text`"
+        None,
+        min_length=1,
+        max_length=MAX_ITEMS,
+        description=f"several texts, instead of `text`; at most {Limits.texts}",
     )
     features: str | Annotated[list[str | None], Field(max_length=MAX_ITEMS)] | None = Field(
         None, description="features of the source: one string for all texts, or one per text"

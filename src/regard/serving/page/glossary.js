@@ -12,7 +12,7 @@ export const GLOSSARY = {
   "next-token": "The probability distribution over the vocabulary at this step, given the source and the output so far. If there are interventions, the probabilities before and after them are shown.",
   heads: "Every layer of a Transformer has several heads, each with its own attention weights. Ablating a head replaces its output with zeros.",
   score: "The log-probability divided by the length penalty (5 + length) / 6. Outputs are ranked by this score.",
-  probability: "The probability of the complete output: the product of the probabilities of its tokens, including </s>.",
+  probability: "The probability of the complete output: the product of the probabilities of its tokens, including </s>. If the right-to-left members of an ensemble rescore outputs, it is the geometric mean of this product and of theirs, weighted by the number of members.",
   tree: "The hypotheses of beam search. The percentage is the probability of a token given the tokens before it.",
   unknown: "This token is not in the model's vocabulary, so the model replaces it with the unknown token.",
 };
