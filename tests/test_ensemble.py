@@ -599,14 +599,16 @@ def test_tokenizers_of_another_model_are_used(folders: list[Path], tmp_path: Pat
         regard.train(unit, pairs, tokenizers_from=folders[0])
 
 
-def test_names_that_look_like_numbers_reach_the_members(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["1e3", "p\x85q", "p\x7fq", "p\uffffq", 'a"\\b\u2028🙂'])
+def test_names_that_yaml_may_read_otherwise_reach_the_members(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("1e3").write_text("a b\tb a\nb c\tc b\n")
-    arguments = ["--data.train=1e3", "--data.dev=1e3", "--out=all", "--members=1", "--device=cpu"]
+    Path(name).write_text("a b\tb a\nb c\tc b\n")
+    pairs = [f"--data.train={name}", f"--data.dev={name}"]
+    arguments = [*pairs, "--out=all", "--members=1", "--device=cpu"]
     monkeypatch.setattr("regard.cli.members._run", lambda *_: None)
     parser = train_command.make_parser()
     train_members(parser, arguments, parser.parse_args(arguments))
     member = parser.parse_args(["--config=all/members/0.yaml", "--out=x"])
-    assert member.data.train == member.data.dev == "1e3"
+    assert member.data.train == member.data.dev == name

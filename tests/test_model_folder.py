@@ -172,6 +172,32 @@ def test_missing_and_damaged_tokenizers_are_reported(folder: Path, name: str) ->
         model_folder.load(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "key"), [("source.json", "vocabulary"), ("config.json", "metadata")]
+)
+def test_lone_surrogates_are_reported_as_damage(folder: Path, name: str, key: str) -> None:
+    values = json.loads((folder / name).read_text("utf-8"))
+    if key == "vocabulary":
+        values[key][0] = "\ud800"
+    else:
+        values[key]["attribution"] = "x\ud800"
+    (folder / name).write_text(json.dumps(values))
+    with pytest.raises(FolderError, match=rf"{name}.*surrogates not allowed"):
+        model_folder.load(folder)
+
+
+def test_weights_are_not_initialised_before_they_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    loaded = model_folder.load(folder)
+    assert torch.equal(torch.get_rng_state(), before)
+    again = build(loaded.config.model, len(loaded.source), len(loaded.target))
+    assert not torch.equal(torch.get_rng_state(), before)  # which a new model needs
+    assert {*again.state_dict()} == {*loaded.model.state_dict()}
+
+
 def test_weights_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
     other_folder = tmp_path / "other"
     make(other_folder, encoder_dim=7)

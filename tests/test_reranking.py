@@ -22,6 +22,7 @@ from regard.hypotheses import length_normalization
 from regard.models import build
 from regard.pairs import Pair, read_pairs
 from regard.request import prepare
+from regard.search import forced_decode
 from regard.text import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -263,10 +264,32 @@ def test_the_size_of_the_parts_does_not_matter(
 ) -> None:
     texts = [text for text in TEXTS if text]
     expected = n_best(combine(forward, reverse), texts)
-    monkeypatch.setattr("regard.reranking._MOST_LOG_PROBS", limit)
+    monkeypatch.setattr("regard.reranking._MOST_VALUES", limit)
     for outputs, others in zip(n_best(combine(forward, reverse), texts), expected, strict=True):
         assert [each.text for each in outputs] == [each.text for each in others]
         assert [*map(score, outputs)] == pytest.approx([*map(score, others)], abs=1e-5)
+
+
+def test_a_posterior_member_scores_smaller_parts(
+    forward: regard.Translator, make_translator: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+
+    def counting(decoder: Any, memory: Any, *args: Any, **options: Any) -> Any:
+        counts.append(len(memory.states))
+        return forced_decode(decoder, memory, *args, **options)
+
+    monkeypatch.setattr("regard.reranking.forced_decode", counting)
+    monkeypatch.setattr("regard.reranking._MOST_VALUES", 400)
+    texts = ["a b c d a b"] * 4
+    largest: dict[str, int] = {}
+    for decoder in ("luong", "posterior"):
+        counts.clear()
+        member = make_translator(right_to_left=True, decoder=decoder)
+        n_best(combine(forward, member), texts)
+        assert sum(counts) == 20
+        largest[decoder] = max(counts)
+    assert largest["posterior"] < largest["luong"] == 4
 
 
 def test_dropout_has_no_effect(make_translator: Make) -> None:

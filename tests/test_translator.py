@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas
@@ -254,6 +255,21 @@ def test_align_equals_search() -> None:
         assert output.alignment() == forced_output.alignment()
     with pytest.raises(regard.DataError, match="as many targets as texts, got 2 and 1"):
         translator.align(["a"], ["b", "c"])
+
+
+def test_the_tokens_of_given_targets_count_in_batches(make_translator: Any) -> None:
+    translator = make_translator()
+    sources, targets = ["a"] * 6 + ["b a"], ["b " * 8, *["a"] * 6]
+    request = prepare(translator.trained, sources, targets, forced=True)
+    batches = [batch for _, batch in request.batches(22, forced=True)]
+    for batch in batches:
+        widths = [(source.length, len(source.prefix.ids) + 1) for source in batch.sources]
+        assert len(widths) == 1 or len(widths) * sum(map(max, zip(*widths, strict=True))) <= 22
+    assert sum(len(batch.sources) for batch in batches) == len(sources)
+    assert len(batches) > len([*request.batches(22)])
+    parts = translator.align(sources, targets, batch_tokens=22)
+    for output, other in zip(parts, translator.align(sources, targets), strict=True):
+        assert output.score == pytest.approx(other.score, abs=1e-5)
 
 
 def test_align_returns_unknown_target_tokens_as_text() -> None:

@@ -23,6 +23,7 @@ from regard.errors import FolderError
 from regard.files import (
     atomic_write,
     exclusive,
+    parse_json,
     remove_temporary_files,
     replace_links,
     write_errors_reported,
@@ -262,8 +263,8 @@ def _read(path: Path) -> Checkpoint:
     if _NAME.fullmatch(path.name):
         if metadata["sha256"] != checksum(tensors, metadata["state"]):
             raise ValueError("the checksum differs")
-        return Checkpoint(path, tensors, json.loads(metadata["state"]))
-    state = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        return Checkpoint(path, tensors, parse_json(metadata["state"]))
+    state = parse_json(path.with_suffix(".json").read_text(encoding="utf-8"))
     if metadata.get("update") != state["update"]:
         raise ValueError(
             f"checkpoint files from different updates, {metadata.get('update')} and {state['update']}"

@@ -271,6 +271,18 @@ def write_json(path: str | Path, document: Any) -> None:
     write_text(path, json.dumps(document, indent=2, ensure_ascii=False) + "\n")
 
 
+def parse_json(text: str) -> Any:
+    r"""Return the content of a JSON document.
+
+    Raises:
+        ValueError: it is malformed, or contains a lone surrogate (`\ud800`), which no output can contain.
+    """
+    document = json.loads(text)
+    if "\\u" in text:
+        json.dumps(document, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
+    return document
+
+
 def read_lines(path: str | Path) -> list[str]:
     """Return the lines of a UTF-8 text file, plain or gzip, without their line endings.
 

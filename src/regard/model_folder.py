@@ -18,11 +18,12 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard import migrations, pairs, pretrained
 from regard.config import Config, from_dict
 from regard.errors import FolderError
-from regard.files import atomic_write, write_json, write_text
+from regard.files import atomic_write, parse_json, write_json, write_text
 from regard.models import Seq2Seq, build
 from regard.quantization import WeightType, compress, expand
 from regard.text import Tokenizer
@@ -166,8 +167,23 @@ def checksum(tensors: dict[str, Tensor], text: str = "") -> str:
     return digest.hexdigest()
 
 
+class _WithoutInitialization(TorchFunctionMode):
+    """Leave out the functions of `torch.nn.init`, which take longer than reading the weights that follow.
+
+    Memory that is not written is not occupied: a damaged config.json cannot exhaust it.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # xavier_uniform_ is not passed here, but what it calls
+        if func is Tensor.uniform_ or getattr(func, "__module__", None) == nn.init.__name__:
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 def describe(folder: str | Path) -> TrainedModel:
-    """Read config.json and the tokenizers; the weights are newly initialised.
+    """Read config.json and the tokenizers; the weights have arbitrary values.
 
     Raises:
         FolderError: a file is missing, damaged or in a newer format.
@@ -183,7 +199,8 @@ def describe(folder: str | Path) -> TrainedModel:
         metadata = values.pop("metadata", {})
         config = from_dict(values)
         source, target = (_read_tokenizer(folder / name) for name in ("source.json", "target.json"))
-        model = build(config.model, len(source), len(target))
+        with _WithoutInitialization():
+            model = build(config.model, len(source), len(target))
         _check_metadata(metadata, config, model)
     except FolderError:
         raise
@@ -243,7 +260,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        values = json.loads(_read_text(folder / "config.json"))
+        values = parse_json(_read_text(folder / "config.json"))
     except (FileNotFoundError, NotADirectoryError):
         raise FolderError(
             f"{folder} is not a model folder: it has no config.json; give the output folder of a "

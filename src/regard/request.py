@@ -75,14 +75,21 @@ class PreparedRequest:
     sources: list[Source]
     ablate_heads: tuple[tuple[int, int], ...] = ()
 
-    def batches(self, batch_tokens: int) -> Iterator[tuple[list[int], "PreparedRequest"]]:
-        """Yield the sources that are not blank in batches of similar length, with their indices."""
+    def batches(
+        self, batch_tokens: int, forced: bool = False
+    ) -> Iterator[tuple[list[int], "PreparedRequest"]]:
+        """Yield the sources that are not blank in batches of similar length, with their indices.
+
+        Args:
+            batch_tokens: maximum number of source tokens in a batch, padding included.
+            forced: whether the prefixes are given targets, whose tokens count, too.
+        """
         indices = [index for index, source in enumerate(self.sources) if source.text.strip()]
-        sizes = [(self.sources[index].length, 0) for index in indices]
+        sources = [self.sources[index] for index in indices]
+        sizes = [(each.length, len(each.prefix.ids) + 1 if forced else 0) for each in sources]
         for batch in bucket(sizes, batch_tokens):
-            chosen = [indices[row] for row in batch]
-            sources = [self.sources[index] for index in chosen]
-            yield chosen, PreparedRequest(sources, self.ablate_heads)
+            chosen = PreparedRequest([sources[row] for row in batch], self.ablate_heads)
+            yield [indices[row] for row in batch], chosen
 
     @torch.inference_mode()
     def encode(self, model: Seq2Seq, device: torch.device) -> Memory:

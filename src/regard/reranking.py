@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from regard.decoders.posterior import values_per_position
 from regard.hypotheses import Hypothesis, length_normalization
 from regard.inference import InferenceModel
 from regard.model_folder import TrainedModel
@@ -14,8 +15,9 @@ from regard.search import forced_decode
 _LOWEST = -1e4
 """Lower bound on the log-probability of an output, which a model that copies may exclude; finite, so that outputs
 that it excludes have an order."""
-_MOST_LOG_PROBS = 1 << 22
-"""Number of log-probabilities of tokens that are computed at once; 16 MiB in float32."""
+_MOST_VALUES = 1 << 22
+"""Number of log-probabilities of tokens, and of values at source positions, that a member computes at once; 16 MiB
+in float32."""
 
 
 class _Row(NamedTuple):
@@ -40,6 +42,8 @@ class Reranker:
         self.device = device
         self._share = len(trained.members or (trained,)) / len(ensemble.members)
         self._inference = InferenceModel(trained.model)
+        members = [member.model.decoder for member in trained.members or (trained,)]
+        self._values_per_position = values_per_position(members)
 
     @torch.inference_mode()
     def rerank(
@@ -56,7 +60,9 @@ class Reranker:
         model, _ = self._inference.prepared()
         memory = batch.encode(model, self.device)
         rescored: list[list[Hypothesis]] = [[] for _ in outputs]
-        for rows in _chunks(outputs, model.decoder.vocabulary):
+        positions = max((source.length for source in batch.sources), default=0)
+        values = model.decoder.vocabulary + positions * self._values_per_position
+        for rows in _chunks(outputs, values):
             if on_step is not None:
                 on_step()
             selected = memory.select(torch.tensor([row.source for row in rows], device=self.device))
@@ -70,17 +76,23 @@ class Reranker:
         return [sorted(each, key=lambda output: -output.score) for each in rescored]
 
 
-def _chunks(outputs: Sequence[Sequence[Hypothesis]], vocabulary: int) -> Iterator[list[_Row]]:
-    """Yield the outputs by length, in parts of bounded size with at most as many outputs as sources."""
+def _chunks(outputs: Sequence[Sequence[Hypothesis]], values: int) -> Iterator[list[_Row]]:
+    """Yield the outputs by length, in parts of bounded size with at most as many outputs as sources.
+
+    Args:
+        outputs: the outputs of each source.
+        values: number of values that are computed for a token.
+    """
     rows = [_Row(source, output) for source, found in enumerate(outputs) for output in found]
     rows.sort(key=lambda row: len(row.output.ids))
     while rows:
         count = len(outputs)
-        while count > 1 and _log_probs(rows[:count], vocabulary) > _MOST_LOG_PROBS:
+        while count > 1 and _tokens(rows[:count]) * values > _MOST_VALUES:
             count //= 2
         yield rows[:count]
         rows = rows[count:]
 
 
-def _log_probs(rows: Sequence[_Row], vocabulary: int) -> int:
-    return len(rows) * (len(rows[-1].output.ids) + 1) * vocabulary
+def _tokens(rows: Sequence[_Row]) -> int:
+    """Return the number of tokens, EOS and padding included."""
+    return len(rows) * (len(rows[-1].output.ids) + 1)

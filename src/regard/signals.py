@@ -4,6 +4,7 @@ import contextlib
 import signal
 import threading
 from collections.abc import Generator
+from typing import Any
 
 from regard.errors import Interrupted
 
@@ -33,12 +34,10 @@ def collected(repeat_raises: bool) -> Generator[list[int]]:
         for number in numbers
         if signal.getsignal(number) not in (signal.SIG_IGN, None)
     }
-    try:
-        yield received
-    finally:
+    with contextlib.ExitStack() as stack:
         for number, handler in previous.items():
-            if signal.getsignal(number) is handle:
-                signal.signal(number, handler)
+            stack.callback(_restore, number, handler, handle)
+        yield received
 
 
 @contextlib.contextmanager
@@ -49,17 +48,33 @@ def handled_afterwards() -> Generator[None]:
         return
     numbers = [number for number in signal.valid_signals() if callable(signal.getsignal(number))]
     received = list[int]()
-    previous = {
-        number: signal.signal(number, lambda number, _: received.append(number))
-        for number in numbers
-    }
-    try:
-        yield
-    finally:
+
+    def handle(number: int, _: object) -> None:
+        received.append(number)
+
+    previous = {number: signal.signal(number, handle) for number in numbers}
+    with contextlib.ExitStack() as stack:
+        stack.callback(_raise_all, received)
         for number, handler in previous.items():
-            signal.signal(number, handler)
-        for number in received:
-            signal.raise_signal(number)
+            stack.callback(_restore, number, handler, handle)
+        yield
+
+
+def _restore(number: int, handler: Any, replaced_by: Any) -> None:
+    """Set the handler of a signal unless another one has been set since.
+
+    It is a callback of an `ExitStack`, which calls the others even if a handler that is back raises
+    `KeyboardInterrupt` at once.
+    """
+    if signal.getsignal(number) is replaced_by:
+        signal.signal(number, handler)
+
+
+def _raise_all(numbers: list[int]) -> None:
+    """Raise the signals, all of them even if the handler of one raises an exception."""
+    with contextlib.ExitStack() as stack:
+        for number in reversed(numbers):
+            stack.callback(signal.raise_signal, number)
 
 
 def _can_handle() -> bool:

@@ -359,7 +359,7 @@ class Translator:
         outputs = [[empty_translation(row.line, **empty)] * n_best for row in request.sources]
         model, steps = self._inference.prepared()
         layer = self.attention_layer
-        for indices, batch in request.batches(batch_tokens):
+        for indices, batch in request.batches(batch_tokens, forced):
             with without_autocast(self.device):
                 memory = batch.encode(model, self.device)
                 decoded = decode(batch, memory, model.decoder, steps)

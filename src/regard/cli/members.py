@@ -4,6 +4,7 @@ import _thread
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,12 +90,18 @@ def _write_plans(plans: list[dict[str, Any]], out: Path, args: Namespace) -> lis
     for index, plan in enumerate(plans):
         folder = out / "members" / str(index)
         file = folder.with_suffix(".yaml")
-        write_text(file, json.dumps(plan, ensure_ascii=False, indent=2) + "\n")  # is YAML, too
+        write_text(file, _as_yaml(plan))
         options = [f"--config={file}", f"--out={folder}", f"--device={args.device}"]
         options += ["--adapt"] if args.adapt or args.config is None else []
         options += ["--resume"] if args.resume else []
         commands.append([*options, *_origin(args, index)])
     return commands
+
+
+def _as_yaml(document: dict[str, Any]) -> str:
+    """Return JSON that is YAML, too, whose parser refuses or replaces some characters unless they are escaped."""
+    text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
+    return re.sub("[\x7f-\x9f\ufffe\uffff]", lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def _stored_seeds(out: Path, index: int) -> tuple[int | None, int | None]:

@@ -1,6 +1,7 @@
 """Decoder that sums over the positions to which it may attend: posterior and hard monotonic attention."""
 
 import dataclasses
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,7 +10,7 @@ from torch.nn import functional
 
 from regard.attention import Attention, Intervention, Memory
 from regard.attention.window import LocalWindow
-from regard.decoders.protocol import Step, Unrolled
+from regard.decoders.protocol import Decoder, Step, Unrolled
 from regard.decoders.recurrent import (
     AttendingDecoder,
     RecurrentDecoderConfig,
@@ -230,6 +231,11 @@ def _monotonic_prior(
     log_partition = scores.flip(-1).logcumsumexp(-1).flip(-1)
     ratios = _log(posterior).clamp(min=lowest) - log_partition
     return normalize(scores + ratios.logcumsumexp(-1), masked, "softmax")
+
+
+def values_per_position(decoders: Iterable[Decoder]) -> int:
+    """Return the number of values that a step of these decoders computes for each source position."""
+    return sum(each.values_per_position for each in decoders if isinstance(each, PosteriorDecoder))
 
 
 def _first(memory: Memory) -> Float[Tensor, "B T"]:

@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 
 from regard import pretrained
 from regard.charts.base import script_json
-from regard.decoders import PosteriorDecoder
+from regard.decoders.posterior import values_per_position
 from regard.errors import ConfigError, RegardError, nearest, quantity, shortened
 from regard.explanation.from_model import explain_step
 from regard.explanation.self_attention import count_layer_weights, layer_weights
@@ -315,9 +315,7 @@ def _check_work(
     decoder = translator.trained.model.decoder
     members = [member.model.decoder for member in translator.trained.members] or [decoder]
     per_position = decoder.attention_layers * decoder.attention_heads
-    per_position += sum(
-        member.values_per_position for member in members if isinstance(member, PosteriorDecoder)
-    )
+    per_position += values_per_position(members)
     sources = sum(source.length for source in prepared.sources)
     outputs = sum(source.limit for source in prepared.sources)
     values = sum(source.length * source.limit for source in prepared.sources) * per_position

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from regard import migrations
 from regard.config import NormalForm, TextConfig, Unit
 from regard.errors import ConfigError, DataError, FolderError, shortened
+from regard.files import parse_json
 from regard.text import subwords
 from regard.text.features import SourceLike, split_features, split_source
 from regard.text.matching import match_tokens, segmented_word_ids
@@ -303,7 +304,7 @@ class Tokenizer:
             FolderError: the document is malformed, or in a later format.
         """
         try:
-            document = migrations.convert_tokenizer(json.loads(text))
+            document = migrations.convert_tokenizer(parse_json(text))
             version = document.pop("format")
             if version > migrations.FORMAT:
                 raise ValueError(
