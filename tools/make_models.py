@@ -86,10 +86,10 @@ RECIPES = {
         attribution="Trained on sentences from www.manythings.org/anki and tatoeba.org (CC BY 2.0).",
         data="tatoeba-es-en",
         suffix=".tsv.gz",
-        options="--config translation --source.vocabulary_size 5000 --model.dropout 0.4 "
-        "--training.batch_tokens 3000 --training.max_updates 5000 --training.max_minutes 120 "
-        "--training.cooldown 0.3 --training.patience 14 --training.seed 1 "
-        "--training.optimizer adam --training.learning_rate 0.001",
+        options="--config translation --source.vocabulary_size 5000 --target.vocabulary_size 5000 "
+        "--model.dropout 0.4 --training.batch_tokens 3000 --training.max_updates 4000 "
+        "--training.max_minutes 100 --training.schedule constant --training.cooldown 0.5 "
+        "--training.patience 14 --training.seed 1 --training.learning_rate 0.005",
         metrics=("bleu", "chrf"),
         examples=(
             "¿Dónde está la estación?",
