@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import functools
 import hashlib
-import inspect
 import os
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
+from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 from torch import Tensor
@@ -220,13 +220,11 @@ def _executor(size: int) -> ThreadPoolExecutor:
 @contextlib.contextmanager
 def _only_here(kernel: Callable[[Any], None]) -> Generator[None]:
     """Wait until no other process compiles the kernel, which is then in numba's cache."""
-    beside_module = Path(inspect.getfile(kernel)).parent / "__pycache__"
-    folder = Path(cast("str", numba.config.CACHE_DIR) or beside_module)  # pyright: ignore
-    lock = filelock.FileLock(folder / f"{kernel.__module__}.lock")
     with contextlib.ExitStack() as stack:
-        # without a lock, several processes compile it
-        with contextlib.suppress(OSError, NotImplementedError):
-            folder.mkdir(parents=True, exist_ok=True)
+        # without a folder (RuntimeError) or a lock, several processes compile it
+        with contextlib.suppress(OSError, NotImplementedError, RuntimeError):
+            folder = Path(FunctionCache(kernel).cache_path)
+            lock = filelock.FileLock(folder / f"{kernel.__module__}.lock")
             stack.enter_context(lock.acquire(timeout=COMPILATION_TIMEOUT, poll_interval=0.01))
         yield
 
