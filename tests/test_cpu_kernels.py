@@ -261,6 +261,7 @@ class _ScoreDataset(torch.utils.data.Dataset[Tensor]):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")
 def test_scores_in_forked_data_loader_workers(
     restore_num_threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
