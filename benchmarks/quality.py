@@ -26,8 +26,8 @@ from regard.curves import read_history
 from regard.files import write_text
 
 BLEU_OF_TOKENS = "--bleu-tokenize none"
-PEERS = (("yoyodyne", 15.0, 40.2), ("JoeyNMT", 8.0, 39.2), ("OpenNMT-py", 8.0, 49.6))
-"""Toolkit, minutes of training and WER on CMUdict, dev words that are not in the training data."""
+PEERS = (("yoyodyne 0.5.27", 20.0, 48.13), ("JoeyNMT 2.3.0", 20.0, 38.20))
+"""Toolkit, minutes of training on one core and WER on CMUdict's dev set, greedy."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,13 +60,16 @@ _CMUDICT = "cmudict/{part}.tsv.gz"
 _MONOTONIC = "--model.decoder posterior --model.monotonic true"
 _MULTI30K = ",".join(f"multi30k-en-de/tok/{{part}}.lc.norm.tok.{side}.gz" for side in ("en", "de"))
 _TEST_2016 = {"dev": "val", "test": "test_2016_flickr", "evaluate": BLEU_OF_TOKENS}
+_TWENTY_MINUTES = "--config g2p --training.max_minutes 20"
+_MUON = "--training.optimizer muon --training.learning_rate 0.006 --training.schedule constant"
 _DIVERSE = {
     "g2p-2": "--config g2p --training.seed 2",
     "g2p-bahdanau": "--config g2p --model.decoder bahdanau --training.seed 3",
 }
 RUNS = {
     "cmudict": Run(_CMUDICT, "wer", "--config g2p"),
-    "cmudict-20-minutes": Run(_CMUDICT, "wer", "--config g2p --training.max_minutes 20"),
+    "cmudict-20-minutes": Run(_CMUDICT, "wer", _TWENTY_MINUTES),
+    "cmudict-20-minutes-muon": Run(_CMUDICT, "wer", f"{_TWENTY_MINUTES} {_MUON}"),
     **{name: Run(_CMUDICT, "wer", train) for name, train in _DIVERSE.items()},
     "cmudict-ensemble": Run(_CMUDICT, "wer", members=("cmudict", *_DIVERSE)),
     **{language: _sigmorphon(language) for language in ("fre", "gre", "hun", "kor")},
@@ -161,12 +164,14 @@ def row(name: str, results: list[dict[str, Any]], folder: Path) -> str:
 
 def chart(folder: Path) -> LineChart:
     """Return the word error rate on CMUdict against minutes of training, with other toolkits as points."""
+    runs = {"g2p": "cmudict-20-minutes", "g2p, Muon": "cmudict-20-minutes-muon"}
     points = [
-        Point("regard", entry["minutes"], 100 - entry["exact_match"], f"update {entry['update']:,}")
-        for entry in read_history(folder / "cmudict-20-minutes")
+        Point(name, entry["minutes"], 100 - entry["exact_match"], f"update {entry['update']:,}")
+        for name, run in runs.items()
+        for entry in read_history(folder / run)
     ]
     points += [Point(name, minutes, wer, f"{minutes:.0f} min") for name, minutes, wer in PEERS]
-    explanation = f"CMUdict, dev set, greedy search, {torch.get_num_threads()} threads."
+    explanation = "CMUdict, dev set, greedy search, trained on one core."
     return LineChart(
         points, "minutes of training", "word error rate, %", "Quality and time", explanation
     )
