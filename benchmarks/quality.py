@@ -87,6 +87,10 @@ RUNS = {
 }  # fmt: skip
 
 
+CURVES = {"g2p": "cmudict-20-minutes", "g2p, Muon": "cmudict-20-minutes-muon"}
+"""Runs in the chart, by the name of their line."""
+
+
 def regard(*arguments: str) -> None:
     """Run a command, which prints its progress."""
     print("$ regard", shlex.join(arguments), flush=True)
@@ -164,10 +168,9 @@ def row(name: str, results: list[dict[str, Any]], folder: Path) -> str:
 
 def chart(folder: Path) -> LineChart:
     """Return the word error rate on CMUdict against minutes of training, with other toolkits as points."""
-    runs = {"g2p": "cmudict-20-minutes", "g2p, Muon": "cmudict-20-minutes-muon"}
     points = [
         Point(name, entry["minutes"], 100 - entry["exact_match"], f"update {entry['update']:,}")
-        for name, run in runs.items()
+        for name, run in CURVES.items()
         for entry in read_history(folder / run)
     ]
     points += [Point(name, minutes, wer, f"{minutes:.0f} min") for name, minutes, wer in PEERS]
@@ -186,8 +189,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), metavar="RUN")
     parser.add_argument("--test", action="store_true", help="evaluate the test sets")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--chart", type=Path, help="write the chart of CMUdict to this file")
+    parser.add_argument("--chart", type=Path, help="write the chart to this file")
     args = parser.parse_args()
+    if args.chart and not {*CURVES.values()}.issubset(args.only):
+        parser.error(f"--chart needs --only {' '.join(CURVES.values())}")
     args.folder.mkdir(parents=True, exist_ok=True)
     rows = list[str]()
     for name in args.only:

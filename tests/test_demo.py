@@ -71,7 +71,7 @@ def test_the_demo_begins_with_a_pretrained_model(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name in pretrained_models():
-        (tmp_path / name).mkdir()  # no model: it must not hide the ready one
+        (tmp_path / name).mkdir()  # no model: it must not hide the pretrained one
     model = Translator.load(folder_of(pretrained_models()[0]), "cpu")
     output = model.translate(model.trained.metadata["examples"][0])
     demos.show_pretrained_model("cpu")

@@ -599,7 +599,7 @@ def test_tokenizers_of_another_model_are_used(folders: list[Path], tmp_path: Pat
         regard.train(unit, pairs, tokenizers_from=folders[0])
 
 
-@pytest.mark.parametrize("name", ["1e3", "p\x85q", "p\x7fq", "p\uffffq", 'a"\\b\u2028🙂'])
+@pytest.mark.parametrize("name", ["1e3", "p\x85q", "p\x7fq", "p\uffffq", 'a"\\b \u2028 🙂'])
 def test_names_that_yaml_may_read_otherwise_reach_the_members(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,16 +186,38 @@ def test_lone_surrogates_are_reported_as_damage(folder: Path, name: str, key: st
         model_folder.load(folder)
 
 
-def test_weights_are_not_initialised_before_they_are_read(
+@pytest.mark.parametrize("kind", ["rnn", "transformer"])
+def test_weights_are_not_initialised_before_they_are_read(tmp_path: Path, kind: str) -> None:
+    make(tmp_path, kind=kind, encoder_dim=4, decoder_dim=4)
+    before = torch.get_rng_state()
+    loaded = model_folder.load(tmp_path)
+    assert torch.equal(torch.get_rng_state(), before)
+    build(loaded.config.model, len(loaded.source), len(loaded.target))
+    assert not torch.equal(torch.get_rng_state(), before)  # which a new model needs
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc/self/statm")
+def test_sizes_in_the_settings_occupy_no_memory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    loaded = model_folder.load(folder)
-    assert torch.equal(torch.get_rng_state(), before)
-    again = build(loaded.config.model, len(loaded.source), len(loaded.target))
-    assert not torch.equal(torch.get_rng_state(), before)  # which a new model needs
-    assert {*again.state_dict()} == {*loaded.model.state_dict()}
+    """An LSTM of width 4,000 has 256 MB in one of its matrices."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def load_tensors(model: torch.nn.Module, _: object) -> None:
+        weights.append(sum(parameter.nbytes for parameter in model.parameters()))
+        occupied.append(resident() - before)
+
+    weights, occupied = list[int](), list[int]()
+    values = json.loads((folder / "config.json").read_text())
+    values["model"]["encoder_dim"] = 4000
+    (folder / "config.json").write_text(json.dumps(values))
+    monkeypatch.setattr(model_folder, "load_tensors", load_tensors)
+    before = resident()
+    model_folder.load(folder)
+    assert weights[0] > 500_000_000
+    assert occupied[0] < 50_000_000
 
 
 def test_weights_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 MODELS = regard.pretrained_models()
 
 
-def test_the_phrasebook_is_ready_and_the_first_model_is_the_default() -> None:
+def test_the_phrasebook_is_pretrained_and_the_first_model_is_the_default() -> None:
     assert "phrasebook" in MODELS
     assert set(MODELS) <= set(make_models.RECIPES)
     (folder,) = (action for action in make_parser().arguments() if action.dest == "folder")

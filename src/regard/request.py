@@ -81,8 +81,8 @@ class PreparedRequest:
         """Yield the sources that are not blank in batches of similar length, with their indices.
 
         Args:
-            batch_tokens: maximum number of source tokens in a batch, padding included.
-            forced: whether the prefixes are given targets, whose tokens count, too.
+            batch_tokens: maximum number of tokens in a batch, padding included.
+            forced: whether the prefixes are given targets, whose tokens count as well as those of the sources.
         """
         indices = [index for index, source in enumerate(self.sources) if source.text.strip()]
         sources = [self.sources[index] for index in indices]

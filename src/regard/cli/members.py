@@ -101,7 +101,9 @@ def _write_plans(plans: list[dict[str, Any]], out: Path, args: Namespace) -> lis
 def _as_yaml(document: dict[str, Any]) -> str:
     """Return JSON that is YAML, too, whose parser refuses or replaces some characters unless they are escaped."""
     text = json.dumps(document, ensure_ascii=False, indent=2) + "\n"
-    return re.sub("[\x7f-\x9f\ufffe\uffff]", lambda match: f"\\u{ord(match[0]):04x}", text)
+    return re.sub(
+        "[\x7f-\x9f\u2028\u2029\ufffe\uffff]", lambda match: f"\\u{ord(match[0]):04x}", text
+    )
 
 
 def _stored_seeds(out: Path, index: int) -> tuple[int | None, int | None]:
