@@ -171,7 +171,7 @@ class _WithoutInitialization(TorchFunctionMode):
     """Leave out the functions of `torch.nn.init`, which take longer than reading the weights that follow.
 
     Memory that is not written is not occupied: a damaged config.json cannot exhaust it. Vectors of zeros and ones
-    are written, where no function of `torch.nn.init` does it.
+    are still written.
     """
 
     def __torch_function__(
