@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 
 import regard
-from regard.files import read_lines
 from regard.kernels.linear import FrozenLinear
+from regard.lines import read_lines
 from regard.request import prepare
 
 BEAMS = (1, 5)

@@ -24,7 +24,7 @@ from datetime import date
 
 import torch
 
-from regard.files import read_lines
+from regard.lines import read_lines
 
 REGARD = [sys.executable, "-m", "regard.cli.main"]
 ONE_CLIENT_SECONDS = 30

@@ -30,7 +30,7 @@ import torch
 
 import regard
 from regard.adaptation import has_fast_bfloat16
-from regard.files import read_lines
+from regard.lines import read_lines
 
 RECURRENT = {"embedding_dim": 128, "encoder_dim": 256, "decoder_dim": 256, "attention_dim": 256}
 TRANSFORMER = {"kind": "transformer", "embedding_dim": 256, "encoder_dim": 256, "decoder_dim": 256}

@@ -7,7 +7,7 @@ import pytest
 from regard import ConfigError, Translator, aligner, symmetrize
 from regard.aligner import train_both, write_links
 from regard.cli.main import main
-from regard.files import read_lines
+from regard.lines import read_lines
 from regard.pairs import read_pairs
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -15,7 +15,7 @@ SRC = Path(regard.__file__).parent
 RANKS = {
     "errors": 0, "text_table": 0, "setting_checks": 1, "quantization": 1, "pretrained": 1,
     "score_registry": 1, "arrays": 1, "signals": 1,
-    "config": 2, "files": 2, "migrations": 2, "progress": 2,
+    "config": 2, "files": 2, "lines": 2, "migrations": 2, "progress": 2,
     "kernels": 3, "text": 3, "metrics": 3, "calibration": 1, "alignment": 3, "charts": 3,
     "scores": 4, "positions": 4, "layers": 5, "batching": 4, "guided_alignment": 5, "table_files": 3, "pairs": 4,
     "datasets": 4, "curves": 4, "significance": 4, "confusions": 4, "overlap": 5,

@@ -38,7 +38,8 @@ from regard.errors import (
     is_out_of_memory,
     is_utf8,
 )
-from regard.files import read_lines, require_empty_folder
+from regard.files import require_empty_folder
+from regard.lines import read_lines
 from regard.pairs import pairs_from, to_pairs
 from regard.text import Tokenizer, unknown_tokens_message
 from regard.text.normalization import normalize

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from regard.cli import compare, train
 from regard.cli import options as shared_options
 from regard.cli.main import COMMANDS, _signals_as_exceptions, main
-from regard.files import read_lines
+from regard.lines import read_lines
 from regard.symmetrization import symmetrize
 from regard.text import EOS
 from regard.translator import Translator

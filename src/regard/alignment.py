@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Float
 
 from regard.errors import ConfigError, DataError, ShapeError, quantity
-from regard.files import read_lines
+from regard.lines import read_lines
 
 Link = tuple[int, int]
 

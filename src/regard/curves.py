@@ -8,7 +8,7 @@ from typing import Any
 from regard import pretrained
 from regard.charts import LineChart, Point
 from regard.errors import ConfigError, FolderError, not_one_of
-from regard.files import read_lines
+from regard.lines import read_lines
 from regard.metrics import METRICS
 
 _AXES = {"minutes": "minutes of training", "update": "updates"}

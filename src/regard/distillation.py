@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import FolderError
-from regard.files import decode_lines, write_json
+from regard.files import write_json
+from regard.lines import decode_lines
 from regard.model_folder import checksum, unshared_tensors
 from regard.pairs import Pair
 from regard.translator import Translator

@@ -8,7 +8,7 @@ from typing import Any
 from regard import table_files
 from regard.config import DataConfig
 from regard.errors import RegardError, quantity, shortened
-from regard.files import iterate_lines
+from regard.lines import iterate_lines
 from regard.pairs import can_be_read_again, split_line
 
 _Key = tuple[str, str | None]

@@ -8,7 +8,8 @@ from typing import Any, Literal, NamedTuple
 from regard import table_files
 from regard.config import DataConfig
 from regard.errors import ConfigError, DataError, is_utf8, quantity
-from regard.files import is_descriptor, read_lines
+from regard.files import is_descriptor
+from regard.lines import read_lines
 from regard.text import format_source, remove_line_ending, split_features
 
 MAX_LISTED = 20

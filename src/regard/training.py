@@ -21,9 +21,10 @@ from regard.corpus import Corpus, make_corpus
 from regard.distributed import Job
 from regard.errors import ConfigError, nearest
 from regard.evaluation import layer_agreements
-from regard.files import read_lines, require_empty_folder, write_text
+from regard.files import require_empty_folder, write_text
 from regard.guided_alignment import guided_layer
 from regard.kernels.weighted_sum import without_autocast
+from regard.lines import read_lines
 from regard.metrics import METRICS
 from regard.model_folder import TrainedModel
 from regard.models import Seq2Seq, build, count_parameters

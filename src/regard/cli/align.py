@@ -26,7 +26,8 @@ from regard.cli.options import (
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
 from regard.config import DataConfig, Symmetrization
 from regard.errors import ConfigError, DataError, quantity
-from regard.files import is_temporary, read_lines, require_empty_folder, write_json, write_text
+from regard.files import is_temporary, require_empty_folder, write_json, write_text
+from regard.lines import read_lines
 from regard.pairs import require_named_columns
 from regard.progress import Progress
 from regard.text import unknown_tokens_message

@@ -24,7 +24,8 @@ from regard.cli.options import (
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
 from regard.config import DataConfig, from_dict
 from regard.errors import ConfigError, DataError, quantity
-from regard.files import read_lines, require_empty_folder
+from regard.files import require_empty_folder
+from regard.lines import read_lines
 from regard.pairs import require_named_columns
 from regard.progress import Progress
 from regard.setting_checks import check_beam_size

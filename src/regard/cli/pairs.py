@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from regard.config import DataConfig
 from regard.errors import ConfigError, DataError, quantity, shortened
 from regard.examples import note_skipped
-from regard.files import read_lines
+from regard.lines import read_lines
 from regard.pairs import Pair, read_pairs, refuse_pipes
 from regard.table_files import is_table
 

@@ -14,7 +14,7 @@ from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader, set_
 from regard.cli.help import HelpFormatter, value_name
 from regard.config import GROUPS
 from regard.errors import ConfigError, UsageError, nearest
-from regard.files import decode_lines
+from regard.lines import decode_lines
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 

@@ -25,7 +25,8 @@ from regard.cli.options import (
 )
 from regard.cli.parser import Parser
 from regard.errors import ConfigError, DataError, quantity
-from regard.files import arriving_lines, atomic_write, read_lines
+from regard.files import atomic_write
+from regard.lines import arriving_lines, read_lines
 from regard.progress import Progress
 from regard.text import SourceLike, count_message, split_source, unknown_tokens_message
 

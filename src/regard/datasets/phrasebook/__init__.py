@@ -9,7 +9,7 @@ model has to learn to translate them from other sentences that contain their wor
 from pathlib import Path
 
 from regard.datasets.splits import Example, Splits
-from regard.files import read_lines
+from regard.lines import read_lines
 
 
 def load() -> Splits:
