@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 RESAMPLES = 1000
 SEED = 12345
+_DRAWS_AT_ONCE = 1 << 16
 LENGTH_BIN_ENDS = (0, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200)
 
 BleuTokenizer = Literal["13a", "none", "zh", "char"]
@@ -352,12 +353,24 @@ def _bootstrap(
 ) -> MetricValue:
     """Compute a value and its interval from the column sums of `counts` (n, K)."""
     value = compute(counts.sum(axis=0).tolist())
-    generator = np.random.default_rng(SEED)
-    n = len(counts)
-    draws = (generator.integers(n, size=n) for _ in range(RESAMPLES))
-    resampled = np.array([compute((np.bincount(d, minlength=n) @ counts).tolist()) for d in draws])
+    # the resamples of a few outputs have few different sums
+    sums, indices = np.unique(_resampled_sums(counts), axis=0, return_inverse=True)
+    resampled = np.array([compute(row) for row in sums.tolist()])[indices.ravel()]
     low, high = percentile_interval(resampled)
     return MetricValue(value, min(low, value), max(high, value), signature, resampled)
+
+
+def _resampled_sums(counts: Counts) -> Counts:
+    """Return (R, K): the column sums of `counts` (n, K) in every resample of its rows."""
+    generator = np.random.default_rng(SEED)
+    n = len(counts)
+    sums = np.empty((RESAMPLES, counts.shape[1]), dtype=np.int64)
+    at_once = 1 + _DRAWS_AT_ONCE // n
+    for start in range(0, RESAMPLES, at_once):
+        part = sums[start : start + at_once]
+        draws = generator.integers(n, size=(len(part), n)) + n * np.arange(len(part))[:, None]
+        part[:] = np.bincount(draws.ravel(), minlength=len(part) * n).reshape(-1, n) @ counts
+    return sums
 
 
 def percentile_interval(resampled: Float[np.ndarray, " R"]) -> tuple[float, float]:
