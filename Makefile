@@ -17,10 +17,11 @@ demo: .venv/installed
 models: .venv/installed
 	$(BIN)/python tools/make_models.py --data '$(DATA)' $(MODELS)
 
+# TESTS: options of pytest
 test: .venv/tested
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PROCESSES) --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(PROCESSES) --dist worksteal $(TESTS)
 
-# whole runs of several seconds each, and what needs a browser; CI runs them after the tests
+# whole runs of several seconds each, and what needs a browser
 slow: .venv/tested
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'slow and not soak' -n $(PROCESSES) --dist worksteal
 

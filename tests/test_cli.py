@@ -279,6 +279,7 @@ def test_a_signal_ends_a_command_without_unfinished_files(
     ) as process:  # fmt: skip
         while not (out.parent.exists() and os.listdir(out.parent)):
             assert process.poll() is None
+            time.sleep(0.01)
         process.send_signal(signal.Signals[name])
         _, error = process.communicate()
     assert process.returncode == 128 + signal.Signals[name]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from regard.alignment import GoldAlignment
+from regard.charts import LineChart
 from regard.cli.main import main
 from regard.compare import MINUTES, Run, _t_quantile, by_length, compare, model_settings, table
 from regard.errors import ConfigError, DataError
@@ -17,6 +18,14 @@ from regard.metrics import report
 from regard.pairs import Pair
 
 pytestmark = pytest.mark.usefixtures("unchecked")
+
+
+@pytest.fixture
+def without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the charts, which are drawn anew after every run."""
+    monkeypatch.setattr(LineChart, "save", lambda *_: None)
+
+
 TINY = {
     "model": {"embedding_dim": 8, "encoder_dim": 8, "decoder_dim": 8, "attention_dim": 8, "feed_forward_dim": 8},
     "training": {"max_updates": 4, "validate_every": 2, "batch_tokens": 200},
@@ -153,7 +162,7 @@ def test_the_chart_has_a_line_per_model_and_a_point_per_length() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("unchecked")
+@pytest.mark.usefixtures("without_charts")
 def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = _settings(tmp_path)["data"]
     flags = [
@@ -191,6 +200,7 @@ def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("without_charts")
 def test_models_that_are_added_have_the_settings_and_the_budget_of_the_others(
     tmp_path: Path,
 ) -> None:
@@ -331,6 +341,7 @@ def test_gold_links_must_cover_every_pair(tmp_path: Path) -> None:
         compare({}, ["dot"], tmp_path / "out", _pairs(5, 3))
 
 
+@pytest.mark.usefixtures("without_charts")
 def test_a_recurrent_recipe_does_not_change_the_score_of_the_transformer(tmp_path: Path) -> None:
     settings = _settings(tmp_path)
     settings["model"] = {**settings["model"], "attention": "additive", "kind": "rnn"}

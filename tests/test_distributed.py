@@ -22,7 +22,7 @@ from regard.cli.main import main
 from regard.config import Config
 from regard.errors import ConfigError, Interrupted
 from test_checkpoints import assert_same_result
-from test_training import DEV, PAIRS, _config, at_update, latest
+from test_training import DEV, PAIRS, TRANSFORMER, _config, at_update, latest
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 TOLERANCE = 1e-5
@@ -152,7 +152,7 @@ def test_all_processes_end_with_the_same_bits(
     [
         ({"coverage": True}, {"coverage_loss": 1.0}),
         ({"copy": True}, {}),
-        ({"kind": "transformer", "heads": 2, "feed_forward_dim": 8, "tie_embeddings": True}, {}),
+        ({**TRANSFORMER, "tie_embeddings": True}, {}),
         ({"attention": "none"}, {"gradient_accumulation_steps": 2}),
         ({}, {"optimizer": "muon"}),
     ],

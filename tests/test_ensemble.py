@@ -24,6 +24,7 @@ from regard import ensemble, model_folder
 from regard.attention import EnsembleMemory, Intervention
 from regard.cli import train as train_command
 from regard.cli.main import main
+from regard.cli.members import _run as own_processes
 from regard.cli.members import stop_with_parent, train_members
 from regard.config import Config, TextConfig, TrainingConfig, from_dict
 from regard.decoders import EnsembleDecoder, fold
@@ -401,13 +402,14 @@ def test_members_are_trained_with_common_tokenizers_and_resumed(
     options = ["--member=model.attention=dot model.decoder=bahdanau"]
     assert train(out, *options) == 0
     assert "\nupdate 4" in capfd.readouterr().err
-    monkeypatch.undo()  # from here on, members have their own processes
     assert train(out, *options) == 1
     assert "continue its training (--resume)" in capfd.readouterr().err
     assert train(out, "--resume") == 1
     assert "repeat the command that started it" in capfd.readouterr().err
     more = ["--resume", "--members=2", "--jobs=2", "--training.max_updates=6"]
-    assert train(out, *options, *more) == 0
+    with pytest.MonkeyPatch.context() as patch:  # these two members have their own processes
+        patch.setattr("regard.cli.members._run", own_processes)
+        assert train(out, *options, *more) == 0
     err = capfd.readouterr().err
     assert "[0] resumed at update 4" in err
     assert "\n[0] update 6" in err

@@ -25,7 +25,7 @@ from regard.models import build
 from regard.pairs import Pair
 from regard.text import EOS, Tokenizer
 from test_checkpoints import assert_same_result
-from test_training import DEV, PAIRS, _config, at_update
+from test_training import DEV, PAIRS, TRANSFORMER, _config, at_update
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -149,7 +149,7 @@ def test_hidden_tokens_keep_their_links() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "model", [{}, {"kind": "transformer", "heads": 2, "decoder_layers": 3}, {"copy": True}], ids=str
+    "model", [{}, {**TRANSFORMER, "decoder_layers": 3}, {"copy": True}], ids=str
 )
 def test_attention_learns_the_given_links(
     tmp_path: Path, model: dict[str, Any], unchecked: None

@@ -663,20 +663,6 @@ def test_autocast_does_not_change_float32_results(workspace: int) -> None:
         assert_all_equal(compute(call), expected)
 
 
-def test_attend_does_not_import_the_compiler() -> None:
-    """PyTorch's compiler takes 140 MB."""
-    code = """
-import sys, torch
-from regard.kernels import additive
-for size, workspace in ((3, additive.WORKSPACE), (9, 100)):
-    a, b, values, v = (torch.randn(shape, requires_grad=True) for shape in [(1, size, 4)] * 3 + [4])
-    additive.attend(a, b, v, values, workspace=workspace).context.sum().backward()
-assert "sympy" not in sys.modules
-assert "torch._dynamo" not in sys.modules
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
 class _LargestTensor(TorchDispatchMode):
     """Records the size in bytes of the largest tensor that any operation returns."""
 

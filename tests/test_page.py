@@ -1,6 +1,7 @@
 """The web page in Chromium, against a running server."""
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import os
@@ -63,20 +64,46 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
+@dataclasses.dataclass
+class _Tab:
+    """A page that all tests use, one after the other: to make one costs more than most tests do."""
+
+    page: Page
+    requests: list[str]
+    errors: list[str]
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser) -> Iterator[_Tab]:
+    page = browser.new_page()
+    tab = _Tab(page, [], [])
+    page.on("request", lambda request: tab.requests.append(request.url))
+    page.on("pageerror", lambda error: tab.errors.append(str(error)))
+    page.on(
+        "console",
+        lambda entry: tab.errors.append(entry.text) if entry.type == "error" else None,
+    )
+    yield tab
+    page.close()
+
+
 @pytest.fixture
-def page(browser: Browser, address: str) -> Iterator[Page]:
-    page = browser.new_page(viewport={"width": 1200, "height": 900})
-    requests: list[str] = []
-    errors: list[str] = []
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("console", lambda entry: errors.append(entry.text) if entry.type == "error" else None)
+def page(tab: _Tab, address: str) -> Iterator[Page]:
+    page = tab.page
+    page.unroute_all()
+    page.context.clear_permissions()
+    page.emulate_media(color_scheme="null")
+    page.set_viewport_size({"width": 1200, "height": 900})
+    if page.url.startswith(address):
+        page.evaluate("localStorage.clear()")
+    page.goto("about:blank")
+    tab.requests.clear()
+    tab.errors.clear()
     _open(page, address)
     yield page
     assert page.title() == "regard"
-    assert [url for url in requests if not url.startswith((address, "data:"))] == []
-    assert [text for text in errors if "422" not in text] == []
-    page.close()
+    assert [url for url in tab.requests if not url.startswith((address, "data:"))] == []
+    assert [text for text in tab.errors if "422" not in text] == []
 
 
 def _open(page: Page, address: str) -> None:

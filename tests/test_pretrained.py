@@ -1,11 +1,13 @@
 """Pretrained models: loading by name, commands, cards, and the script that makes them."""
 
+import contextlib
 import dataclasses
 import gzip
 import json
 import os
 import shlex
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +181,14 @@ def test_help_and_completion_name_the_pretrained_models(
 
 @pytest.mark.slow
 def test_the_script_trains_rounds_and_describes_a_model(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def run(command: list[str], check: bool, cwd: Path) -> None:
+        assert (command[:3], check) == ([sys.executable, "-m", "regard"], True)
+        with contextlib.chdir(cwd):
+            assert main(command[3:]) == 0
+
+    monkeypatch.setattr(make_models.subprocess, "run", run)
     data, out = tmp_path / "data", tmp_path / "out"
     for folder, pairs in (
         ("cmudict", "ab\tAE B\nba\tB AE\n"),

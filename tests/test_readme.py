@@ -46,6 +46,10 @@ def test_the_tour_and_the_python_of_the_readme_run(
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a b c\n")))
         assert main([command, *arguments]) == 0, (command, capsys.readouterr().err)
         commands.append(command)
+        if command == "data":
+            for name in ("dev.tsv", "test.tsv", "test.align"):
+                lines = (tmp_path / "data" / name).read_text("utf-8").splitlines(keepends=True)
+                (tmp_path / "data" / name).write_text("".join(lines[:20]), "utf-8")
     assert set(commands) == {"data", "train", "translate", "evaluate", "align", "plot"}
     blocks = _blocks("python")
     assert blocks

@@ -35,6 +35,10 @@ PAIRS = [(" ".join(word), " ".join(reversed(word))) for word in (
     "abc", "bca", "cab", "abcd", "dcba", "bd", "ac", "ad", "cd", "dbca", "acbd", "a", "b", "ddd",
 )]  # fmt: skip
 DEV = [("a b", "b a"), ("c d a", "a d c"), ("c d a", "a d c d")]
+TRANSFORMER = {
+    "kind": "transformer", "heads": 2, "feed_forward_dim": 8, "encoder_layers": 1, "decoder_layers": 2
+}  # fmt: skip
+"""A small one, whose displayed layer is one of two."""
 
 
 def _config(out: Path, model: dict[str, object] | None = None, **settings: object) -> Config:
@@ -355,8 +359,7 @@ def test_the_displayed_layer_of_a_transformer_is_chosen_and_stored(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "model"
-    model = {"kind": "transformer", "heads": 2, "decoder_layers": 2, "feed_forward_dim": 8}
-    trained = regard.train(_config(out, model), PAIRS, DEV).trained
+    trained = regard.train(_config(out, TRANSFORMER), PAIRS, DEV).trained
     layer = json.loads((out / "config.json").read_text())["metadata"]["attention_layer"]
     assert layer in (0, 1)
     assert trained.metadata["attention_layer"] == layer
@@ -370,7 +373,7 @@ def test_the_displayed_layer_of_a_transformer_is_chosen_and_stored(
 @pytest.mark.parametrize(
     "model",
     [
-        {"kind": "transformer", "heads": 2, "feed_forward_dim": 8, "tie_embeddings": True},
+        {**TRANSFORMER, "tie_embeddings": True},
         {"copy": True},
         {"coverage": True, "window": "local-p"},
     ],
@@ -382,7 +385,7 @@ def test_every_kind_of_model_resumes_exactly(tmp_path: Path, model: dict[str, ob
 
 @pytest.mark.parametrize(
     "model",
-    [{"attention": "dot"}, {"encoder_layers": 2}, {"kind": "transformer", "heads": 2}],
+    [{"attention": "dot"}, {"encoder_layers": 2}, TRANSFORMER],
     ids=str,
 )
 def test_resuming_does_not_need_the_model_settings_again(
@@ -418,7 +421,7 @@ def test_continued_training_needs_features_exactly_as_before(
         ({}, "- model: rnn, encoder rnn, lstm, decoder luong, attention additive; "),
         ({"attention": "none"}, "- model: rnn, encoder rnn, lstm, attention none; "),
         (
-            {"kind": "transformer", "heads": 2, "feed_forward_dim": 8},
+            TRANSFORMER,
             "- model: transformer, 2 heads, attention scaled_dot; ",
         ),
     ],
