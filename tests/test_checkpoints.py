@@ -23,7 +23,8 @@ import regard
 from regard import checkpoints
 from regard.cli.main import main
 from regard.config import Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
-from regard.errors import ConfigError, Interrupted
+from regard.curves import read_history
+from regard.errors import ConfigError, FolderError, Interrupted
 from selection import covering
 from test_training import DEV, PAIRS, _config, at_update, latest
 
@@ -225,23 +226,23 @@ def test_damaged_weights_are_refused(damage: str, complete: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("code", "number"),
-    covering(itertools.product([errno.ENOSPC, errno.EIO, errno.EROFS], [5, 12]), size=1),
+    covering(itertools.product([errno.ENOSPC, errno.EIO, errno.EROFS], [9, 23]), size=1),
 )
 def test_a_failed_write_leaves_the_last_good_checkpoint(
     code: int, number: int, complete: Path, tmp_path: Path
 ) -> None:
     out, writes = tmp_path / "model", 0
-    write = Path.write_bytes
+    synchronize = os.fsync
 
-    def failing(path: Path, content: bytes) -> int:
+    def failing(descriptor: int) -> None:
         nonlocal writes
         writes += 1
         if writes >= number:
             raise OSError(code, os.strerror(code))
-        return write(path, content)
+        synchronize(descriptor)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Path, "write_bytes", failing)
+        patch.setattr(os, "fsync", failing)
         with pytest.raises(regard.DataError, match=f"cannot write .*: {os.strerror(code)}; "):
             regard.train(_config(out), PAIRS, DEV)
     regard.train(_config(out), PAIRS, DEV, resume=True)
@@ -385,19 +386,31 @@ def interrupt() -> None:
     signal.raise_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
-def test_signals_save_and_resume_exactly(name: str, complete: Path, tmp_path: Path) -> None:
-    out, number = tmp_path / "model", signal.Signals[name]
-    with (
-        at_update(3, lambda: signal.raise_signal(number)),
-        pytest.raises(Interrupted) as interrupted,
-    ):
+@pytest.mark.parametrize("names", ["SIGTERM SIGHUP", "SIGHUP SIGHUP", "SIGINT"])
+def test_signals_save_and_resume_exactly(names: str, complete: Path, tmp_path: Path) -> None:
+    out, numbers = tmp_path / "model", [signal.Signals[name] for name in names.split()]
+
+    def interrupt() -> None:
+        for number in numbers:
+            signal.raise_signal(number)
+
+    with at_update(3, interrupt), pytest.raises(Interrupted) as interrupted:
         regard.train(_config(out), PAIRS, DEV)
-    assert interrupted.value.signal_number == number
+    assert interrupted.value.signal_number == numbers[0]
     assert latest(out).stem == "3"
     assert regard.Translator.load(out).translate("a b").source_tokens
     regard.train(_config(out), PAIRS, DEV, resume=True)
     assert_same_result(out, complete)
+
+
+def test_a_run_that_is_over_before_its_first_validation_is_validated(tmp_path: Path) -> None:
+    with at_update(3, interrupt), pytest.raises(Interrupted):
+        regard.train(_config(tmp_path / "model"), PAIRS, DEV)
+    with pytest.raises(FolderError, match="after its first validation"):
+        read_history(tmp_path / "model")
+    regard.train(_config(tmp_path / "model", max_updates=2), PAIRS, DEV, resume=True)
+    (entry,) = read_history(tmp_path / "model")
+    assert entry["update"] == 3
 
 
 def test_the_command_exits_with_the_status_of_the_signal(

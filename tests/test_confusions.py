@@ -89,6 +89,16 @@ def test_texts_are_split_into_the_tokens_of_the_target(
     assert split(text) == expected
 
 
+def test_the_joiner_of_words_is_a_character_of_other_tokens() -> None:
+    tokenizer = Tokenizer.train(["l e z\u203f a m i"], TextConfig(unit="whitespace"))
+    split = token_splitter(tokenizer)
+    (found,) = confusions(["les amis"], ["l e z a m i"], [["l e z\u203f a m i"]], split)
+    assert (found.expected, found.written) == ("z\u203f", "z")
+    assert split("\u203f\u203f") == ["\u203f\u203f"]
+    words = Tokenizer.train(["a"], TextConfig(unit="word"))
+    assert token_splitter(words)("a \u203f\u203f") == ["a", *["\u203f"] * 2]
+
+
 def test_the_table_marks_spaces_and_missing_tokens() -> None:
     found = confusions(["s", "t"], ["ab", ""], [["a b"], ["c"]], list)
     lines = confusion_table(found).splitlines()

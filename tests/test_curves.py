@@ -64,8 +64,11 @@ def test_invalid_metrics_axes_and_folders_are_reported(tmp_path: Path) -> None:
         curves([run], "per")
     with pytest.raises(ConfigError, match="takes one of minutes, update, got 'epoch'"):
         curves([run], by="epoch")
-    with pytest.raises(FolderError, match=r"has no metrics.jsonl yet"):
+    with pytest.raises(FolderError, match=r"has no metrics yet"):
         curves([tmp_path])
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    with pytest.raises(FolderError, match=r"has no metrics yet .* after its first validation"):
+        curves([run])
     (tmp_path / "run" / "metrics.jsonl").write_text("{}\n")
     with pytest.raises(FolderError, match="is damaged"):
         curves([run])

@@ -1,6 +1,7 @@
 """Distillation: the outputs of a teacher, resumed, and a student that is trained on them."""
 
 import dataclasses
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -14,7 +15,7 @@ from regard import checkpoints
 from regard.cli.main import main
 from regard.config import from_dict
 from regard.distillation import distinct_sources, write_outputs
-from regard.errors import FolderError
+from regard.errors import ConfigError, FolderError
 from regard.translation import Translation
 
 SOURCES = [("a b", None), ("c d a", None), ("b", None)]
@@ -46,6 +47,18 @@ def test_outputs_keep_their_spaces(folders: list[Path], tmp_path: Path) -> None:
     with mock.patch.object(regard.Translator, "translate", return_value=given):
         write_outputs(teacher, [("a b", None)], str(tmp_path / "outputs.tsv"))
     assert (tmp_path / "outputs.tsv").read_text("utf-8") == f"a b\t{text}\n"
+
+
+def test_outputs_that_cannot_be_written_name_the_folder(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    teacher = regard.Translator.load(folders[0], "cpu")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with (
+        mock.patch("regard.distillation._line", side_effect=full),
+        pytest.raises(ConfigError, match=f"cannot write {tmp_path}: No space left on device"),
+    ):
+        write_outputs(teacher, [("a b", None)], tmp_path / "outputs.tsv")
 
 
 def test_the_best_outputs_are_written(folders: list[Path], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import errno
 import importlib.util
 import json
 import os
@@ -12,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import onnx
@@ -459,6 +460,30 @@ def test_an_empty_folder_is_filled(
     assert places[0] == tmp_path / "folder"
     assert (tmp_path / "folder" / "model.json").is_file()
     assert json.loads((tmp_path / "folder" / "dictionary.json").read_text()) == dictionary
+
+
+def test_a_model_without_known_tokens_is_compared(
+    make_translator: Callable[..., regard.Translator],
+) -> None:
+    translator = make_translator()
+    empty = dataclasses.replace(translator.source, vocabulary=())
+    trained = dataclasses.replace(translator.trained, source=empty)
+    assert parity.sample_sources(dataclasses.replace(translator, trained=trained)) == []
+
+
+def test_a_failure_to_write_names_the_folder(
+    export_once: Callable[[int], tuple[regard.Translator, Path]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(model: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    translator, _ = export_once(0)
+    monkeypatch.setattr("regard.export.folder.convert", full)
+    with pytest.raises(ConfigError, match=f"cannot write {tmp_path}/out: No space left on device"):
+        export(translator, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_ensemble_is_refused(folders: list[Path], tmp_path: Path) -> None:

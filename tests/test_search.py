@@ -217,6 +217,21 @@ def test_outputs_truncated_at_their_limit_are_incomplete(beam_size: int) -> None
     assert not any(best[0].complete for best in outputs)
 
 
+def test_the_size_of_the_attention_weights_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = _model()
+    memory, limits = _memory(model), _limits(9, 9, 9)
+    found = beam_search(model.decoder, memory, limits, 2)
+    steps = max(len(best[0].ids) + 1 for best in found)
+    monkeypatch.setattr("regard.search._MOST_WEIGHT_BYTES", 4 * 4 * 2 * 10)
+    beam_search(model.decoder, memory, limits, 2)
+    monkeypatch.setattr("regard.search._MOST_WEIGHT_BYTES", 4 * 4 * 2)
+    assert steps > 1
+    with pytest.raises(
+        DataError, match=r"attention weights of a text take more than .* after \d+ steps"
+    ):
+        beam_search(model.decoder, memory, limits, 2)
+
+
 def test_special_tokens_are_never_generated() -> None:
     class _SpecialTokens(_Endless):
         def step(self, token: Tensor, state: _CountingState) -> Step:

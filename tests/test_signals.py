@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from regard import signals
+from regard.errors import Interrupted
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
@@ -37,6 +38,15 @@ def test_an_exception_from_one_handler_does_not_lose_other_signals(received: lis
     with pytest.raises(KeyboardInterrupt):
         context.__exit__(None, None, None)
     assert received == [signal.SIGTERM]
+
+
+def test_only_a_further_ctrl_c_interrupts_at_once(received: list[int]) -> None:
+    with signals.collected(repeat_raises=True) as collected:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGHUP, signal.SIGTERM):
+            signal.raise_signal(number)
+        assert collected == [signal.SIGTERM, signal.SIGHUP, signal.SIGHUP, signal.SIGTERM]
+        with pytest.raises(Interrupted):
+            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.mark.parametrize("collecting", [False, True])

@@ -79,6 +79,20 @@ def test_outputs_do_not_depend_on_the_batch_size(model: dict[str, object]) -> No
         np.testing.assert_allclose(small_output.attention, large_output.attention, atol=1e-7)
 
 
+def test_a_step_computes_a_bounded_number_of_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
+    translator, sources = _translator(), ["a b c", "c", "b", "a b", "c c"]
+    expected = translator.translate(sources, 3)
+    most = 2 * 3 * len(translator.target)
+    monkeypatch.setattr("regard.translator._MOST_PROBABILITIES", most)
+    sizes: list[int] = []
+    outputs = translator.translate(sources, 3, on_progress=sizes.append)
+    assert sizes == [2, 2, 1]
+    assert [output.text for output in outputs] == [output.text for output in expected]
+    sizes.clear()
+    translator.align(sources, ["a"] * 5, on_progress=sizes.append)
+    assert sizes == [1, 1, 1, 1, 1]  # of 4 to 6 tokens each, of at most 6
+
+
 def test_attention_has_a_row_per_token_that_sums_to_1() -> None:
     for beam_size in (1, 5):
         for output in _translator().translate(["a b c", "c"], beam_size):

@@ -124,7 +124,10 @@ def _link_shares(examples: Sequence[Example]) -> Float[Tensor, "B L T"]:
 
 
 def bucket(
-    sizes: ArrayLike, batch_tokens: int, rng: random.Random | None = None
+    sizes: ArrayLike,
+    batch_tokens: int,
+    rng: random.Random | None = None,
+    most: int | None = None,
 ) -> list[Int[np.ndarray, " n"]]:
     """Group examples of similar length; return the indices of each batch.
 
@@ -135,6 +138,7 @@ def bucket(
         sizes: source and target length of each example, shape (N, 2).
         batch_tokens: maximum size of a batch.
         rng: shuffles the batches, and examples of the same size; if None, batches are sorted by size.
+        most: maximum number of examples in a batch; None for no limit of its own.
     """
     lengths = np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
     order = _order(len(lengths), rng)
@@ -147,7 +151,8 @@ def bucket(
         source, target = divmod(key, int(base))
         while count:
             new_widths = (max(widths[0], source), max(widths[1], target))
-            room = batch_tokens // sum(new_widths) - (end - start)
+            fitting = batch_tokens // sum(new_widths)
+            room = (fitting if most is None else min(fitting, most)) - (end - start)
             if room < 1 and end > start:  # the batch is full
                 starts.append(end)
                 start, widths = end, (0, 0)

@@ -70,7 +70,7 @@ def confusions(
             split, key=lambda pair: (Levenshtein.distance(pair[0], tokens), len(pair[0]))
         )
         for edit in Levenshtein.editops(expected, tokens):
-            # no token is empty
+            # no token is empty, so "" stands for none
             key = (
                 "" if edit.tag == "insert" else expected[edit.src_pos],
                 "" if edit.tag == "delete" else tokens[edit.dest_pos],
@@ -94,11 +94,12 @@ def token_splitter(tokenizer: Tokenizer, lowercase: bool = False) -> Callable[[s
     """
     split = UNITS[tokenizer.unit].split or UNITS["word"].split
     assert split is not None
+    joined = split is UNITS["word"].split  # other tokens may contain the joiner as a character
 
     def tokenize(text: str) -> list[str]:
         normalized = " ".join(tokenizer.normalize(text).split())  # as in the metrics
         tokens = split(normalized.lower() if lowercase else normalized)
-        return [display_token(token) for token in tokens]
+        return [display_token(token) for token in tokens] if joined else tokens
 
     return tokenize
 

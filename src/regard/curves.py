@@ -79,14 +79,16 @@ def read_history(folder: str | Path) -> list[dict[str, Any]]:
         FolderError: the file is missing or damaged.
     """
     path = pretrained.find(folder) / "metrics.jsonl"
-    if not path.exists():
+    if (
+        not path.exists() or path.stat().st_size == 0
+    ):  # empty after a checkpoint without a validation
         raise FolderError(
-            f"{folder} has no metrics.jsonl yet; choose the folder of a training run, after its "
+            f"{folder} has no metrics yet (metrics.jsonl); choose the folder of a training run, after its "
             "first validation"
         )
     try:
         entries = [json.loads(line) for line in read_lines(path)]
-        if not entries or not all({"update", "minutes"} <= entry.keys() for entry in entries):
+        if not all({"update", "minutes"} <= entry.keys() for entry in entries):
             raise ValueError("a line has no update or minutes")
         for number, entry in enumerate(entries, start=1):
             for key, value in entry.items():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import FolderError
-from regard.files import write_json
+from regard.files import write_errors_reported, write_json
 from regard.lines import decode_lines
 from regard.model_folder import checksum, unshared_tensors
 from regard.pairs import Pair
@@ -70,7 +70,10 @@ def write_outputs(
     done = _outputs_so_far(path, sources)
     if on_progress is not None:
         on_progress(len(done), 0)  # the call that wrote them has counted those that were truncated
-    with path.open("a", encoding="utf-8", newline="\n") as file:
+    with (
+        write_errors_reported(path.parent),
+        path.open("a", encoding="utf-8", newline="\n") as file,
+    ):
         for start in range(len(done), len(sources), _CHUNK):
             chunk = sources[start : start + _CHUNK]
             outputs = teacher.translate(chunk, beam_size)

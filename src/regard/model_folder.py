@@ -144,17 +144,20 @@ def write_tensors(
 
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     # not save_file, which reports a full disk as a SafetensorError
-    path.write_bytes(_with_sorted_metadata(save(contiguous, metadata)))
+    content = save(contiguous, metadata)
+    end = 8 + int.from_bytes(content[:8], "little")
+    with path.open("wb") as file:
+        file.write(_with_sorted_metadata(content[8:end]))
+        file.write(memoryview(content)[end:])
 
 
 def _with_sorted_metadata(content: bytes) -> bytes:
-    """Return safetensors whose metadata are sorted by name; the library writes them in random order."""
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:end])
+    """Return a header of safetensors with metadata sorted by name; the library writes them in random order."""
+    header = json.loads(content)
     header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the tensors are aligned
-    return b"".join((len(text).to_bytes(8, "little"), text, memoryview(content)[end:]))
+    return len(text).to_bytes(8, "little") + text
 
 
 def checksum(tensors: dict[str, Tensor], text: str = "") -> str:

@@ -76,18 +76,19 @@ class PreparedRequest:
     ablate_heads: tuple[tuple[int, int], ...] = ()
 
     def batches(
-        self, batch_tokens: int, forced: bool = False
+        self, batch_tokens: int, most: int | None = None, forced: bool = False
     ) -> Iterator[tuple[list[int], "PreparedRequest"]]:
         """Yield the sources that are not blank in batches of similar length, with their indices.
 
         Args:
             batch_tokens: maximum number of tokens in a batch, padding included.
+            most: maximum number of sources in a batch; None for no limit of its own.
             forced: whether the prefixes are given targets, whose tokens count as well as those of the sources.
         """
         indices = [index for index, source in enumerate(self.sources) if source.text.strip()]
         sources = [self.sources[index] for index in indices]
         sizes = [(each.length, len(each.prefix.ids) + 1 if forced else 0) for each in sources]
-        for batch in bucket(sizes, batch_tokens):
+        for batch in bucket(sizes, batch_tokens, most=most):
             chosen = PreparedRequest([sources[row] for row in batch], self.ablate_heads)
             yield [indices[row] for row in batch], chosen
 

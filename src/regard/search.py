@@ -36,6 +36,9 @@ from regard.setting_checks import (
 )
 from regard.text import BOS, EOS, PAD
 
+_MOST_WEIGHT_BYTES = 1 << 32
+"""Maximum size of the attention weights that the search for one source keeps, of all hypotheses and steps."""
+
 
 class SearchConstraints(NamedTuple):
     """Prefixes and interventions that a search applies."""
@@ -117,6 +120,7 @@ def beam_search(
     Raises:
         ConfigError: `beam_size` or `n_best` is not in [1, `MAX_BEAM_SIZE`], `length_penalty` is not
             in [0, 10], `top_logprobs` or a limit is negative, or a source has no output of finite score.
+        DataError: the attention weights of a source take more than 4 GB.
         ShapeError: the number of limits differs from the number of sources.
     """
     _check_options(memory, limits, beam_size, n_best, length_penalty, top_logprobs)
@@ -130,6 +134,7 @@ def beam_search(
         top_logprobs=top_logprobs,
     )
     beam, steps, several = search.start(memory), list[BeamStep](), True
+    held = 0
     while len(beam.items):
         if on_step is not None:
             on_step()
@@ -137,6 +142,14 @@ def beam_search(
         several = found is not None  # after a failure, others are likely
         new, beam = found or search.one_step(beam, len(steps))
         steps += new
+        held += sum(
+            step.weights.nbytes // len(step.items) for step in new if step.weights is not None
+        )
+        if held > _MOST_WEIGHT_BYTES:
+            raise DataError(
+                f"the attention weights of a text take more than {_MOST_WEIGHT_BYTES / 2**30:.0f} GB after "
+                f"{len(steps):,} steps; divide long texts, or choose a smaller beam size"
+            )
     _check_finite(np.isfinite(search.finished.scores[:, 0]).all())
     delay = getattr(decoder, "attention_delay", 0)
     return search.finished.trace(steps, None if search.trees is None else search.trees.nodes, delay)

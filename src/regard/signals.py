@@ -14,12 +14,13 @@ def collected(repeat_raises: bool) -> Generator[list[int]]:
     """Collect Ctrl-C, SIGTERM and SIGHUP in a list.
 
     Args:
-        repeat_raises: whether a second signal raises `Interrupted` at once.
+        repeat_raises: whether Ctrl-C after another signal raises `Interrupted` at once. SIGTERM and SIGHUP
+            do not: a terminal that closes and a system that shuts down send several.
     """
     received: list[int] = []
 
     def handle(number: int, _: object) -> None:
-        if received and repeat_raises:
+        if received and repeat_raises and number == signal.SIGINT:
             raise Interrupted(number)
         received.append(number)
 

@@ -59,7 +59,7 @@ class RunningStatistics:
         self.seconds = time.perf_counter() - self._started
 
     def loss(self) -> float:
-        """Return the mean loss per update."""
+        """Return the mean over the updates of the loss per target token."""
         return self.total_loss / max(1, self.updates)
 
     def per_second(self, count: int) -> float:
@@ -142,6 +142,10 @@ class Trainer:
                 self._report_compilation(progress)
                 if self.schedule.over():  # also because a validation has used up the time
                     break
+            if (
+                not self.history
+            ):  # stopped before the first validation, and resumed with a smaller budget
+                self._validate(progress)
 
     def _report_compilation(self, progress: Progress) -> None:
         """Say once how long the kernels took to compile, if that was noticeable."""

@@ -28,6 +28,9 @@ from regard.translation import Translation, empty_translation
 _FULL_BATCH_BEAMS = 20
 """Beam size above which batches shrink in proportion, so that their memory stays bounded."""
 
+_MOST_PROBABILITIES = 1 << 23
+"""Maximum number of probabilities of all tokens that are computed at once for several sources."""
+
 
 class ForcedOptions(TypedDict, total=False):
     """Options of `Translator.align`, which documents them."""
@@ -163,8 +166,8 @@ class Translator:
             beam_size: number of hypotheses kept per source, at most 1,000; 1 means greedy search.
             n_best: number of outputs per source, at most 1,000.
             length_penalty: exponent of the length penalty ((5 + length) / 6) ** length_penalty.
-            batch_tokens: number of source tokens per batch, padding included; reduced for more than
-                20 beams.
+            batch_tokens: number of source tokens per batch, padding included; batches are smaller for
+                more than 20 beams, and for a large target vocabulary.
             on_progress: called after each batch with the number of texts translated in it.
             prefix: the beginning of the output: one string for all sources, or a list with one
                 prefix per source, each of which is a string or a list of tokens. A right-to-left
@@ -236,6 +239,7 @@ class Translator:
 
         return self._decode(
             request, batch_tokens, decode, on_progress, n_best,
+            most=max(1, _MOST_PROBABILITIES // (beams * len(self.target))),
             tree=[] if return_tree else None, top_logprobs=[] if top_logprobs else None,
         )  # fmt: skip
 
@@ -286,6 +290,7 @@ class Translator:
                 return outputs
             return self._reranker.rerank(batch, outputs, length_penalty)
 
+        batch_tokens = min(batch_tokens, _MOST_PROBABILITIES // len(self.target))
         outputs = self._decode(request, batch_tokens, decode, on_progress, forced=True)
         translations = [best[0] for best in outputs]
         single = isinstance(texts, str) and isinstance(targets, str)
@@ -351,6 +356,7 @@ class Translator:
         decode: Callable[[PreparedRequest, Memory, Decoder, StepDecoder], list[list[Hypothesis]]],
         on_progress: Callable[[int], None] | None,
         n_best: int = 1,
+        most: int | None = None,
         forced: bool = False,
         **empty: Any,
     ) -> list[list[Translation]]:
@@ -359,7 +365,7 @@ class Translator:
         outputs = [[empty_translation(row.line, **empty)] * n_best for row in request.sources]
         model, steps = self._inference.prepared()
         layer = self.attention_layer
-        for indices, batch in request.batches(batch_tokens, forced):
+        for indices, batch in request.batches(batch_tokens, most, forced):
             with without_autocast(self.device):
                 memory = batch.encode(model, self.device)
                 decoded = decode(batch, memory, model.decoder, steps)

@@ -21,7 +21,7 @@ from regard.errors import ConfigError, quantity
 from regard.export.compression import compress_weights
 from regard.export.conversion import convert, require_packages
 from regard.export.parity import RUNNERS, Parity, check_parity
-from regard.files import require_empty_folder, write_json, write_text
+from regard.files import require_empty_folder, write_errors_reported, write_json, write_text
 from regard.quantization import WeightType
 from regard.translator import Translator
 from regard.version import __version__
@@ -74,7 +74,10 @@ def export(
     out = require_empty_folder(Path(os.path.realpath(out)))
     out.parent.mkdir(parents=True, exist_ok=True)
     place = out if out.exists() else out.parent  # which may be write-protected around a mount point
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=place) as temporary:
+    with (
+        write_errors_reported(out),
+        tempfile.TemporaryDirectory(prefix=".export-", dir=place) as temporary,
+    ):
         folder = Path(temporary) / out.name
         folder.mkdir()
         on_stage("converting the model to ONNX …")

@@ -68,7 +68,7 @@ def sample_sources(translator: Translator) -> list[str]:
     generator = np.random.default_rng(1)
     known = range(len(SPECIAL_TOKENS), len(SPECIAL_TOKENS) + len(translator.source.vocabulary))
     longest = translator.trained.metadata.get("max_source_length", max(_LENGTHS))
-    lengths = [length for length in _LENGTHS if length <= longest]
+    lengths = [length for length in _LENGTHS if length <= longest] if known else []
     ids = [generator.choice(known, length).tolist() for length in lengths for _ in range(2)]
     texts = [*translator.trained.metadata.get("examples", []), *map(translator.source.decode, ids)]
     if translator.source.match_vocabulary:

@@ -62,7 +62,8 @@ def join_words(tokens: Sequence[str]) -> list[str]:
 
 def display_token(token: str) -> str:
     """Return a word token without its joiners."""
-    return token.removeprefix(JOINER).removesuffix(JOINER) if len(token) > 1 else token
+    bare = token[1:] if len(token) > 1 and token.startswith(JOINER) else token
+    return bare[:-1] if len(bare) > 1 and bare.endswith(JOINER) else bare
 
 
 def _mark_joins(pieces: Sequence[str]) -> list[str]:

@@ -38,12 +38,13 @@ export function helpButton(key, subject) {
 }
 
 export const END = "</s>";
-const JOINER = /^‿(?=.)|(?<=.)‿$/gu; // marks the side of a punctuation mark that touches its neighbour
+const LEFT_JOINER = /^‿(?=.)/u; // marks the side of a punctuation mark that touches its neighbour
+const RIGHT_JOINER = /(?<=.)‿$/u;
 
 // A token for display: whitespace becomes visible, marks of the tokenizer are left out.
 export function displayToken(token) {
   if (token.trim() === "") return token.replace(/\s/g, "␣") || "∅";
-  return token.replace(JOINER, "");
+  return token.replace(LEFT_JOINER, "").replace(RIGHT_JOINER, "");
 }
 
 // The direction of a text is that of its first letter.
