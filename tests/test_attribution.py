@@ -70,7 +70,10 @@ def _scaled(model: Seq2Seq, ids: list[int], factor: float) -> Seq2Seq:
     return scaled
 
 
-def test_gradient_times_input_is_the_derivative_with_respect_to_a_factor(model: Seq2Seq) -> None:
+def test_gradient_times_input_is_the_derivative_with_respect_to_a_factor(
+    model: Seq2Seq, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attribution, "_BATCH_TOKENS", 16)  # two target tokens at once
     expected, model, step = np.zeros((3, 5)), model.double(), 1e-5
     for position, id in enumerate(EXAMPLE.source[:-1]):
         ends = (_log_probs(_scaled(model, [id], 1 + d), EXAMPLE.source) for d in (step, -step))
@@ -99,9 +102,10 @@ def test_integrated_gradients_are_complete(
     model = make_translator(**settings).trained.model
     _assert_complete(model, EXAMPLE)
     whole = attribution.integrated_gradients(model, EXAMPLE)
-    monkeypatch.setattr(attribution, "_BATCH_TOKENS", 60)  # in several batches
-    batched = attribution.integrated_gradients(model, EXAMPLE)
-    np.testing.assert_allclose(whole, batched, atol=1e-4)
+    for tokens in (60, 16):  # in several batches, and two target tokens at once
+        monkeypatch.setattr(attribution, "_BATCH_TOKENS", tokens)
+        batched = attribution.integrated_gradients(model, EXAMPLE)
+        np.testing.assert_allclose(whole, batched, atol=1e-4)
 
 
 @pytest.mark.slow

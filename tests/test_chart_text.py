@@ -54,6 +54,13 @@ def test_a_very_long_title_is_shortened_in_the_middle_of_source_and_translation(
     assert lines[4].endswith(" …")
 
 
+def test_the_arrow_between_texts_from_right_to_left_points_to_the_right():
+    hebrew, arabic = "שלום", "مرحبا"
+    for source, target, mark in ((hebrew, arabic, "\u200e"), (hebrew, "hello", ""), ("a", "b", "")):
+        chart = heatmap(WEIGHTS, SOURCE, TARGET, title=f"{source} → {target}")
+        assert title(to_svg_tree(chart)) == [f"{source}{mark} → {mark}{target}"]
+
+
 def test_a_short_title_is_one_line():
     assert title(to_svg_tree(heatmap(WEIGHTS, SOURCE, TARGET, title="a → b"))) == ["a → b"]
 

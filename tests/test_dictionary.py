@@ -160,6 +160,23 @@ def test_interventions_do_not_apply_to_a_dictionary(translate: Run, option: str)
     assert f"{name} does not apply to the outputs of a dictionary; omit it or --dictionary" in error
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--n-best=0", "n_best must be at least 1, got 0"),
+        ("--beam-size=5000", "beam_size must be at most 1,000, got 5,000"),
+        ("--length-penalty=-1", "length_penalty must lie in [0, 10], got -1"),
+    ],
+)
+def test_options_of_a_search_are_checked_if_all_lines_are_listed(
+    translate: Run, tmp_path: Path, option: str, message: str
+) -> None:
+    (tmp_path / "lines.txt").write_text("hola\n")
+    status, out, error = translate(option)
+    assert (status, out) == (1, "")
+    assert message in error
+
+
 def test_a_dictionary_cannot_be_overwritten(translate: Run, words: Path) -> None:
     status, _, error = translate("--out", str(words))
     assert (status, words.read_text()) == (1, LISTED)

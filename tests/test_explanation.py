@@ -361,5 +361,9 @@ def test_the_command_prints_explanations_and_errors(
         (("--dim", "8..1"), "--dim takes widths such as 1..1024"),
         (("--query", "gone.npy", "--keys", "1"), "cannot read gone.npy"),
         (("--model", str(tmp_path / "model")), "--model needs a text"),
+        (
+            ("--keys", "1;2", "--weights", "0.4,0.6", "--unnormalised"),
+            "--unnormalised has no effect with --weights",
+        ),
     ):
         assert message in run(*arguments, status=1)

@@ -83,6 +83,14 @@ def weights(rows, columns):
     return np.random.default_rng(rows).dirichlet(np.ones(columns + 1), size=rows)
 
 
+@pytest.mark.parametrize(
+    ("method", "message"), [("intersect", "did you mean intersection"), ("soft", "needs weights")]
+)
+def test_methods_that_combine_no_links_are_refused(method, message, unchecked):
+    with pytest.raises(ConfigError, match=message):
+        combine_links([(0, 0)], [(1, 1)], method)
+
+
 def test_mean_weights_by_hand():
     forward = np.array([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0], [0.25, 0.25, 0.5]])
     reverse = np.array([[0.5, 0.5, 0.0, 0.0], [0.25, 0.25, 0.25, 0.25]])

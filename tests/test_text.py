@@ -58,9 +58,28 @@ def test_tokens_join_to_the_text_they_came_from(unit: Unit, text: str) -> None:
 @pytest.mark.parametrize("unit", ["char", "grapheme", *SUBWORDS])
 @given(text=any_text)
 @example(text="  a  b\t c\u00a0d\r\n ")
-def test_char_grapheme_and_subword_units_keep_every_space(unit: Unit, text: str) -> None:
+def test_char_grapheme_and_subword_units_keep_every_inner_space(unit: Unit, text: str) -> None:
     tokenizer = TOKENIZERS[unit]
-    assert tokenizer.detokenize(tokenizer.encode(text).tokens) == tokenizer.normalize(text)
+    expected = tokenizer.normalize(text)
+    if unit in SUBWORDS:  # no other whitespace is in their vocabulary
+        expected = "".join(" " if character.isspace() else character for character in expected)
+    (encoding,) = tokenizer.encode_batch([text], outer_spaces=True)
+    assert tokenizer.detokenize(encoding.tokens) == expected
+    assert tokenizer.detokenize(tokenizer.encode(text).tokens) == expected.strip()
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_whitespace_around_a_text_is_no_part_of_it(unit: Unit) -> None:
+    tokenizer = TOKENIZERS[unit]
+    assert tokenizer.encode("\u3000\t lo sé \u00a0\u2028") == tokenizer.encode("lo sé")
+
+
+@pytest.mark.parametrize("unit", SUBWORDS)
+def test_subwords_take_unknown_whitespace_for_a_space(unit: Unit) -> None:
+    assert TOKENIZERS[unit].encode("lo\u00a0sé\ttodo") == TOKENIZERS[unit].encode("lo sé todo")
+    known = train(["lo\u00a0sé"] * 9 + SENTENCES, unit=unit)
+    assert "\u00a0" in known.encode("lo\u00a0sé").tokens
+    assert known.encode("lo\u00a0sé").unknown == []
 
 
 @pytest.mark.parametrize("unit", ["word", *SUBWORDS])
@@ -420,6 +439,10 @@ def test_matching_keeps_the_indices_of_words() -> None:
         assert [index for index in dict.fromkeys(word_ids)] == list(
             range(len(text.removesuffix(" .").split()))
         )
+    for text, words in (("我爱・机器", [0, 1, 1, 2]), ("我爱：机器", [0, 1, 1, 2])):
+        encoding = MATCHING.encode(text)
+        assert (MATCHING.word_ids(encoding.tokens), encoding.left_out) == (words, ())
+        assert MATCHING.detokenize(encoding.tokens) == MATCHING.normalize(text)
     split = ["我", "‿爱", "‿机器", "‿学习", "‿?"]
     assert MATCHING.word_ids(split) == [0, 1, 2, 3, 3]
     assert MATCHING.word_ids(["¿‿", *split]) == [0, 0, 1, 2, 3, 3]

@@ -236,9 +236,9 @@ def test_texts_are_tokenised_once_per_request(monkeypatch: pytest.MonkeyPatch) -
     batches: list[list[str]] = []
     encode = Tokenizer.encode_batch
 
-    def count(self: Tokenizer, texts: list[str]) -> list[Encoding]:
+    def count(self: Tokenizer, texts: list[str], **options: bool) -> list[Encoding]:
         batches.append(list(texts))
-        return encode(self, texts)
+        return encode(self, texts, **options)
 
     monkeypatch.setattr(Tokenizer, "encode_batch", count)
     once = [["b"] * len(SOURCES), SOURCES]
@@ -284,6 +284,19 @@ def test_the_tokens_of_given_targets_count_in_batches(make_translator: Any) -> N
     parts = translator.align(sources, targets, batch_tokens=22)
     for output, other in zip(parts, translator.align(sources, targets), strict=True):
         assert output.score == pytest.approx(other.score, abs=1e-5)
+
+
+def test_a_space_at_the_end_of_a_prefix_belongs_to_the_next_subword() -> None:
+    words = _translator(source="bpe", target="bpe")
+    for translator, prefix in ((words, "cab "), (_translator(source="char", target="char"), "a")):
+        expected, output = (translator.translate("abc", prefix=p) for p in (prefix.strip(), prefix))
+        assert output.tokens == expected.tokens
+    characters = Tokenizer.train(["a b"], TextConfig(unit="char"))
+    trained = dataclasses.replace(words.trained, target=characters)
+    (source,) = prepare(trained, ["abc"], "a ").sources
+    assert source.prefix.tokens == ["a", " "]
+    (source,) = prepare(trained, ["abc"], ["a "], forced=True).sources
+    assert source.prefix.tokens == ["a"]
 
 
 def test_align_returns_unknown_target_tokens_as_text() -> None:

@@ -48,7 +48,7 @@ def target_log_probs(model: Seq2Seq, variants: Sequence[Example]) -> Float[np.nd
         model: the model.
         variants: examples with the same target and sources of the same length.
     """
-    rows = max(1, _BATCH_TOKENS // sum(variants[0].size))
+    rows = _rows(variants[0])
     parts = [
         _log_probs(model, variants[first : first + rows]) for first in range(0, len(variants), rows)
     ]
@@ -72,12 +72,15 @@ def gradient(model: Seq2Seq, example: Example) -> Float[np.ndarray, "L T"]:
 
     The products are summed over the components of the embedding (Denil et al. 2014, arXiv:1412.6815).
     """
-    embedded = [rows.requires_grad_() for rows in _embedded(model, example)]
-    with _differentiable():
-        log_probs = _own_log_probs(model, example, embedded)
-        gradients = torch.autograd.grad(log_probs.sum(), embedded)
-    products = (rows * grad for rows, grad in zip(embedded, gradients, strict=True))
-    return _without_eos(list(products))
+    parts: list[np.ndarray] = []
+    for positions in _slices(example):
+        embedded = [rows.requires_grad_() for rows in _embedded(model, example, len(positions))]
+        with _differentiable():
+            log_probs = _own_log_probs(model, example, embedded, positions)
+            gradients = torch.autograd.grad(log_probs.sum(), embedded)
+        products = (rows * grad for rows, grad in zip(embedded, gradients, strict=True))
+        parts.append(_without_eos(list(products)))
+    return np.concatenate(parts)
 
 
 def integrated_gradients(model: Seq2Seq, example: Example) -> Float[np.ndarray, "L T"]:
@@ -99,20 +102,22 @@ def integrated_gradients(model: Seq2Seq, example: Example) -> Float[np.ndarray, 
             "integrated gradients need the package captum: pip install 'regard[attribution]'"
         ) from None
 
-    def forward(*embedded: Tensor) -> Tensor:
-        return _own_log_probs(model, example, list(embedded))
-
-    inputs = tuple(_embedded(model, example))
     unknown = erase(example, range(len(example.source) - 1))
-    rows = max(1, _BATCH_TOKENS // sum(example.size))
-    with _differentiable():
-        attributions = IntegratedGradients(forward).attribute(
-            inputs,
-            baselines=tuple(_embedded(model, unknown)),
-            n_steps=_STEPS,
-            internal_batch_size=max(rows, len(example.target)),
-        )
-    return _without_eos(list(attributions))
+    parts: list[np.ndarray] = []
+    for positions in _slices(example):
+
+        def forward(*embedded: Tensor, positions: range = positions) -> Tensor:
+            return _own_log_probs(model, example, embedded, positions)
+
+        with _differentiable():
+            attributions = IntegratedGradients(forward).attribute(
+                tuple(_embedded(model, example, len(positions))),
+                baselines=tuple(_embedded(model, unknown, len(positions))),
+                n_steps=_STEPS,
+                internal_batch_size=_rows(example),
+            )
+        parts.append(_without_eos(list(attributions)))
+    return np.concatenate(parts)
 
 
 SIGNED: dict[Method, Callable[[Seq2Seq, Example], Float[np.ndarray, "L T"]]] = {
@@ -171,11 +176,21 @@ def _log_probs(model: Seq2Seq, variants: Sequence[Example]) -> Float[Tensor, "N 
     return log_probs.gather(2, batch.targets[..., None])[:, :-1, 0]
 
 
-def _embedded(model: Seq2Seq, example: Example) -> list[Float[Tensor, "L T D"]]:
-    """Return the embeddings of the source, one copy per target token, for each encoder of the model."""
+def _rows(example: Example) -> int:
+    """Return how many copies of an example a batch may contain."""
+    return max(1, _BATCH_TOKENS // sum(example.size))
+
+
+def _slices(example: Example) -> list[range]:
+    """Return the positions of the target tokens in parts, each with a copy of the example per position."""
+    length, rows = len(example.target), _rows(example)
+    return [range(start, min(length, start + rows)) for start in range(0, length, rows)]
+
+
+def _embedded(model: Seq2Seq, example: Example, copies: int) -> list[Float[Tensor, "n T D"]]:
+    """Return copies of the embeddings of the source, for each encoder of the model."""
     device = next(model.parameters()).device
     ids = torch.tensor(example.source, device=device)
-    copies = len(example.target)
     return [
         layer.weight.detach()[ids].expand(copies, -1, -1).clone() for layer in _embeddings(model)
     ]
@@ -187,18 +202,22 @@ def _embeddings(model: Seq2Seq) -> list[nn.Embedding]:
 
 
 def _own_log_probs(
-    model: Seq2Seq, example: Example, embedded: Sequence[Float[Tensor, "n T D"]]
+    model: Seq2Seq,
+    example: Example,
+    embedded: Sequence[Float[Tensor, "n T D"]],
+    positions: range,
 ) -> Float[Tensor, " n"]:
     """Return the log-probability of one target token per row, given these embeddings of the source.
 
-    Row r predicts token r modulo L, so that a gradient with respect to a row is that of one token.
+    The rows predict the tokens at `positions` in turn, so that a gradient with respect to a row is that of
+    one token.
     """
     with contextlib.ExitStack() as hooks:
         for layer, rows in zip(_embeddings(model), embedded, strict=True):
             hooks.enter_context(_replaced_output(layer, rows))
         log_probs = _log_probs(model, [example] * len(embedded[0]))
     numbers = torch.arange(len(log_probs), device=log_probs.device)
-    return log_probs[numbers, numbers % len(example.target)]
+    return log_probs[numbers, positions.start + numbers % len(positions)]
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from regard.search import SearchConstraints
 from regard.setting_checks import MAX_LENGTH
 from regard.text import (
     EOS,
+    UNITS,
     Encoding,
     SourceLike,
     Tokenizer,
@@ -158,7 +159,7 @@ def prepare(
     heads = _convert_heads(ablate_heads)
     _check_interventions(trained, any(pins), heads)
     given: list[TextOrTokens] = _one_each("" if prefix is None else prefix, texts, "prefix")
-    prefixes = _encode_targets(trained.target, given)
+    prefixes = _encode_targets(trained.target, given, not forced)
     for text, encoding in zip(given, prefixes, strict=True):
         unknown = [*encoding.unknown, *encoding.left_out]
         if isinstance(text, str) and unknown and not forced:
@@ -225,7 +226,7 @@ def _is_source(item: Any) -> bool:
     return isinstance(item, str)
 
 
-def _encode_targets(target: Tokenizer, texts: Sequence[Any]) -> list[Encoding]:
+def _encode_targets(target: Tokenizer, texts: Sequence[Any], are_prefixes: bool) -> list[Encoding]:
     """Return targets as ids; lists of tokens are not tokenised again."""
     for number, text in enumerate(texts):
         is_tokens = isinstance(text, Iterable) and all(isinstance(token, str) for token in text)
@@ -235,7 +236,9 @@ def _encode_targets(target: Tokenizer, texts: Sequence[Any]) -> list[Encoding]:
                 f"got {shortened(repr(text))}"
             )
     plain = target.encode_batch(
-        [remove_line_ending(text) if isinstance(text, str) else "" for text in texts]
+        [remove_line_ending(text) if isinstance(text, str) else "" for text in texts],
+        # a space at the end of a prefix is a character of the output, but belongs to the next subword
+        outer_spaces=are_prefixes and UNITS[target.unit].split is not None,
     )
     return [
         encoding

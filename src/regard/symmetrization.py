@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from regard.alignment import Alignment, Link, best_links
 from regard.config import Symmetrization
-from regard.errors import DataError, not_one_of, quantity, shortened
+from regard.errors import ConfigError, DataError, not_one_of, quantity, shortened
 from regard.translation import Translation
 
 _NEIGHBOURS = tuple((i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j)
@@ -92,7 +92,15 @@ def combine_links(
         forward: (source, target) links of one direction.
         reverse: (source, target) links of the other direction.
         method: the method; not `soft`, which needs weights.
+
+    Raises:
+        ConfigError: there is no such method, or it is `soft`.
     """
+    check_method(method)
+    if method == "soft":
+        raise ConfigError(
+            "the symmetrisation soft needs weights instead of links; choose another one"
+        )
     there, back = set(forward), set(reverse)
     if method == "intersection":
         return Alignment(there & back)

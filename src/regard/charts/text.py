@@ -10,6 +10,11 @@ from regard.charts.fonts import CJK
 _TITLE_LINES = 3
 """Maximum lines of the source, and of the translation, in a title."""
 _ARROW = " → "
+_MARK = "\u200e"
+"""Left-to-right mark."""
+_RIGHT_TO_LEFT = re.compile(
+    "[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc\U00010800-\U00010fff\U0001e800-\U0001efff]"
+)
 _WORDS = re.compile(rf"\s*(?:[{CJK}]|[^\s{CJK}]+)|\s+")
 
 
@@ -36,9 +41,11 @@ def title_lines(title: str, size: float, limit: float) -> list[str]:
     A title "source → translation" that needs several lines is broken before the arrow. Source and
     translation have at most three lines each; a longer text is shortened in the middle.
     """
-    if text_width(title, size, bold=True) <= limit:
-        return [title]
     source, arrow, translation = title.rpartition(_ARROW)
+    if text_width(title, size, bold=True) <= limit:
+        # between two texts that are written from right to left, the arrow would point to the source
+        reversed_ = _RIGHT_TO_LEFT.search(source) and _RIGHT_TO_LEFT.search(translation)
+        return [f"{source}{_MARK}{arrow}{_MARK}{translation}" if reversed_ else title]
     lines: list[str] = []
     for part in (source, arrow.lstrip() + translation) if arrow else (title,):
         wrapped = _wrap(part, size, limit / 1.06)

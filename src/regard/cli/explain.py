@@ -21,7 +21,7 @@ _OF_VECTORS = ("query", "keys", "values", "weights", "labels", "score", "paramet
 _WITHOUT_EFFECT = {
     "--dim": ("model", *_OF_MODELS, *_OF_VECTORS, "unnormalised", "digits"),
     "--model": _OF_VECTORS,
-    "--weights": ("score", "parameters"),
+    "--weights": ("score", "parameters", "unnormalised"),
     "--format json": ("unnormalised", "digits"),
 }
 """Arguments that are refused, by the option that makes them useless."""

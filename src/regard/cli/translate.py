@@ -28,6 +28,7 @@ from regard.errors import ConfigError, DataError, quantity
 from regard.files import atomic_write
 from regard.lines import arriving_lines, read_lines
 from regard.progress import Progress
+from regard.setting_checks import check_beam_size, check_length_penalty
 from regard.text import SourceLike, count_message, split_source, unknown_tokens_message
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ def run(arguments: list[str]) -> None:
     if args.file is not None:
         require_lines(args.file)
     pins, heads = _pins(args.pin or ()), _heads(args.ablate_heads or ())
+    check_beam_size(beam_size=args.beam_size, n_best=args.n_best)
+    check_length_penalty(args.length_penalty)
     translator = load_translator(args.folder, args.device)
     _require_attention(translator, args)
     dictionary = _dictionary(translator, args)

@@ -41,7 +41,7 @@ def match_tokens(tokens: Sequence[str], vocabulary: Mapping[str, int]) -> Matche
     longest = max(map(len, vocabulary), default=0)
     for token in tokens:
         pieces = [token]
-        if token not in vocabulary and _UNSPACED.search(token):
+        if token not in vocabulary and _UNSPACED.search(token) and not _is_punctuation(token):
             pieces = _split_word(token, vocabulary, longest)
         matched += pieces
         ids += [_find(piece, vocabulary) for piece in pieces]

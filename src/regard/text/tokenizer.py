@@ -182,8 +182,15 @@ class Tokenizer:
         """Tokenize one text and its features, without adding BOS and EOS."""
         return self.encode_batch([(text, features)])[0]
 
-    def encode_batch(self, sources: Sequence[SourceLike]) -> list[Encoding]:
+    def encode_batch(
+        self, sources: Sequence[SourceLike], outer_spaces: bool = False
+    ) -> list[Encoding]:
         """Tokenize several sources, each a text or a pair (text, features), in order.
+
+        Args:
+            sources: the sources, in which subwords take whitespace that is not in the vocabulary for a space.
+            outer_spaces: whether whitespace at both ends belongs to a text, as in the beginning of one; by
+                default it is left out.
 
         Raises:
             ConfigError: features are given, but this tokenizer was trained without them.
@@ -194,6 +201,8 @@ class Tokenizer:
             if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise DataError(f"expected each text to be a string, got {text!r}")
         texts = [self.normalize(text) for text, _ in parts]
+        if not outer_spaces:
+            texts = [text.strip() for text in texts]
         split = UNITS[self.unit].split
         if split is None:
             encodings = self._encode_subwords(texts)
@@ -342,7 +351,7 @@ class Tokenizer:
         return self
 
     def _encode_subwords(self, texts: Sequence[str]) -> list[Encoding]:
-        marked = [" " + text if text else "" for text in texts]
+        marked = [" " + text.translate(self._unknown_spaces) if text else "" for text in texts]
         encodings: list[Encoding] = []
         for text, encoding in zip(marked, self._subword_model.encode_batch(marked), strict=True):
             tokens = [
@@ -372,6 +381,12 @@ class Tokenizer:
     def _feature_ids(self) -> dict[str, int]:
         first = len(SPECIAL_TOKENS) + len(self.vocabulary)
         return {feature: id for id, feature in enumerate(self.features or (), start=first)}
+
+    @functools.cached_property
+    def _unknown_spaces(self) -> dict[int, str]:
+        """A space for every other whitespace character that is not in the vocabulary."""
+        characters = filter(str.isspace, map(chr, range(0x3001)))
+        return {ord(each): " " for each in characters if each not in self._token_ids}
 
     @functools.cached_property
     def _subword_model(self) -> "tokenizers.Tokenizer":

@@ -44,7 +44,12 @@ class Tokenizer:
         subwords.pre_tokenizer = pieces
         offsets = lambda text: subwords.encode(text).offsets if text.strip(" ") else []
         cut = lambda text: [mark_space(text[start:end]) for start, end in offsets(text)]
-        return lambda text: cut(" " + text) if text else []
+        spaces = {
+            ord(each): " "
+            for each in map(chr, range(0x3001))
+            if each.isspace() and each not in names
+        }
+        return lambda text: cut(" " + text.translate(spaces)) if text else []
 
     def compose(self, text):
         form = self.table["normal_form"]
@@ -62,7 +67,7 @@ class Tokenizer:
     def encode(self, line):
         """Return the tokens of a line and their ids."""
         text, tags = self.parse(line)
-        tokens = self.split(self.normalize(text))
+        tokens = self.split(self.normalize(text).strip())
         known = [(token, self.ids.get(token, UNK)) for token in tokens]
         if self.table["match_vocabulary"] and self.unit == "word":
             known = match(tokens, self.ids)

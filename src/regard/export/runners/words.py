@@ -50,7 +50,7 @@ def match(tokens, ids):
 
 def segment(token, ids, longest):
     """Split a token of a script without spaces into as few known words as possible."""
-    if token in ids or not UNSPACED.search(token):
+    if token in ids or not UNSPACED.search(token) or is_mark(token):
         return [token]
     word, best = bare(token), [(0, 0)]  # by end: number of words, unknown ones as 1000; start
     for end in range(1, len(word) + 1):
@@ -83,7 +83,8 @@ def trim(chunk):
 
 
 def bare(token):
-    return token.removeprefix("‿").removesuffix("‿") if len(token) > 1 else token
+    rest = token[1:] if len(token) > 1 and token[0] == "‿" else token
+    return rest[:-1] if len(rest) > 1 and rest[-1] == "‿" else rest
 
 
 def is_mark(token):

@@ -2,9 +2,9 @@
 // The tokens stand in two rows, or in two columns where rows are too wide for the window.
 import { END, FONT_FAMILY, direction, displayToken, element, svgElement, textWidth } from "./dom.js";
 import { ablationNote } from "./interventions.js";
+import { isDrawn } from "./weights.js";
 
 const LENGTH = 110; // pixels between the rows
-const MIN_WEIGHT = 0.04;
 const PADDING = 18; // with the border, on both sides of a token
 const [MIN_GAP, MAX_GAP] = [4, 20]; // between two tokens of a row
 
@@ -72,8 +72,7 @@ export class Alignment {
     const path = vertical
       ? (i, t) => `M2,${from[i]} C${length / 2},${from[i]} ${length / 2},${to[t]} ${length - 2},${to[t]}`
       : (i, t) => `M${from[i]},2 C${from[i]},${length / 2} ${to[t]},${length / 2} ${to[t]},${length - 2}`;
-    const shown = (weight, row) => weight > 0 && weight >= Math.min(MIN_WEIGHT, 0.5 * Math.max(...row));
-    svg.replaceChildren(...weights.flatMap((row, t) => row.flatMap((weight, i) => !shown(weight, row) || to[t] === undefined ? [] : [
+    svg.replaceChildren(...weights.flatMap((row, t) => row.flatMap((weight, i) => !isDrawn(weight, row) || to[t] === undefined ? [] : [
       svgElement("path", {
         d: path(i, t),
         "stroke-width": (1 + 6 * Math.min(1, weight)).toFixed(2), "stroke-opacity": (0.15 + 0.75 * Math.min(1, weight)).toFixed(2),

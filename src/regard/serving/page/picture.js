@@ -1,5 +1,6 @@
 // The heatmap and the alignment as standalone SVG documents, for download.
 import { FONT_FAMILY, displayToken, svgElement, textWidth } from "./dom.js";
+import { isDrawn } from "./weights.js";
 
 const [ACCENT, EDITED, TEXT, RULE] = ["#08519c", "#b93a0b", "#1f2933", "#d5dbe1"];
 const FONT = `15px ${FONT_FAMILY}`;
@@ -48,7 +49,7 @@ export function alignmentPicture({ rows, columns, weights, unknown, note }) {
   const line = ({ centers, width: own }) => centers.map((x) => x + (width - own) / 2);
   const [from, to] = [line(above), line(below)];
   const text = (tokens, xs, y, marked = []) => tokens.map((token, n) => svgElement("text", { x: xs[n], y, "text-anchor": "middle", "text-decoration": decoration(token, marked) }, displayToken(token)));
-  const paths = weights.flatMap((row, t) => row.flatMap((weight, i) => weight < 0.04 ? [] : [svgElement("path", {
+  const paths = weights.flatMap((row, t) => row.flatMap((weight, i) => !isDrawn(weight, row) ? [] : [svgElement("path", {
     d: `M${from[i]},44 C${from[i]},100 ${to[t]},100 ${to[t]},156`, fill: "none", stroke: ACCENT, "stroke-linecap": "round",
     "stroke-width": (1 + 6 * Math.min(1, weight)).toFixed(2), "stroke-opacity": (0.15 + 0.75 * Math.min(1, weight)).toFixed(2),
   })]));

@@ -1,5 +1,7 @@
 // Arithmetic on attention weights, as on the server.
 
+const MIN_WEIGHT = 0.04;
+
 // Pinned weights keep their value; the others share the rest in proportion.
 export function applyPins(weights, pins) {
   const pinned = sum(Object.values(pins));
@@ -16,5 +18,8 @@ export function headWeights(heads, layer, head) {
     return rows[0].map((_, i) => sum(rows.map((row) => row[i])) / rows.length);
   });
 }
+
+// Whether a weight is drawn as a line of the alignment; in a row of small weights, the largest are.
+export const isDrawn = (weight, row) => weight > 0 && weight >= Math.min(MIN_WEIGHT, 0.5 * Math.max(...row));
 
 export const sum = (weights) => weights.reduce((total, weight) => total + weight, 0);

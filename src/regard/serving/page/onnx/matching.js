@@ -11,7 +11,7 @@ const isPunctuation = (token) => withoutJoiners(token) !== JOINER && ONLY_PUNCTU
 
 // The ids, the tokens, and the punctuation that is left out. `ids` is a Map from tokens to ids.
 export function matchTokens(tokens, ids, longest) {
-  const matched = tokens.flatMap((token) => (!ids.has(token) && UNSPACED.test(token) ? splitWord(token, ids, longest) : [token]));
+  const matched = tokens.flatMap((token) => (!ids.has(token) && UNSPACED.test(token) && !isPunctuation(token) ? splitWord(token, ids, longest) : [token]));
   const found = matched.map((token) => find(token, ids));
   const kept = keptPositions(found, matched);
   if (!kept.length) return { ids: found, tokens: matched, leftOut: [] };

@@ -1,10 +1,12 @@
 // Text to tokens and vocabulary ids, and back, from the JSON document of a tokenizer (regard/text/tokenizer.py).
 import { matchTokens } from "./matching.js";
 import { bytePairs, joinSubwords, markSpace, splitSubwords, unigrams } from "./subwords.js";
-import { joinWords, splitAtSpaces, splitGraphemes, splitWords } from "./words.js";
+import { SPACE, joinWords, splitAtSpaces, splitGraphemes, splitWords } from "./words.js";
 
 export const [PAD, UNK, BOS, EOS] = [0, 1, 2, 3];
 const SPECIAL_TOKENS = ["<pad>", "<unk>", "<s>", "</s>"];
+const ANY_SPACE = new RegExp(`[${SPACE}]`, "gu");
+const OUTER_SPACES = new RegExp(`^[${SPACE}]+|[${SPACE}]+$`, "gu");
 const same = (tokens) => tokens;
 
 const UNITS = {
@@ -22,7 +24,9 @@ export class Tokenizer {
     this.unit = UNITS[document.unit];
     const { vocabulary, features } = document;
     const splitPiece = this.unit.model?.(document);
-    this.split = this.unit.split ?? ((text) => splitSubwords(text, splitPiece).map(markSpace));
+    const known = new Set(vocabulary);
+    const plain = (text) => text.replace(ANY_SPACE, (space) => (known.has(space) ? space : " "));
+    this.split = this.unit.split ?? ((text) => splitSubwords(plain(text), splitPiece).map(markSpace));
     const tokens = splitPiece ? vocabulary.map(markSpace) : vocabulary;
     this.entries = [...SPECIAL_TOKENS, ...tokens, ...(features ?? [])];
     const numbered = (list, first) => new Map(list.map((entry, i) => [entry, first + i]));
@@ -46,7 +50,7 @@ export class Tokenizer {
 
   // {ids, tokens, leftOut}, without BOS and EOS; unknown tokens keep their spelling.
   encode({ text, features }) {
-    const encoding = this.encodeText(this.normalize(text, this.document.lowercase));
+    const encoding = this.encodeText(this.normalize(text, this.document.lowercase).replace(OUTER_SPACES, ""));
     const tags = features === null ? [] : splitAtSpaces(this.normalize(features).replace(/[;|,]/g, " "));
     const tagIds = tags.map((tag) => this.featureIds.get(tag) ?? UNK);
     return { ...encoding, ids: [...encoding.ids, ...tagIds], tokens: [...encoding.tokens, ...tags] };

@@ -59,4 +59,4 @@ export function joinWords(tokens) {
 }
 
 // A word token without its joiners.
-export const withoutJoiners = (token) => (token.length > 1 ? token.replace(/^‿/u, "").replace(/‿$/u, "") : token);
+export const withoutJoiners = (token) => token.replace(/^‿(?=.)/u, "").replace(/(?<=.)‿$/u, "");
