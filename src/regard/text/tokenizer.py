@@ -187,10 +187,12 @@ class Tokenizer:
     ) -> list[Encoding]:
         """Tokenize several sources, each a text or a pair (text, features), in order.
 
+        Subwords take whitespace that is not in the vocabulary for a space.
+
         Args:
-            sources: the sources, in which subwords take whitespace that is not in the vocabulary for a space.
-            outer_spaces: whether whitespace at both ends belongs to a text, as in the beginning of one; by
-                default it is left out.
+            sources: the sources.
+            outer_spaces: keep whitespace at both ends of a text, which is then the beginning of a longer
+                one; otherwise it is left out.
 
         Raises:
             ConfigError: features are given, but this tokenizer was trained without them.
