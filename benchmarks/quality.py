@@ -62,6 +62,11 @@ _MULTI30K = ",".join(f"multi30k-en-de/tok/{{part}}.lc.norm.tok.{side}.gz" for si
 _TEST_2016 = {"dev": "val", "test": "test_2016_flickr", "evaluate": BLEU_OF_TOKENS}
 _TWENTY_MINUTES = "--config g2p --training.max_minutes 20"
 _MUON = "--training.optimizer muon --training.learning_rate 0.006 --training.schedule constant"
+_MULTI30K_RNN = {
+    "multi30k-rnn": "--config multi30k-rnn",
+    "multi30k-rnn-2": "--config multi30k-rnn --training.seed 2",
+    "multi30k-rnn-right-to-left": "--config multi30k-rnn --training.seed 3 --model.right_to_left true",
+}
 _DIVERSE = {
     "g2p-2": "--config g2p --training.seed 2",
     "g2p-bahdanau": "--config g2p --model.decoder bahdanau --training.seed 3",
@@ -80,7 +85,8 @@ RUNS = {
     },
     "hun-100-default": _sigmorphon("hun", first=100, train=""),
     "hun-default": _sigmorphon("hun", train=""),
-    "multi30k-rnn": Run(_MULTI30K, "bleu", "--config multi30k-rnn", **_TEST_2016),
+    **{name: Run(_MULTI30K, "bleu", train, **_TEST_2016) for name, train in _MULTI30K_RNN.items()},
+    "multi30k-rnn-ensemble": Run(_MULTI30K, "bleu", members=(*_MULTI30K_RNN,), **_TEST_2016),
     "multi30k-transformer": Run(_MULTI30K, "bleu", "--config multi30k-transformer", **_TEST_2016),
     "tatoeba-es-en": Run("tatoeba-es-en/{part}.tsv.gz", "bleu", "--config translation"),
     "tatoeba-zh-en": Run("tatoeba-zh-en/{part}.tsv.gz", "bleu"),
