@@ -79,9 +79,8 @@ def read_history(folder: str | Path) -> list[dict[str, Any]]:
         FolderError: the file is missing or damaged.
     """
     path = pretrained.find(folder) / "metrics.jsonl"
-    if (
-        not path.exists() or path.stat().st_size == 0
-    ):  # empty after a checkpoint without a validation
+    # it is empty after a checkpoint without a validation
+    if not path.exists() or path.stat().st_size == 0:
         raise FolderError(
             f"{folder} has no metrics yet (metrics.jsonl); choose the folder of a training run, after its "
             "first validation"

@@ -30,10 +30,11 @@ if TYPE_CHECKING:
 
 RESAMPLES = 1000
 SEED = 12345
-_DRAWS_AT_ONCE = 1 << 16
 LENGTH_BIN_ENDS = (0, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200)
 
 BleuTokenizer = Literal["13a", "none", "zh", "char"]
+_DRAWS_AT_ONCE = 1 << 16
+"""Random draws of a bootstrap that are held at once, if one resample needs no more."""
 References = Sequence[Sequence[str]]
 """For each output, one or more correct strings."""
 Counts = npt.NDArray[np.int64]

@@ -142,9 +142,8 @@ class Trainer:
                 self._report_compilation(progress)
                 if self.schedule.over():  # also because a validation has used up the time
                     break
-            if (
-                not self.history
-            ):  # stopped before the first validation, and resumed with a smaller budget
+            # a run that was stopped before its first validation, and is resumed with a smaller budget
+            if not self.history:
                 self._validate(progress)
 
     def _report_compilation(self, progress: Progress) -> None:
