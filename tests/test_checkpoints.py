@@ -9,6 +9,7 @@ import shutil
 import signal
 import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import regard
-from regard import checkpoints
+from regard import checkpoints, model_folder
 from regard.cli.main import main
 from regard.config import Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
 from regard.curves import read_history
@@ -224,25 +225,30 @@ def test_damaged_weights_are_refused(damage: str, complete: Path, tmp_path: Path
         regard.Translator.load(tmp_path)
 
 
+FAILURES = [(os, "fsync", 9), (os, "fsync", 23), (model_folder, "_with_sorted_metadata", 3)]
+"""Functions called by writing, and the number of the first call that fails."""
+
+
 @pytest.mark.parametrize(
-    ("code", "number"),
-    covering(itertools.product([errno.ENOSPC, errno.EIO, errno.EROFS], [9, 23]), size=1),
+    ("code", "failure"),
+    covering(itertools.product([errno.ENOSPC, errno.EIO, errno.EROFS], FAILURES), size=1),
 )
 def test_a_failed_write_leaves_the_last_good_checkpoint(
-    code: int, number: int, complete: Path, tmp_path: Path
+    code: int, failure: tuple[types.ModuleType, str, int], complete: Path, tmp_path: Path
 ) -> None:
+    module, name, number = failure
     out, writes = tmp_path / "model", 0
-    synchronize = os.fsync
+    write = getattr(module, name)
 
-    def failing(descriptor: int) -> None:
+    def failing(content: Any) -> Any:
         nonlocal writes
         writes += 1
         if writes >= number:
             raise OSError(code, os.strerror(code))
-        synchronize(descriptor)
+        return write(content)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", failing)
+        patch.setattr(module, name, failing)
         with pytest.raises(regard.DataError, match=f"cannot write .*: {os.strerror(code)}; "):
             regard.train(_config(out), PAIRS, DEV)
     regard.train(_config(out), PAIRS, DEV, resume=True)

@@ -90,7 +90,7 @@ def test_a_step_computes_a_bounded_number_of_probabilities(monkeypatch: pytest.M
     assert [output.text for output in outputs] == [output.text for output in expected]
     sizes.clear()
     translator.align(sources, ["a"] * 5, on_progress=sizes.append)
-    assert sizes == [1, 1, 1, 1, 1]  # of 4 to 6 tokens each, of at most 6
+    assert sizes == [1, 1, 1, 1, 1]  # each pair has 4 to 6 tokens, and a batch at most 6
 
 
 def test_attention_has_a_row_per_token_that_sums_to_1() -> None:

@@ -143,7 +143,7 @@ def write_errors_reported(folder: Path) -> Generator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"cannot write {folder}: {error.strerror}; choose another folder (out)"
+            f"cannot write {folder}: {error.strerror or error}; choose another folder (out)"
         ) from None
 
 

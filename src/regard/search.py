@@ -36,7 +36,7 @@ from regard.setting_checks import (
 )
 from regard.text import BOS, EOS, PAD
 
-_MOST_WEIGHT_BYTES = 1 << 32
+_MOST_WEIGHT_BYTES = 4_000_000_000
 """Maximum size of the attention weights that the search for one source keeps, of all hypotheses and steps."""
 
 
@@ -147,7 +147,7 @@ def beam_search(
         )
         if held > _MOST_WEIGHT_BYTES:
             raise DataError(
-                f"the attention weights of a text take more than {_MOST_WEIGHT_BYTES / 2**30:.0f} GB after "
+                f"the attention weights of a text take more than {_MOST_WEIGHT_BYTES / 1e9:.0f} GB after "
                 f"{len(steps):,} steps; divide long texts, or choose a smaller beam size"
             )
     _check_finite(np.isfinite(search.finished.scores[:, 0]).all())

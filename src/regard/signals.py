@@ -14,7 +14,7 @@ def collected(repeat_raises: bool) -> Generator[list[int]]:
     """Collect Ctrl-C, SIGTERM and SIGHUP in a list.
 
     Args:
-        repeat_raises: whether Ctrl-C after another signal raises `Interrupted` at once. SIGTERM and SIGHUP
+        repeat_raises: whether Ctrl-C after a first signal raises `Interrupted` at once. SIGTERM and SIGHUP
             do not: a terminal that closes and a system that shuts down send several.
     """
     received: list[int] = []

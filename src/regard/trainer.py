@@ -142,7 +142,7 @@ class Trainer:
                 self._report_compilation(progress)
                 if self.schedule.over():  # also because a validation has used up the time
                     break
-            # a run that was stopped before its first validation, and is resumed with a smaller budget
+            # a run that stopped before its first validation, and is resumed with a smaller budget, makes no update
             if not self.history:
                 self._validate(progress)
 
