@@ -151,8 +151,8 @@ def bucket(
         source, target = divmod(key, int(base))
         while count:
             new_widths = (max(widths[0], source), max(widths[1], target))
-            fitting = batch_tokens // sum(new_widths)
-            room = (fitting if most is None else min(fitting, most)) - (end - start)
+            limit = batch_tokens // sum(new_widths)
+            room = (limit if most is None else min(limit, most)) - (end - start)
             if room < 1 and end > start:  # the batch is full
                 starts.append(end)
                 start, widths = end, (0, 0)
