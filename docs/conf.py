@@ -40,7 +40,7 @@ templates_path: list[str] = []
 # every build runs every cell; an error fails the build
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 180
+nb_execution_timeout = -1  # a page can wait until another one has trained the models
 nb_execution_show_tb = True
 nb_merge_streams = True
 nb_ipywidgets_js = {}  # otherwise pages load scripts from two hosts
