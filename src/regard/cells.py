@@ -1,12 +1,18 @@
 """Recurrent cells: PyTorch's layers for whole sequences, and one step of each."""
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
+
+from regard.kernels.additive.autograd import needs_dispatcher
+from regard.kernels.dropout import in_transform
+from regard.kernels.linear import has_hooks
+from regard.kernels.weighted_sum import in_forward_mode
 
 StepFunction = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
 """Next state from the input part and the recurrent part of the gates, (N, G) each, and the state."""
@@ -42,6 +48,73 @@ CELLS = {"gru": CellType(nn.GRU, 1, gru_step), "lstm": CellType(nn.LSTM, 2, lstm
 """Cells by name."""
 
 
+def run_layer(
+    directions: Sequence[nn.RNNBase],
+    inputs: Float[Tensor, "B T I"],
+    orders: Sequence[Int[Tensor, "B T"] | None],
+    state: Sequence[Float[Tensor, "B D"]] | None = None,
+) -> Float[Tensor, "B T D"]:
+    """Return the outputs of a layer for whole sequences, those of all directions side by side.
+
+    Args:
+        directions: PyTorch's layers, one per direction.
+        inputs: the inputs of all directions.
+        orders: the positions in the order in which each direction reads them; None for the order of the inputs.
+        state: the first state of a single direction; None for zeros.
+    """
+    if (kernel := _faster_kernel(directions, inputs)) is not None:
+        positions = torch.arange(inputs.shape[1]).expand(inputs.shape[:2])
+        order = torch.stack([positions if each is None else each for each in orders])
+        return kernel.run(inputs, order, state, [layer.all_weights[0] for layer in directions])
+    outputs: list[Tensor] = []
+    for layer, order in zip(directions, orders, strict=True):
+        read = inputs if order is None else _gather_rows(inputs, order)
+        if state is None:
+            output = layer(read)[0]
+        else:
+            first = [tensor[None].contiguous() for tensor in state]
+            output = layer(read, first[0] if len(first) == 1 else tuple(first))[0]
+        outputs.append(output if order is None else _gather_rows(output, order))
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+
+
+def _gather_rows(rows: Float[Tensor, "B T D"], indices: Int[Tensor, "B T"]) -> Tensor:
+    return rows.gather(1, indices[..., None].expand(-1, -1, rows.shape[-1]))
+
+
+def is_plain(layer: nn.RNNBase) -> bool:
+    """Return whether a layer is one of PyTorch's, in float32 on the CPU, with a single layer and direction."""
+    if type(layer) not in (nn.LSTM, nn.GRU) or has_hooks(layer) or layer.proj_size:
+        return False
+    options = layer.num_layers == 1, layer.bias, layer.batch_first, not layer.bidirectional
+    return all(options) and all(
+        w.dtype == torch.float32 and w.device.type == "cpu" for w in layer.all_weights[0]
+    )
+
+
+def _faster_kernel(directions: Sequence[nn.RNNBase], inputs: Tensor) -> Any:
+    """Return the module of the kernel for layers in bfloat16; None where PyTorch's layers are used."""
+    if inputs.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
+        return None
+    if torch.get_autocast_dtype("cpu") != torch.bfloat16 or needs_dispatcher([inputs]):
+        return None
+    if in_forward_mode() or in_transform() or not all(map(is_plain, directions)):
+        return None
+    kernel, layer = _load_kernel(), directions[0]
+    is_faster = kernel is not None and kernel.is_faster(len(inputs), layer.hidden_size)
+    return kernel if is_faster and isinstance(layer, nn.LSTM) else None
+
+
+@functools.cache
+def _load_kernel() -> Any:
+    """Return the module of the kernel; None where numba cannot be imported."""
+    try:
+        from regard.kernels.recurrent import lstm
+    except Exception:  # a broken compiler raises any exception
+        return None
+    return lstm
+
+
 class Cell(nn.Module):
     """A recurrent cell that runs one step, or a whole sequence with PyTorch's layer.
 
@@ -65,8 +138,7 @@ class Cell(nn.Module):
         self, inputs: Float[Tensor, "B L I"], state: Sequence[Float[Tensor, "B D"]]
     ) -> Float[Tensor, "B L D"]:
         """Return the outputs for a whole sequence; I = input_dim + extra_dim."""
-        first = [tensor[None].contiguous() for tensor in state]
-        return self.rnn(inputs, first[0] if len(first) == 1 else tuple(first))[0]
+        return run_layer([self.rnn], inputs, [None], state)
 
     def project(self, inputs: Float[Tensor, "*n I"]) -> Float[Tensor, "*n G"]:
         """Return the part of the gates that depends on the known input; I = input_dim."""

@@ -1,7 +1,6 @@
 """Encoders, which map source ids to states: recurrent, Transformer, and those of an ensemble."""
 
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import cast
 
 import torch
@@ -15,7 +14,7 @@ from regard.attention import (
     padding_from_lengths,
 )
 from regard.attention.multihead import KeyValue
-from regard.cells import CELLS
+from regard.cells import CELLS, run_layer
 from regard.kernels.dropout import dropout
 from regard.layers import Embedding, FeedForward, Residual, TransformerConfig
 from regard.positions import HEAD_POSITIONS
@@ -69,13 +68,16 @@ class RecurrentEncoder(nn.Module):
         """Encode ids (B, T), given the number of real ids in each row, `lengths` (B,)."""
         reversal = reversal_indices(lengths, source.shape[1])
         states = self._dropout(self.embedding(source))
-        for forward, backward in zip_longest(self.forward_layers, self.backward_layers):
-            directions = [forward(states)[0]]
-            if backward is not None:
-                outputs = backward(_gather_rows(states, reversal))[0]
-                directions.append(_gather_rows(outputs, reversal))
-            states = self._dropout(torch.cat(directions, dim=-1))
+        orders = [None, reversal][: 2 if self.backward_layers else 1]
+        for directions in self.layers():
+            states = self._dropout(run_layer(directions, states, orders))
         return self._memory(states, lengths)
+
+    def layers(self) -> list[tuple[nn.RNNBase, ...]]:
+        """Return the directions of every layer."""
+        modules = self.forward_layers, self.backward_layers
+        by_layer = [*zip(*(each for each in modules if len(each)), strict=True)]
+        return cast("list[tuple[nn.RNNBase, ...]]", by_layer)
 
     def _memory(self, states: Float[Tensor, "B T D"], lengths: Int[Tensor, " B"]) -> Memory:
         """Return the encoding, given the outputs of the last layer."""
@@ -233,10 +235,6 @@ class EnsembleEncoder(nn.Module):
 
 def _projection(dim: int, output_dim: int) -> nn.Module:
     return nn.Identity() if dim == output_dim else nn.Linear(dim, output_dim)
-
-
-def _gather_rows(rows: Float[Tensor, "B T D"], indices: Int[Tensor, "B T"]) -> Tensor:
-    return rows.gather(1, indices[..., None].expand(-1, -1, rows.shape[-1]))
 
 
 def reversal_indices(lengths: Int[Tensor, " B"], width: int) -> Int[Tensor, "B T"]:

@@ -2,13 +2,14 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from regard.attention import Memory
+from regard.cells import is_plain
 from regard.encoders import RecurrentEncoder, reversal_indices
 from regard.kernels.linear import FrozenLinear, has_hooks
 from regard.kernels.weighted_sum import is_autocast_enabled
@@ -54,10 +55,7 @@ class FoldedRecurrentEncoder(RecurrentEncoder):
     @functools.cached_property
     def _layers(self) -> "list[_FrozenLayer] | None":
         """The layers, for the kernel; None if it does not support them."""
-        modules = self.forward_layers, self.backward_layers
-        by_layer = [*zip(*(each for each in modules if len(each)), strict=True)]
-        layers = cast("list[tuple[nn.RNNBase, ...]]", by_layer)
-        kernel = _load_kernel()
+        layers, kernel = self.layers(), _load_kernel()
         if kernel is None or not all(
             _is_supported(part, kernel) for each in layers for part in each
         ):
@@ -108,13 +106,7 @@ class _FrozenLayer:
 
 
 def _is_supported(layer: nn.RNNBase, kernel: Any) -> bool:
-    """Return whether a layer is one of PyTorch's with a single layer and direction that the kernel computes."""
-    if type(layer) not in (nn.LSTM, nn.GRU) or has_hooks(layer) or layer.proj_size:
-        return False
-    options = layer.num_layers == 1, layer.bias, layer.batch_first, not layer.bidirectional
-    if not all(options) or not kernel.supports(layer.mode.lower(), layer.hidden_size):
-        return False
-    return all(w.dtype == torch.float32 and w.device.type == "cpu" for w in layer.all_weights[0])
+    return is_plain(layer) and kernel.supports(layer.mode.lower(), layer.hidden_size)
 
 
 @functools.cache

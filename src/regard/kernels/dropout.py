@@ -17,12 +17,12 @@ def dropout(rows: Float[Tensor, "*n"], share: float, training: bool) -> Float[Te
     """Zero a share of the elements in training, and scale the others by 1 / (1 - share)."""
     if not training or share == 0:
         return rows
-    if rows.device.type != "cpu" or torch.compiler.is_compiling() or _in_transform():
+    if rows.device.type != "cpu" or torch.compiler.is_compiling() or in_transform():
         return functional.dropout(rows, share)  # it can be traced and transformed
     return rows * dropout_mask(rows, share)
 
 
-def _in_transform() -> bool:
+def in_transform() -> bool:
     """Return whether a transform of `torch.func`, such as `torch.vmap`, is active."""
     return torch._C._are_functorch_transforms_active()  # pyright: ignore
 

@@ -44,7 +44,7 @@ class _Computation:
         self.operator.register_fake(fake)
 
     def __call__(self, *inputs: Any) -> Any:
-        return (self.operator if _needs_dispatcher(inputs) else self.compute)(*inputs)
+        return (self.operator if needs_dispatcher(inputs) else self.compute)(*inputs)
 
     def with_gradients(
         self,
@@ -64,7 +64,7 @@ class _Computation:
             if not torch.compiler.is_compiling() and _torch._are_functorch_transforms_active():
                 # torch.vmap, torch.func.grad and the like transform functions, not operators
                 return Function.apply(*inputs)
-            if _needs_dispatcher(inputs):
+            if needs_dispatcher(inputs):
                 return self.operator(*inputs)
             return (Function.apply if torch.is_grad_enabled() else self.compute)(*inputs)
 
@@ -77,7 +77,7 @@ class _Computation:
         return call
 
 
-def _needs_dispatcher(inputs: Sequence[Any]) -> bool:
+def needs_dispatcher(inputs: Sequence[Any]) -> bool:
     """Return whether a call is being recorded, or a tensor has no data."""
     return (
         torch.compiler.is_compiling()

@@ -147,6 +147,35 @@ def store(builder: Any, element: Any, kind: Any, x: Any) -> None:
     builder.store(x, builder.bitcast(element, kind.as_pointer()), align=4)
 
 
+def _lanes_of(kind: ir.VectorType, bits: int) -> ir.VectorType:
+    """Return the type of a vector of as many integers of this size."""
+    return ir.VectorType(ir.IntType(bits), kind.count)
+
+
+@memory_access(lambda half: SimdVector(types.float32))
+def load_bfloat16(builder: Any, element: Any, kind: Any) -> Any:
+    """Return a vector of float32 from bfloat16 numbers, given a row of 16-bit integers."""
+    halves, words = _lanes_of(kind, 16), _lanes_of(kind, 32)
+    loaded = builder.load(builder.bitcast(element, halves.as_pointer()), align=2)
+    shifted = builder.shl(builder.zext(loaded, words), _constant(words, 16))
+    return builder.bitcast(shifted, kind)
+
+
+@memory_access(lambda half: types.none)
+def store_bfloat16(builder: Any, element: Any, kind: Any, x: Any) -> None:
+    """Write a vector of float32 to a row of 16-bit integers, rounded to the nearest bfloat16, ties to even."""
+    halves, words = _lanes_of(kind, 16), _lanes_of(kind, 32)
+    bits, sixteen = builder.bitcast(x, words), _constant(words, 16)
+    last = builder.and_(builder.lshr(bits, sixteen), _constant(words, 1))
+    rounded = builder.add(builder.add(bits, _constant(words, 0x7FFF)), last)
+    # rounding could carry the bits of a NaN into its sign
+    rounded = builder.select(
+        builder.fcmp_unordered("uno", x, x), _constant(words, 0x7FC00000), rounded
+    )
+    half = builder.trunc(builder.lshr(rounded, sixteen), halves)
+    builder.store(half, builder.bitcast(element, halves.as_pointer()), align=2)
+
+
 @memory_access(lambda real: types.none)
 def prefetch(builder: Any, element: Any, kind: Any) -> None:
     """Prefetch an element of a row."""

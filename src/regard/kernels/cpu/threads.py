@@ -100,6 +100,12 @@ def floats(arguments: Any, index: Any, offset: Any) -> Any:
 
 
 @inlined
+def halves(arguments: Any, index: Any, offset: Any) -> Any:
+    """Return a pointer to an element of a bfloat16 tensor, as 16-bit integers."""
+    return pointer_at(as_pointer(arguments[POINTERS + index], np.int16(0)), offset)
+
+
+@inlined
 def integers(arguments: Any, index: Any, offset: Any) -> Any:
     """Return a pointer to an element of an int64 tensor."""
     return pointer_at(as_pointer(arguments[POINTERS + index], np.int64(0)), offset)

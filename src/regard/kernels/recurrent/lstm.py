@@ -1,0 +1,248 @@
+"""LSTM layer over whole sequences in bfloat16, with gradients, on CPUs: products in PyTorch, kernels for the rest.
+
+A step of all directions is one product with the states and one call of a kernel. Numbers are bfloat16, but for
+c and its gradient, which are float32. Of `threads.Sizes`, `heads` is the number of directions, `queries` that
+of sequences, `keys` their length, `width` that of a state and `tile` the number of sequences of a task.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from regard.kernels.cpu import simd, threads
+from regard.kernels.cpu.activations import sigmoid, tanh
+from regard.kernels.cpu.products import LANES
+from regard.kernels.cpu.simd import load_bfloat16 as load
+from regard.kernels.cpu.simd import store_bfloat16 as store
+from regard.kernels.weighted_sum import without_autocast
+
+_GATES, _POSITIONS, _BEFORE, _AFTER = range(4)
+"""Tensors of both kernels, for D directions, B sequences of T tokens, and states of width H: the gates
+(D, B T, 4 H), the position of every sequence at this step (D, B), and c before and after it (D, B, H)."""
+
+_PRODUCTS, _STATE, _PREVIOUS, _OUTPUTS = range(4, 8)
+"""Forward: the products with the state (D, B, 4 H), the state (D, B, H), and the states before (D, B T, H)
+and after (B T, D, H) every position."""
+
+_GRAD_OUTPUTS, _GRAD_STATE, _GRAD_MEMORY, _GRAD_GATES, _GRAD_STEP = range(4, 9)
+"""Backward: the gradients of the outputs (B T, D, H), of the state and of c (D, B, H), of all gates
+(D, B T, 4 H), and of those of this step (D, B, 4 H)."""
+
+_ROWS_PER_TASK = 16
+
+_MIN_PRODUCT = 1 << 24
+"""Multiplications of a step below which PyTorch's layer is as fast."""
+
+
+def _forward(real: Any) -> Callable[[Any], None]:
+    """Return the kernel of a step."""
+
+    def kernel(arguments: Any) -> None:
+        directions, sequences, length, width = threads.read_sizes(arguments)
+        tile, blocks = arguments[threads.TILE], arguments[threads.TASKS] // directions
+        while True:
+            task = threads.fetch_add(arguments, threads.NEXT_TASK)
+            if task >= arguments[threads.TASKS]:
+                return
+            direction, first = task // blocks, task % blocks * tile
+            for sequence in range(first, min(first + tile, sequences)):
+                row = direction * sequences + sequence
+                position = threads.integers(arguments, _POSITIONS, row)[0]
+                at = direction * sequences * length + position
+                gates = threads.halves(arguments, _GATES, 4 * at * width)
+                products = threads.halves(arguments, _PRODUCTS, 4 * row * width)
+                before = threads.floats(arguments, _BEFORE, row * width)
+                after = threads.floats(arguments, _AFTER, row * width)
+                state = threads.halves(arguments, _STATE, row * width)
+                previous = threads.halves(arguments, _PREVIOUS, at * width)
+                start = (position * directions + direction) * width
+                outputs = threads.halves(arguments, _OUTPUTS, start)
+                for d in range(0, width, LANES):
+                    f, g, o = d + width, d + 2 * width, d + 3 * width
+                    enter = sigmoid(load(gates, d) + load(products, d))
+                    forget = sigmoid(load(gates, f) + load(products, f))
+                    new = tanh(load(gates, g) + load(products, g))
+                    opened = sigmoid(load(gates, o) + load(products, o))
+                    memory = forget * simd.load(before, d) + enter * new
+                    output = opened * tanh(memory)
+                    store(gates, d, enter)
+                    store(gates, f, forget)
+                    store(gates, g, new)
+                    store(gates, o, opened)
+                    simd.store(after, d, memory)
+                    store(previous, d, load(state, d))
+                    store(state, d, output)
+                    store(outputs, d, output)
+
+    return kernel
+
+
+def _backward(real: Any) -> Callable[[Any], None]:
+    """Return the kernel of the gradients of a step.
+
+        do = dh tanh(c) o (1 - o)    dc' = dc + dh o (1 - tanh^2 c)
+        di = dc' g i (1 - i)         df = dc' c_{t-1} f (1 - f)        dg = dc' i (1 - g^2)
+
+    with dh from the outputs and from the next step, and dc = dc' f for the previous step.
+    """
+    one = real(1)
+
+    def kernel(arguments: Any) -> None:
+        directions, sequences, length, width = threads.read_sizes(arguments)
+        tile, blocks = arguments[threads.TILE], arguments[threads.TASKS] // directions
+        ones = simd.splat(one)
+        while True:
+            task = threads.fetch_add(arguments, threads.NEXT_TASK)
+            if task >= arguments[threads.TASKS]:
+                return
+            direction, first = task // blocks, task % blocks * tile
+            for sequence in range(first, min(first + tile, sequences)):
+                row = direction * sequences + sequence
+                position = threads.integers(arguments, _POSITIONS, row)[0]
+                at = direction * sequences * length + position
+                gates = threads.halves(arguments, _GATES, 4 * at * width)
+                before = threads.floats(arguments, _BEFORE, row * width)
+                after = threads.floats(arguments, _AFTER, row * width)
+                start = (position * directions + direction) * width
+                grad_outputs = threads.halves(arguments, _GRAD_OUTPUTS, start)
+                grad_state = threads.halves(arguments, _GRAD_STATE, row * width)
+                grad_memory = threads.floats(arguments, _GRAD_MEMORY, row * width)
+                grad_gates = threads.halves(arguments, _GRAD_GATES, 4 * at * width)
+                grad_step = threads.halves(arguments, _GRAD_STEP, 4 * row * width)
+                for d in range(0, width, LANES):
+                    f, g, o = d + width, d + 2 * width, d + 3 * width
+                    enter, forget = load(gates, d), load(gates, f)
+                    new, opened = load(gates, g), load(gates, o)
+                    bounded = tanh(simd.load(after, d))
+                    dh = load(grad_outputs, d) + load(grad_state, d)
+                    dc = dh * opened * (ones - bounded * bounded) + simd.load(grad_memory, d)
+                    simd.store(grad_memory, d, dc * forget)
+                    grad = dc * new * enter * (ones - enter)
+                    store(grad_gates, d, grad)
+                    store(grad_step, d, grad)
+                    grad = dc * simd.load(before, d) * forget * (ones - forget)
+                    store(grad_gates, f, grad)
+                    store(grad_step, f, grad)
+                    grad = dc * enter * (ones - new * new)
+                    store(grad_gates, g, grad)
+                    store(grad_step, g, grad)
+                    grad = dh * bounded * opened * (ones - opened)
+                    store(grad_gates, o, grad)
+                    store(grad_step, o, grad)
+
+    return kernel
+
+
+def is_faster(batch: int, width: int) -> bool:
+    """Return whether the kernels compute states of this width, faster than PyTorch's layer."""
+    return width % LANES == 0 and 4 * batch * width**2 >= _MIN_PRODUCT
+
+
+class _Layer(torch.autograd.Function):
+    """Outputs of an LSTM layer, given bfloat16 tensors; see `run`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        positions: Tensor,
+        state: Tensor,
+        memory: Tensor,
+        weight: Tensor,
+        recurrent: Tensor,
+        bias: Tensor,
+    ) -> Tensor:
+        length, directions, batch = positions.shape
+        width = recurrent.shape[2]
+        rows = inputs.reshape(batch * length, -1)
+        gates = rows.new_empty(directions, len(rows), 4 * width)
+        for direction in range(directions):
+            torch.addmm(bias[direction], rows, weight[direction].t(), out=gates[direction])
+        state, before = state.clone(), rows.new_empty(directions, len(rows), width)
+        memories = memory.new_empty(length + 1, directions, batch, width)
+        memories[0] = memory
+        products = rows.new_empty(directions, batch, 4 * width)
+        outputs = rows.new_empty(batch, length, directions * width)
+        by_state = recurrent.transpose(1, 2)
+        for step in range(length):
+            torch.bmm(state, by_state, out=products)
+            tensors = [gates, positions[step], memories[step], memories[step + 1]]
+            _run(_forward, [*tensors, products, state, before, outputs])
+        ctx.save_for_backward(rows, positions, weight, recurrent, gates, before, memories)
+        return outputs
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        rows, positions, weight, recurrent, gates, before, memories = ctx.saved_tensors
+        length, directions, batch = positions.shape
+        with without_autocast(rows.device):
+            grad_outputs = grad_outputs.contiguous()
+            grad_state = rows.new_zeros(directions, batch, recurrent.shape[2])
+            grad_memory = grad_state.float()
+            grad_step = gates.new_empty(directions, batch, gates.shape[2])
+            grad_gates = torch.empty_like(gates)
+            for step in reversed(range(length)):
+                tensors = [gates, positions[step], memories[step], memories[step + 1]]
+                gradients = [grad_outputs, grad_state, grad_memory, grad_gates, grad_step]
+                _run(_backward, [*tensors, *gradients])
+                torch.bmm(grad_step, recurrent, out=grad_state)
+            grad_inputs = None
+            if ctx.needs_input_grad[0]:
+                grad_inputs = grad_gates[0] @ weight[0]
+                for direction in range(1, directions):
+                    grad_inputs.addmm_(grad_gates[direction], weight[direction])
+                grad_inputs = grad_inputs.view(batch, length, -1)
+            by_gate = grad_gates.transpose(1, 2)
+            grad_weight = torch.stack([each @ rows for each in by_gate])
+            grad_recurrent = torch.stack(
+                [each @ h for each, h in zip(by_gate, before, strict=True)]
+            )
+        return (
+            grad_inputs, None, grad_state, grad_memory,
+            grad_weight, grad_recurrent, grad_gates.sum(1),
+        )  # fmt: skip
+
+
+def _run(factory: threads.KernelFactory, tensors: list[Tensor]) -> None:
+    """Run a kernel for one step."""
+    directions, rows, width = tensors[_GATES].shape
+    batch = tensors[_POSITIONS].shape[1]
+    sizes = threads.Sizes(directions, batch, rows // max(1, batch), width // 4, _ROWS_PER_TASK)
+    tasks = directions * -(-batch // _ROWS_PER_TASK)
+    threads.run_kernel(factory, tasks, sizes, tensors, directions * batch * width)
+
+
+def run(
+    inputs: Float[Tensor, "B T I"],
+    order: Int[Tensor, "directions B T"],
+    state: Sequence[Float[Tensor, "B D"]] | None,
+    weights: Sequence[Sequence[Tensor]],
+) -> Float[Tensor, "B T D"]:
+    """Return the outputs of all directions, side by side, in bfloat16.
+
+    Args:
+        inputs: the inputs, in any precision.
+        order: the positions in the order in which a direction reads them.
+        state: the first output and memory of a single direction; None for zeros.
+        weights: for every direction, the matrices of the input and of the state, (4D, I) and (4D, D), and their
+            biases, in the order of `torch.nn.LSTM`.
+    """
+    directions, batch, length = order.shape
+    half = torch.bfloat16
+    weight, recurrent, *biases = (torch.stack(each) for each in zip(*weights, strict=True))
+    bias = torch.stack(biases).sum(0)
+    first = torch.arange(0, batch * length, max(1, length))[:, None]
+    positions = (order + first).permute(2, 0, 1).contiguous()
+    if state is None:
+        state = [inputs.new_zeros(batch, recurrent.shape[2])] * 2
+    output, memory = (each.expand(directions, -1, -1) for each in state)
+    return _Layer.apply(
+        inputs.to(half), positions, output.to(half), memory.float(), weight.to(half), recurrent.to(half),
+        bias.to(half),
+    )  # fmt: skip
