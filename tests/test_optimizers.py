@@ -94,7 +94,7 @@ def test_steps_are_those_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     muon = Muon([ours], [vector], lr=0.1, weight_decay=0.1, betas=(0.9, 0.98))
     references = (
         torch.optim.Muon([theirs], lr=0.1, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW([other], lr=0.1, weight_decay=0.1, betas=(0.9, 0.98)),
+        torch.optim.AdamW([other], lr=0.1, weight_decay=0.1, betas=(0.9, 0.98), fused=True),
     )
     for _ in range(4):
         ours.grad = torch.randn(24, 16)

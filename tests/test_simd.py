@@ -6,6 +6,7 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -18,6 +19,7 @@ from regard.kernels.cpu.simd import (
     fma,
     lane_count,
     load,
+    load_bfloat16,
     load_splat,
     max_abs,
     minimum,
@@ -28,6 +30,7 @@ from regard.kernels.cpu.simd import (
     reduce_sum,
     splat,
     store,
+    store_bfloat16,
 )
 
 REALS = [np.float32, np.float64]
@@ -54,6 +57,12 @@ def _arithmetic(x: Any, y: Any, out: Any) -> None:
 def _reciprocals(x: Any, out: Any) -> None:
     for i in range(0, len(x), len(out) // 4):
         store(out, i, reciprocal(load(x, i)))
+
+
+@_compiled
+def _round_to_bfloat16(x: Any, halves: Any, out: Any) -> None:
+    store_bfloat16(halves, 0, load(x, 0))
+    store(out, 0, load_bfloat16(halves, 0))
 
 
 @_compiled
@@ -171,3 +180,19 @@ def test_powers_of_two() -> None:
         out = np.empty_like(x)
         _powers(x, out)
         assert (out == np.exp2(x)).all()
+
+
+@given(
+    bits=arrays(np.uint32, _lanes(np.float32), elements=st.integers(0, 2**32 - 1)),
+    half=st.booleans(),
+)
+def test_numbers_are_rounded_to_bfloat16_as_pytorch_does(bits: Any, half: bool) -> None:
+    if half:  # halfway between two numbers of bfloat16
+        bits = bits & np.uint32(0xFFFF0000) | np.uint32(0x8000)
+    x = bits.view(np.float32)
+    halves, out = np.zeros(len(x), np.int16), np.zeros_like(x)
+    _round_to_bfloat16(x, halves, out)
+    expected = torch.from_numpy(x).bfloat16()
+    np.testing.assert_array_equal(out, expected.float().numpy())
+    stored = torch.from_numpy(halves).view(torch.bfloat16)
+    assert torch.equal(stored[~expected.isnan()], expected[~expected.isnan()])

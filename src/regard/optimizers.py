@@ -38,7 +38,7 @@ def make_optimizer(model: nn.Module, settings: TrainingConfig) -> torch.optim.Op
         others = [p for name, p in named if not _is_hidden_matrix(name, p)]
         return Muon(matrices, others, rate, decay, BETAS)
     kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind([p for _, p in named], rate, BETAS, weight_decay=decay)
+    return kind([p for _, p in named], rate, BETAS, weight_decay=decay, fused=True)
 
 
 def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
@@ -73,7 +73,7 @@ class Muon(torch.optim.AdamW):
         betas: tuple[float, float] = BETAS,
     ) -> None:
         groups = [{"params": [*matrices]}, {"params": [*others]}]
-        super().__init__(groups, lr=lr, weight_decay=weight_decay, betas=betas)
+        super().__init__(groups, lr=lr, weight_decay=weight_decay, betas=betas, fused=True)
 
     @torch.no_grad()
     def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]

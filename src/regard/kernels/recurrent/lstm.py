@@ -17,7 +17,6 @@ from regard.kernels.cpu.activations import sigmoid, tanh
 from regard.kernels.cpu.products import LANES
 from regard.kernels.cpu.simd import load_bfloat16 as load
 from regard.kernels.cpu.simd import store_bfloat16 as store
-from regard.kernels.weighted_sum import without_autocast
 
 _GATES, _POSITIONS, _BEFORE, _AFTER = range(4)
 """Tensors of both kernels, for D directions, B sequences of T tokens, and states of width H: the gates
@@ -142,7 +141,7 @@ def is_faster(batch: int, width: int) -> bool:
 
 
 class _Layer(torch.autograd.Function):
-    """Outputs of an LSTM layer, given bfloat16 tensors; see `run`."""
+    """Outputs of an LSTM layer; see `run`."""
 
     @staticmethod
     def forward(
@@ -151,27 +150,25 @@ class _Layer(torch.autograd.Function):
         positions: Tensor,
         state: Tensor,
         memory: Tensor,
-        weight: Tensor,
-        recurrent: Tensor,
-        bias: Tensor,
+        *weights: Tensor,
     ) -> Tensor:
         length, directions, batch = positions.shape
-        width = recurrent.shape[2]
+        matrices, by_state, *biases = (_stacked(weights[kind::4]) for kind in range(4))
+        width, bias = by_state.shape[2], biases[0] + biases[1]
         rows = inputs.reshape(batch * length, -1)
         gates = rows.new_empty(directions, len(rows), 4 * width)
         for direction in range(directions):
-            torch.addmm(bias[direction], rows, weight[direction].t(), out=gates[direction])
+            torch.addmm(bias[direction], rows, matrices[direction].t(), out=gates[direction])
         state, before = state.clone(), rows.new_empty(directions, len(rows), width)
         memories = memory.new_empty(length + 1, directions, batch, width)
         memories[0] = memory
         products = rows.new_empty(directions, batch, 4 * width)
         outputs = rows.new_empty(batch, length, directions * width)
-        by_state = recurrent.transpose(1, 2)
         for step in range(length):
-            torch.bmm(state, by_state, out=products)
+            torch.bmm(state, by_state.transpose(1, 2), out=products)
             tensors = [gates, positions[step], memories[step], memories[step + 1]]
             _run(_forward, [*tensors, products, state, before, outputs])
-        ctx.save_for_backward(rows, positions, weight, recurrent, gates, before, memories)
+        ctx.save_for_backward(rows, positions, matrices, by_state, gates, before, memories)
         return outputs
 
     @staticmethod
@@ -179,34 +176,33 @@ class _Layer(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        rows, positions, weight, recurrent, gates, before, memories = ctx.saved_tensors
+        rows, positions, matrices, by_state, gates, before, memories = ctx.saved_tensors
         length, directions, batch = positions.shape
-        with without_autocast(rows.device):
-            grad_outputs = grad_outputs.contiguous()
-            grad_state = rows.new_zeros(directions, batch, recurrent.shape[2])
-            grad_memory = grad_state.float()
-            grad_step = gates.new_empty(directions, batch, gates.shape[2])
-            grad_gates = torch.empty_like(gates)
-            for step in reversed(range(length)):
-                tensors = [gates, positions[step], memories[step], memories[step + 1]]
-                gradients = [grad_outputs, grad_state, grad_memory, grad_gates, grad_step]
-                _run(_backward, [*tensors, *gradients])
-                torch.bmm(grad_step, recurrent, out=grad_state)
-            grad_inputs = None
-            if ctx.needs_input_grad[0]:
-                grad_inputs = grad_gates[0] @ weight[0]
-                for direction in range(1, directions):
-                    grad_inputs.addmm_(grad_gates[direction], weight[direction])
-                grad_inputs = grad_inputs.view(batch, length, -1)
-            by_gate = grad_gates.transpose(1, 2)
-            grad_weight = torch.stack([each @ rows for each in by_gate])
-            grad_recurrent = torch.stack(
-                [each @ h for each, h in zip(by_gate, before, strict=True)]
-            )
-        return (
-            grad_inputs, None, grad_state, grad_memory,
-            grad_weight, grad_recurrent, grad_gates.sum(1),
-        )  # fmt: skip
+        grad_outputs = grad_outputs.contiguous()
+        grad_state = rows.new_zeros(directions, batch, by_state.shape[2])
+        grad_memory = grad_state.float()
+        grad_step = gates.new_empty(directions, batch, gates.shape[2])
+        grad_gates = torch.empty_like(gates)
+        for step in reversed(range(length)):
+            tensors = [gates, positions[step], memories[step], memories[step + 1]]
+            gradients = [grad_outputs, grad_state, grad_memory, grad_gates, grad_step]
+            _run(_backward, [*tensors, *gradients])
+            torch.bmm(grad_step, by_state, out=grad_state)
+        grad_rows, grad_weights = torch.zeros_like(rows), list[Tensor]()
+        for direction, gradient in enumerate(grad_gates):
+            grad_rows.addmm_(gradient, matrices[direction])
+            products = [gradient.t() @ rows, gradient.t() @ before[direction]]
+            grad_bias = gradient.sum(0)
+            grad_weights += [each.float() for each in (*products, grad_bias, grad_bias)]
+        return grad_rows.view(batch, length, -1), None, grad_state, grad_memory, *grad_weights
+
+
+def _stacked(weights: Sequence[Tensor]) -> Tensor:
+    """Return the weights of all directions in bfloat16."""
+    stacked = weights[0].new_empty(len(weights), *weights[0].shape, dtype=torch.bfloat16)
+    for copy, weight in zip(stacked, weights, strict=True):
+        copy.copy_(weight)
+    return stacked
 
 
 def _run(factory: threads.KernelFactory, tensors: list[Tensor]) -> None:
@@ -234,15 +230,11 @@ def run(
             biases, in the order of `torch.nn.LSTM`.
     """
     directions, batch, length = order.shape
-    half = torch.bfloat16
-    weight, recurrent, *biases = (torch.stack(each) for each in zip(*weights, strict=True))
-    bias = torch.stack(biases).sum(0)
-    first = torch.arange(0, batch * length, max(1, length))[:, None]
+    first = torch.arange(0, batch * length, max(1, length), device=order.device)[:, None]
     positions = (order + first).permute(2, 0, 1).contiguous()
     if state is None:
-        state = [inputs.new_zeros(batch, recurrent.shape[2])] * 2
+        state = [inputs.new_zeros(batch, weights[0][1].shape[1])] * 2
     output, memory = (each.expand(directions, -1, -1) for each in state)
-    return _Layer.apply(
-        inputs.to(half), positions, output.to(half), memory.float(), weight.to(half), recurrent.to(half),
-        bias.to(half),
-    )  # fmt: skip
+    output, memory = output.bfloat16(), memory.float()
+    flat = [weight for each in weights for weight in each]
+    return _Layer.apply(inputs.bfloat16(), positions, output, memory, *flat)
