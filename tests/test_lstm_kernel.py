@@ -8,6 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.utils import parametrize
 
 from regard import cells
 from regard.cells import run_layer
@@ -15,6 +17,11 @@ from regard.encoders import RecurrentEncoder, reversal_indices
 from regard.kernels.cpu.products import LANES
 
 lstm: Any = pytest.importorskip("regard.kernels.recurrent.lstm")
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.cpu.get_cpu_capability().startswith("AVX512"),
+    reason="float32 replaces bfloat16 on this processor",
+)
 
 INPUTS = 5
 
@@ -137,32 +144,74 @@ def test_the_backward_pass_can_be_repeated() -> None:
     assert first.any()
 
 
-def test_a_derivative_of_second_order_is_an_error() -> None:
+@pytest.mark.parametrize("power", [1, 2])
+def test_a_derivative_of_second_order_is_an_error(power: int) -> None:
     inputs = torch.randn(4, 3, INPUTS, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
-        total = run_layer(layers(1, LANES), inputs, [None]).square().sum()
-    [gradient] = torch.autograd.grad(total, inputs, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
-        gradient.sum().backward()
+        total = (run_layer(layers(1, LANES), inputs, [None]) ** power).sum()
+    with pytest.raises(RuntimeError, match="second order; compute them in float32"):
+        torch.autograd.grad(total, inputs, create_graph=True)
 
 
-def _uses_kernel(layer: nn.RNNBase, inputs: Tensor) -> bool:
-    return cells._faster_kernel([layer], inputs) is not None
+@torch.no_grad()
+def test_the_layout_of_the_state_does_not_matter() -> None:
+    inputs, [layer] = torch.randn(6, 3, INPUTS), layers(1, LANES)
+    state = [torch.randn(LANES, 6).T for _ in range(2)]
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = (
+            run_layer([layer], inputs, [None], each)
+            for each in (state, [tensor.contiguous() for tensor in state])
+        )
+    assert torch.equal(found, expected)
+
+
+def test_memory_beyond_the_tensors_is_not_touched(unchecked: None) -> None:
+    inputs, [layer] = torch.randn(6, 3, INPUTS), layers(1, LANES)
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(IndexError, match="longer than its 3 positions"):
+            run_layer([layer], inputs, [reversal_indices(torch.tensor([3, 3, 3, 3, 3, 4]), 3)])
+        with pytest.raises(RuntimeError, match="shape"):
+            run_layer([layer], inputs, [None], [torch.randn(1, LANES)] * 2)
+
+
+def test_uninitialised_memory_is_not_read(poisoned: None) -> None:
+    torch.manual_seed(4)
+    inputs = torch.randn(5, 4, INPUTS, requires_grad=True)
+    lengths = torch.tensor([4, 1, 2, 3, 4])
+    orders = [None, reversal_indices(lengths, 4)]
+    for tensor in in_bfloat16(layers(2, LANES), inputs, orders, None, torch.randn(5, 4, 2 * LANES)):
+        assert tensor.isfinite().all()
+
+
+def _uses_kernel(layer: nn.Module, inputs: Tensor) -> bool:
+    return cells._faster_kernel([layer], [inputs]) is not None
 
 
 def test_the_kernel_computes_only_layers_that_it_supports() -> None:
     inputs = torch.randn(4, 3, INPUTS)
     [plain] = layers(1, LANES)
     assert not _uses_kernel(plain, inputs)  # float32
-    hooked = layers(1, LANES)[0]
+    hooked, replaced, double, parametrized = layers(1, LANES) + layers(1, LANES) + layers(2, LANES)
     hooked.register_forward_hook(lambda *_: None)
-    others = [hooked, nn.GRU(INPUTS, LANES, batch_first=True), layers(1, LANES + 1)[0]]
-    others += [nn.LSTM(INPUTS, LANES, 2, batch_first=True), nn.LSTM(INPUTS, LANES, proj_size=3)]
+    vars(replaced)["forward"] = plain.forward
+    double.double()
+    parametrize.register_parametrization(parametrized, "weight_hh_l0", nn.Identity())
+
+    def other(width: int = LANES, kind: Any = nn.LSTM, **options: Any) -> nn.Module:
+        return kind(INPUTS, width, batch_first=options.pop("batch_first", True), **options)
+
+    others = [hooked, replaced, double, parametrized, other(kind=nn.GRU), other(LANES + 1)]
+    others += [other(num_layers=2), other(proj_size=3), other(bidirectional=True)]
+    others += [other(bias=False), other(batch_first=False)]
     with torch.autocast("cpu", torch.bfloat16):
         assert _uses_kernel(plain, inputs)
-        assert not any(_uses_kernel(layer, inputs) for layer in others)
+        assert [_uses_kernel(layer, inputs) for layer in others] == [False] * len(others)
+        assert not _uses_kernel(plain, inputs[:0])
+        assert not _uses_kernel(plain, inputs.to("meta"))
+        with forward_ad.dual_level():
+            assert not _uses_kernel(plain, inputs)
         used: list[bool] = []
-        torch.func.vmap(lambda x: used.append(_uses_kernel(plain, x)) or x)(inputs[:, None])
+        torch.func.vmap(lambda x: used.append(_uses_kernel(plain, inputs)) or x)(inputs)
         assert used == [False]
     with torch.autocast("cpu", torch.float16):
         assert not _uses_kernel(plain, inputs)

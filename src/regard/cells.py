@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -49,7 +49,7 @@ CELLS = {"gru": CellType(nn.GRU, 1, gru_step), "lstm": CellType(nn.LSTM, 2, lstm
 
 
 def run_layer(
-    directions: Sequence[nn.RNNBase],
+    directions: Sequence[nn.Module],
     inputs: Float[Tensor, "B T I"],
     orders: Sequence[Int[Tensor, "B T"] | None],
     state: Sequence[Float[Tensor, "B D"]] | None = None,
@@ -57,15 +57,16 @@ def run_layer(
     """Return the outputs of a layer for whole sequences, those of all directions side by side.
 
     Args:
-        directions: PyTorch's layers, one per direction.
+        directions: PyTorch's layers, or modules that are called like them, one per direction.
         inputs: the inputs of all directions.
         orders: the positions in the order in which each direction reads them; None for the order of the inputs.
         state: the first state of a single direction; None for zeros.
     """
-    if (kernel := _faster_kernel(directions, inputs)) is not None:
-        positions = torch.arange(inputs.shape[1]).expand(inputs.shape[:2])
+    if (kernel := _faster_kernel(directions, [inputs, *(state or [])])) is not None:
+        positions = torch.arange(inputs.shape[1], device=inputs.device).expand(inputs.shape[:2])
         order = torch.stack([positions if each is None else each for each in orders])
-        return kernel.run(inputs, order, state, [layer.all_weights[0] for layer in directions])
+        weights = [cast("nn.LSTM", layer).all_weights[0] for layer in directions]
+        return kernel.run(inputs, order, state, weights)
     outputs: list[Tensor] = []
     for layer, order in zip(directions, orders, strict=True):
         read = inputs if order is None else _gather_rows(inputs, order)
@@ -82,9 +83,14 @@ def _gather_rows(rows: Float[Tensor, "B T D"], indices: Int[Tensor, "B T"]) -> T
     return rows.gather(1, indices[..., None].expand(-1, -1, rows.shape[-1]))
 
 
-def is_plain(layer: nn.RNNBase) -> bool:
-    """Return whether a layer is one of PyTorch's, in float32 on the CPU, with a single layer and direction."""
-    if type(layer) not in (nn.LSTM, nn.GRU) or has_hooks(layer) or layer.proj_size:
+def is_plain(layer: nn.Module) -> TypeGuard[nn.RNNBase]:
+    """Return whether a module is one of PyTorch's recurrent layers, without hooks, that can be computed elsewhere.
+
+    It is in float32 on the CPU, has biases and a single layer and direction, and reads (B, T, I).
+    """
+    if not isinstance(layer, nn.LSTM | nn.GRU) or type(layer) not in (nn.LSTM, nn.GRU):
+        return False
+    if has_hooks(layer) or "forward" in vars(layer) or layer.proj_size:
         return False
     options = layer.num_layers == 1, layer.bias, layer.batch_first, not layer.bidirectional
     return all(options) and all(
@@ -92,17 +98,20 @@ def is_plain(layer: nn.RNNBase) -> bool:
     )
 
 
-def _faster_kernel(directions: Sequence[nn.RNNBase], inputs: Tensor) -> Any:
-    """Return the module of the kernel for layers in bfloat16; None where PyTorch's layers are used."""
+def _faster_kernel(directions: Sequence[nn.Module], tensors: Sequence[Tensor]) -> Any:
+    """Return the module of the kernel for layers in bfloat16, given inputs and state; None for PyTorch's layers."""
+    inputs = tensors[0]
     if inputs.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
         return None
-    if torch.get_autocast_dtype("cpu") != torch.bfloat16 or needs_dispatcher([inputs]):
+    if torch.get_autocast_dtype("cpu") != torch.bfloat16 or in_forward_mode() or in_transform():
         return None
-    if in_forward_mode() or in_transform() or not all(map(is_plain, directions)):
+    layers = [layer for layer in directions if is_plain(layer) and isinstance(layer, nn.LSTM)]
+    weights = [weight for layer in layers for weight in layer.all_weights[0]]
+    if len(layers) < len(directions) or needs_dispatcher([*tensors, *weights]):
         return None
-    kernel, layer = _load_kernel(), directions[0]
-    is_faster = kernel is not None and kernel.is_faster(len(inputs), layer.hidden_size)
-    return kernel if is_faster and isinstance(layer, nn.LSTM) else None
+    kernel = _load_kernel()
+    is_faster = kernel is not None and kernel.is_faster(len(inputs), layers[0].hidden_size)
+    return kernel if is_faster and inputs.numel() else None
 
 
 @functools.cache
@@ -116,7 +125,7 @@ def _load_kernel() -> Any:
 
 
 class Cell(nn.Module):
-    """A recurrent cell that runs one step, or a whole sequence with PyTorch's layer.
+    """A recurrent cell that runs one step, or a whole sequence.
 
     Its input has two parts: `inputs`, known for all steps beforehand and projected together, and
     `extra`, computed at each step.

@@ -73,11 +73,10 @@ class RecurrentEncoder(nn.Module):
             states = self._dropout(run_layer(directions, states, orders))
         return self._memory(states, lengths)
 
-    def layers(self) -> list[tuple[nn.RNNBase, ...]]:
+    def layers(self) -> list[tuple[nn.Module, ...]]:
         """Return the directions of every layer."""
         modules = self.forward_layers, self.backward_layers
-        by_layer = [*zip(*(each for each in modules if len(each)), strict=True)]
-        return cast("list[tuple[nn.RNNBase, ...]]", by_layer)
+        return [*zip(*(each for each in modules if len(each)), strict=True)]
 
     def _memory(self, states: Float[Tensor, "B T D"], lengths: Int[Tensor, " B"]) -> Memory:
         """Return the encoding, given the outputs of the last layer."""

@@ -56,11 +56,15 @@ class FoldedRecurrentEncoder(RecurrentEncoder):
     def _layers(self) -> "list[_FrozenLayer] | None":
         """The layers, for the kernel; None if it does not support them."""
         layers, kernel = self.layers(), _load_kernel()
-        if kernel is None or not all(
-            _is_supported(part, kernel) for each in layers for part in each
-        ):
-            return None
-        return [_FrozenLayer(each, kernel) for each in layers]
+        frozen: list[_FrozenLayer] = []
+        for each in layers:
+            plain = [part for part in each if is_plain(part)]
+            if len(plain) < len(each) or kernel is None:
+                return None
+            if not all(kernel.supports(part.mode.lower(), part.hidden_size) for part in plain):
+                return None
+            frozen.append(_FrozenLayer(plain, kernel))
+        return frozen
 
     @functools.cached_property
     def _folded_inputs(self) -> Tensor | None:
@@ -103,10 +107,6 @@ class _FrozenLayer:
         which a direction reads them.
         """
         return self._kernel.run(self._cell, inputs, rows, order, self._packed, self._width)
-
-
-def _is_supported(layer: nn.RNNBase, kernel: Any) -> bool:
-    return is_plain(layer) and kernel.supports(layer.mode.lower(), layer.hidden_size)
 
 
 @functools.cache

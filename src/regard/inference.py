@@ -63,11 +63,13 @@ class _Snapshot:
         self._weights = [(weight, _counts(weight)) for weight in model.parameters()]
         samples = [_sample(weight.detach()) for weight, _ in self._weights]
         self._samples = [(sample, sample.clone()) for sample in samples]
+        self._precision = torch.get_float32_matmul_precision()
 
     def has_changed(self) -> bool:
-        """Return whether the modules, their hooks or the weights have changed since."""
+        """Return whether the modules, their hooks, the weights or PyTorch's precision have changed since."""
         return (
-            any(_structure(module) != structure for module, structure in self._modules)
+            self._precision != torch.get_float32_matmul_precision()
+            or any(_structure(module) != structure for module, structure in self._modules)
             or any(_counts(weight) != counts for weight, counts in self._weights)
             or not all(torch.equal(sample, copied) for sample, copied in self._samples)
         )

@@ -13,11 +13,16 @@ import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core.cgutils import get_or_insert_function
+from numba.core.cgutils import alloca_once, get_or_insert_function
 from numba.extending import intrinsic, models, overload, register_jitable, register_model
 
-BYTES = 64 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 32
+_FEATURES = llvmlite.binding.get_host_cpu_features()
+
+BYTES = 64 if _FEATURES.get("avx512f") else 32
 """Size of a vector."""
+
+HAS_BFLOAT16 = BYTES == 64 and bool(_FEATURES.get("avx512bf16"))
+"""Whether this processor multiplies numbers of bfloat16."""
 
 inlined: Any = register_jitable(forceinline=True)
 """Decorator for a part of a kernel, which is inlined wherever it is called."""
@@ -174,6 +179,58 @@ def store_bfloat16(builder: Any, element: Any, kind: Any, x: Any) -> None:
     )
     half = builder.trunc(builder.lshr(rounded, sixteen), halves)
     builder.store(half, builder.bitcast(element, halves.as_pointer()), align=2)
+
+
+class _BFloat16(ir.HalfType):
+    """The type of bfloat16, which llvmlite does not have."""
+
+    intrinsic_name = "bf16"
+
+    def __str__(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return "bfloat"
+
+
+_BFloat16._create_instance()  # pyright: ignore[reportPrivateUsage]
+
+
+@_elementwise
+def dot_bfloat16(builder: Any, x: Any, y: Any, z: Any) -> Any:
+    """Return z + x_0 y_0 + x_1 y_1, given two numbers of bfloat16 in every lane of x and y; needs `HAS_BFLOAT16`.
+
+    Tiny numbers count as zero.
+    """
+    if not HAS_BFLOAT16:
+        return z
+    pairs = ir.VectorType(_BFloat16(), 2 * z.type.count)
+    kind = ir.FunctionType(z.type, [z.type, pairs, pairs])
+    name = "llvm.x86.avx512bf16.dpbf16ps.512"
+    function = get_or_insert_function(builder.module, kind, name)
+    return builder.call(function, [z, builder.bitcast(x, pairs), builder.bitcast(y, pairs)])
+
+
+def _as_halves(typing: Any, row: Any) -> Any:
+    """Return a row of 32-bit numbers as 16-bit integers."""
+    pointer = types.CPointer(types.int16)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(pointer))
+
+    return pointer(row), codegen
+
+
+def _stack_floats(typing: Any, count: Any) -> Any:
+    """Return float32 memory of a constant size on the stack of the calling function."""
+    size = count.literal_value
+    pointer = types.CPointer(types.float32)
+
+    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return alloca_once(builder, ir.FloatType(), size)
+
+    return pointer(count), codegen
+
+
+as_halves: Any = intrinsic(_as_halves)
+stack_floats: Any = intrinsic(prefer_literal=True)(_stack_floats)
 
 
 @memory_access(lambda real: types.none)

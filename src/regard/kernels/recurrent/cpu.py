@@ -27,7 +27,7 @@ from regard.kernels.decoding.layout import (
     TOKENS,
 )
 from regard.kernels.decoding.layout import ROWS as ROW_INDICES
-from regard.kernels.decoding.matrices import multiply
+from regard.kernels.decoding.matrices import ENTRY, multiply
 from regard.kernels.recurrent import cells
 from regard.kernels.recurrent.attention import attend
 from regard.kernels.recurrent.layout import (
@@ -59,7 +59,7 @@ def _multiply(
     arguments: Any, table: Any, matrix: Any, x: Any, stride: Any, rows: Any, y: Any
 ) -> Any:
     """Write the products of rows with a matrix to y; return the stride of its rows."""
-    return multiply(arguments, table, MATRICES + 3 * matrix, x, stride, rows, y)
+    return multiply(arguments, table, MATRICES + ENTRY * matrix, x, stride, rows, y)
 
 
 @simd.inlined

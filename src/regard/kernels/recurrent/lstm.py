@@ -19,16 +19,16 @@ from regard.kernels.cpu.simd import load_bfloat16 as load
 from regard.kernels.cpu.simd import store_bfloat16 as store
 
 _GATES, _POSITIONS, _BEFORE, _AFTER = range(4)
-"""Tensors of both kernels, for D directions, B sequences of T tokens, and states of width H: the gates
-(D, B T, 4 H), the position of every sequence at this step (D, B), and c before and after it (D, B, H)."""
+"""Tensors of both kernels, for S directions, B sequences of T tokens, and states of width D: the gates
+(S, B T, 4 D), the position of every sequence at this step (S, B), and c before and after it (S, B, D)."""
 
 _PRODUCTS, _STATE, _PREVIOUS, _OUTPUTS = range(4, 8)
-"""Forward: the products with the state (D, B, 4 H), the state (D, B, H), and the states before (D, B T, H)
-and after (B T, D, H) every position."""
+"""Forward: the products with the state (S, B, 4 D), the state (S, B, D), and the states before (S, B T, D)
+and after (B T, S, D) every position."""
 
 _GRAD_OUTPUTS, _GRAD_STATE, _GRAD_MEMORY, _GRAD_GATES, _GRAD_STEP = range(4, 9)
-"""Backward: the gradients of the outputs (B T, D, H), of the state and of c (D, B, H), of all gates
-(D, B T, 4 H), and of those of this step (D, B, 4 H)."""
+"""Backward: the gradients of the outputs (B T, S, D), of the state and of c (S, B, D), of all gates
+(S, B T, 4 D), and of those of this step (S, B, 4 D)."""
 
 _ROWS_PER_TASK = 16
 
@@ -136,12 +136,16 @@ def _backward(real: Any) -> Callable[[Any], None]:
 
 
 def is_faster(batch: int, width: int) -> bool:
-    """Return whether the kernels compute states of this width, faster than PyTorch's layer."""
+    """Return whether the kernels support states of this width and are faster than PyTorch's layer."""
     return width % LANES == 0 and 4 * batch * width**2 >= _MIN_PRODUCT
 
 
 class _Layer(torch.autograd.Function):
-    """Outputs of an LSTM layer; see `run`."""
+    """Outputs (B, T, S D) of an LSTM layer with S directions.
+
+    Given the inputs (B, T, I), the positions (T, S, B), the first output and memory (S, B, D), and the four
+    weights of every direction, in the order of `torch.nn.LSTM`.
+    """
 
     @staticmethod
     def forward(
@@ -159,7 +163,8 @@ class _Layer(torch.autograd.Function):
         gates = rows.new_empty(directions, len(rows), 4 * width)
         for direction in range(directions):
             torch.addmm(bias[direction], rows, matrices[direction].t(), out=gates[direction])
-        state, before = state.clone(), rows.new_empty(directions, len(rows), width)
+        state = state.clone(memory_format=torch.contiguous_format)
+        before = rows.new_empty(directions, len(rows), width)
         memories = memory.new_empty(length + 1, directions, batch, width)
         memories[0] = memory
         products = rows.new_empty(directions, batch, 4 * width)
@@ -172,10 +177,13 @@ class _Layer(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True
+            raise RuntimeError(
+                "an LSTM layer in bfloat16 has no derivatives of second order; compute them in float32"
+            )
         rows, positions, matrices, by_state, gates, before, memories = ctx.saved_tensors
         length, directions, batch = positions.shape
         grad_outputs = grad_outputs.contiguous()
@@ -216,25 +224,31 @@ def _run(factory: threads.KernelFactory, tensors: list[Tensor]) -> None:
 
 def run(
     inputs: Float[Tensor, "B T I"],
-    order: Int[Tensor, "directions B T"],
+    order: Int[Tensor, "S B T"],
     state: Sequence[Float[Tensor, "B D"]] | None,
     weights: Sequence[Sequence[Tensor]],
-) -> Float[Tensor, "B T D"]:
-    """Return the outputs of all directions, side by side, in bfloat16.
+) -> Float[Tensor, "B T SD"]:
+    """Return the outputs of all S directions, side by side, in bfloat16.
 
     Args:
         inputs: the inputs, in any precision.
         order: the positions in the order in which a direction reads them.
-        state: the first output and memory of a single direction; None for zeros.
+        state: the first output and memory of all directions; None for zeros.
         weights: for every direction, the matrices of the input and of the state, (4D, I) and (4D, D), and their
             biases, in the order of `torch.nn.LSTM`.
+
+    Raises:
+        IndexError: a position is not in the inputs.
     """
     directions, batch, length = order.shape
-    first = torch.arange(0, batch * length, max(1, length), device=order.device)[:, None]
+    # the kernels read and write unchecked
+    if order.numel() and not 0 <= int(order.min()) <= int(order.max()) < length:
+        raise IndexError(f"a sequence of the batch is longer than its {length} positions")
+    first = torch.arange(0, batch * length, length, device=order.device)[:, None]
     positions = (order + first).permute(2, 0, 1).contiguous()
+    width = weights[0][1].shape[1]
     if state is None:
-        state = [inputs.new_zeros(batch, weights[0][1].shape[1])] * 2
-    output, memory = (each.expand(directions, -1, -1) for each in state)
-    output, memory = output.bfloat16(), memory.float()
+        state = [inputs.new_zeros(batch, width)] * 2
+    output, memory = (each.reshape(1, batch, width).repeat(directions, 1, 1) for each in state)
     flat = [weight for each in weights for weight in each]
-    return _Layer.apply(inputs.bfloat16(), positions, output, memory, *flat)
+    return _Layer.apply(inputs.bfloat16(), positions, output.bfloat16(), memory.float(), *flat)

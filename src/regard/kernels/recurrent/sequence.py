@@ -1,8 +1,9 @@
 """CPU kernel of a recurrent layer over whole sequences, without gradients, and its launcher.
 
 A task is a block of sequences in one direction. Of `threads.Sizes`, `heads` is the number of directions,
-`queries` the number of sequences, `keys` their length, `width` that of a state of one direction and `tile` the
-number of sequences of a task. Numbers are float32, and indices int64.
+`queries` the number of sequences, `keys` their length, `width` that of a state of one direction, `tile` the
+number of sequences of a task, and `prepared` is 1 if the matrices are packed in bfloat16. Other numbers are float32, and
+indices int64.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from regard.kernels.cpu import simd, threads
-from regard.kernels.cpu.products import LANES, PANEL, ROWS, product, whole
+from regard.kernels.cpu.products import LANES, PANEL, ROWS, product, product_bfloat16, whole
 from regard.kernels.cpu.threads import floats, integers
 from regard.kernels.recurrent import cells
 
@@ -48,7 +49,8 @@ def _kernel_of(gates: int) -> threads.KernelFactory:
         def kernel(arguments: Any) -> None:
             directions, sequences, length, width = threads.read_sizes(arguments)
             tile, stride = arguments[threads.TILE], whole(gates * width)
-            blocks = arguments[threads.TASKS] // directions
+            blocks, half = arguments[threads.TASKS] // directions, arguments[threads.PREPARED] != 0
+            words = ((width // 2 if half else width) + 1) * stride
             shape = (1, tile * (stride + 2 * width))
             workspace = threads.thread_workspace(arguments, shape, real(0))
             state = simd.pointer_at(workspace, 0)
@@ -59,13 +61,19 @@ def _kernel_of(gates: int) -> threads.KernelFactory:
                 if task >= arguments[threads.TASKS]:
                     return
                 direction, first = task // blocks, task % blocks * tile
-                weights = floats(arguments, WEIGHTS, direction * (width + 1) * stride)
+                weights = floats(arguments, WEIGHTS, direction * words)
                 count = min(tile, sequences - first)
                 rows = (count + ROWS - 1) // ROWS * ROWS
                 for d in range(2 * tile * width):
                     state[d] = np.float32(0)
                 for t in range(length):
-                    product(state, width, rows, weights, width, stride // PANEL, products, stride)
+                    panels = stride // PANEL
+                    if half:
+                        product_bfloat16(
+                            state, width, rows, weights, width, panels, products, stride
+                        )
+                    else:
+                        product(state, width, rows, weights, width, panels, products, stride)
                     for row in range(count):
                         start = (first + row) * length
                         order = integers(arguments, ORDER, direction * sequences * length + start)
@@ -118,7 +126,8 @@ def run(
     shares = -(-torch.get_num_threads() // directions)
     blocks = shares * max(1, -(-count // (_MAX_BLOCK * shares)))
     tile = max(1, -(-count // (blocks * ROWS))) * ROWS
-    sizes = threads.Sizes(heads=directions, queries=count, keys=length, width=width, tile=tile)
+    half = packed.shape[1] < whole(GATES[cell] * width) * (width + 1)
+    sizes = threads.Sizes(directions, count, length, width, tile, int(half))
     workspace = (1, tile * (whole(GATES[cell] * width) + 2 * width))
     work = outputs.numel() * GATES[cell] * width
     tensors = [packed, inputs.contiguous(), rows.contiguous(), order.contiguous(), outputs]

@@ -29,7 +29,7 @@ from regard.kernels.decoding.layout import (
     TOKENS,
 )
 from regard.kernels.decoding.layout import ROWS as ROW_INDICES
-from regard.kernels.decoding.matrices import multiply
+from regard.kernels.decoding.matrices import ENTRY, multiply
 from regard.kernels.transformer.layout import (
     ACTIVATION,
     ANCESTORS,
@@ -94,7 +94,7 @@ def _normalize(arguments: Any, norm: Any, x: Any, y: Any, width: Any) -> None:
 @simd.inlined
 def _matrix(layer: Any, number: Any) -> Any:
     """Return the entry of a matrix of a layer in the table."""
-    return MATRICES + 3 * (FIRST_OF_LAYERS + layer * OF_A_LAYER + number)
+    return MATRICES + ENTRY * (FIRST_OF_LAYERS + layer * OF_A_LAYER + number)
 
 
 @simd.inlined
@@ -351,7 +351,7 @@ def steps(real: Any) -> Callable[[Any], None]:
                         heads, context, hidden, scores, stride,
                     )  # fmt: skip
                 _begin_sublayer(arguments, table, 3 * table[LAYERS], count, x, normalized)
-                entry = MATRICES + 3 * OUTPUT
+                entry = MATRICES + ENTRY * OUTPUT
                 wide = multiply(arguments, table, entry, normalized, width, count, logits)
                 for row in range(0, count, beams):
                     source = rows[row] // search[BEAMS]
