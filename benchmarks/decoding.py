@@ -4,11 +4,13 @@
 
 SOURCES is a TSV file (plain or .gz) whose first column is translated. Models are measured in turn, and the
 medians of all rounds are printed. "Limit" divides the multiplications of the weights that one word
-needs by the largest throughput of a float32 matrix product, measured in the same run; it is printed for
-recurrent models with additive attention and one layer on either side.
+needs by the largest throughput of a matrix product in the same precision, measured in the same run; it is
+printed for recurrent models with additive attention and one layer on either side. On a processor that has
+products in bfloat16, both precisions take turns, and "other texts" counts the outputs that differ from float32.
 """
 
 import argparse
+import itertools
 import os
 import random
 import statistics
@@ -22,12 +24,17 @@ from pathlib import Path
 import torch
 
 import regard
-from regard.kernels.linear import FrozenLinear
+from regard.kernels.linear import FrozenLinear, rounds_to_bfloat16
 from regard.lines import read_lines
 from regard.request import prepare
 
 BEAMS = (1, 5)
 ONE_BY_ONE = 200
+PRECISIONS = {"float32": "highest", "bfloat16": "medium"}
+"""PyTorch's setting for each precision."""
+
+Search = tuple[str, str, int]
+"""Name of the model, precision, and beam size."""
 
 
 def main() -> None:
@@ -46,28 +53,41 @@ def main() -> None:
     models = {Path(folder).name: folder for folder in args.models}
     translators = {name: regard.Translator.load(folder) for name, folder in models.items()}
     torch.set_num_threads(args.threads)
-    peak = matrix_product_peak()
+    precisions = ["float32"]
+    torch.set_float32_matmul_precision("medium")
+    if rounds_to_bfloat16():
+        precisions.append("bfloat16")
+    peaks = {precision: matrix_product_peak(precision) for precision in precisions}
+    printed = ", ".join(f"{each} {peak / 1e9:,.0f} GFLOP/s" for each, peak in peaks.items())
     print(
         f"torch {torch.__version__}, {args.threads} threads, {len(sources)} sources, "
-        f"{args.rounds} rounds; float32 matrix products {peak / 1e9:,.0f} GFLOP/s\n"
+        f"{args.rounds} rounds; matrix products: {printed}\n"
     )
-    print("| model | beam | words/s | limit, words/s | share of it | the command, words/s |")
-    print("|---|---|---|---|---|---|")
-    for name, beam, rate, outputs in throughputs(translators, sources, args.rounds):
-        work = multiplications(translators[name], outputs, beam)
-        limit = peak / 2 / work if work else None
-        bounds = f"{limit:,.0f} | {rate / limit:.0%}" if limit else "| "
-        whole = len(sources) / command_seconds(models[name], sources, beam, args.threads)
-        print(f"| {name} | {beam} | {rate:,.0f} | {bounds} | {whole:,.0f} |", flush=True)
-    torch.set_num_threads(1)
     print(
-        "\nOne word at a time, one thread, in ms:\n\n| model | beam | median | p95 |\n|---|---|---|---|"
+        "| model | precision | beam | words/s | limit | share | the command, words/s | other texts |"
     )
-    for name, translator in translators.items():
-        for beam in BEAMS:
-            times = sorted(one_by_one(translator, sources[:ONE_BY_ONE], beam))
-            p95 = times[int(0.95 * len(times))]
-            print(f"| {name} | {beam} | {statistics.median(times):.2f} | {p95:.2f} |", flush=True)
+    print("|---|---|---|---|---|---|---|---|")
+    rates, outputs = throughputs(translators, precisions, sources, args.rounds)
+    for (name, precision, beam), rate in rates.items():
+        found, exact = outputs[name, precision, beam], outputs[name, "float32", beam]
+        work = multiplications(translators[name], exact, beam)
+        limit = peaks[precision] / 2 / work if work else None
+        bounds = f"{limit:,.0f} | {rate / limit:.0%}" if limit else "| "
+        options = ["--beam-size", str(beam), "--precision", precision]
+        whole = len(sources) / command_seconds(models[name], sources, options, args.threads)
+        others = sum(a.text != b.text for a, b in zip(found, exact, strict=True))
+        print(
+            f"| {name} | {precision} | {beam} | {rate:,.0f} | {bounds} | {whole:,.0f} | {others} |",
+            flush=True,
+        )
+    torch.set_num_threads(1)
+    print("\nOne word at a time, one thread, in ms:\n")
+    print("| model | precision | beam | median | p95 |\n|---|---|---|---|---|")
+    for name, precision, beam in rates:
+        torch.set_float32_matmul_precision(PRECISIONS[precision])
+        times = sorted(one_by_one(translators[name], sources[:ONE_BY_ONE], beam))
+        median, p95 = statistics.median(times), times[int(0.95 * len(times))]
+        print(f"| {name} | {precision} | {beam} | {median:.2f} | {p95:.2f} |", flush=True)
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -76,8 +96,9 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def matrix_product_peak() -> float:
+def matrix_product_peak(precision: str) -> float:
     """Return the floating-point operations per second of the fastest of several matrix products."""
+    torch.set_float32_matmul_precision(PRECISIONS[precision])
     best = 0.0
     for rows in (256, 512, 1024, 2048):
         x, linear = torch.randn(rows, 1024), FrozenLinear(torch.randn(1024, 1024))
@@ -87,22 +108,28 @@ def matrix_product_peak() -> float:
 
 
 def throughputs(
-    translators: dict[str, regard.Translator], sources: list[str], rounds: int
-) -> list[tuple[str, int, float, list[regard.Translation]]]:
-    """Return the name, beam size, median words per second and outputs of every search."""
-    rates: dict[tuple[str, int], list[float]] = {}
-    outputs: dict[tuple[str, int], list[regard.Translation]] = {}
-    for round_number in range(rounds + 1):  # the first one warms up
-        for name, translator in translators.items():
-            request = prepare(translator.trained, sources)
-            for beam in BEAMS:
-                start = time.perf_counter()
-                found = translator.search(request, beam)
-                if round_number:
-                    rate = len(sources) / (time.perf_counter() - start)
-                    rates.setdefault((name, beam), []).append(rate)
-                outputs[name, beam] = [best[0] for best in found]
-    return [(*key, statistics.median(of_key), outputs[key]) for key, of_key in rates.items()]
+    translators: dict[str, regard.Translator],
+    precisions: list[str],
+    sources: list[str],
+    rounds: int,
+) -> tuple[dict[Search, float], dict[Search, list[regard.Translation]]]:
+    """Return the median words per second and the outputs of every search."""
+    rates: dict[Search, list[float]] = {}
+    outputs: dict[Search, list[regard.Translation]] = {}
+    searches = itertools.product(range(rounds + 1), translators, precisions)
+    for round_number, name, precision in searches:  # the first round warms up
+        translator = translators[name]
+        torch.set_float32_matmul_precision(PRECISIONS[precision])
+        translator.translate(sources[0])  # prepares the weights in this precision
+        request = prepare(translator.trained, sources)
+        for beam in BEAMS:
+            start = time.perf_counter()
+            found = translator.search(request, beam)
+            if round_number:
+                rate = len(sources) / (time.perf_counter() - start)
+                rates.setdefault((name, precision, beam), []).append(rate)
+            outputs[name, precision, beam] = [best[0] for best in found]
+    return {key: statistics.median(of_key) for key, of_key in rates.items()}, outputs
 
 
 def multiplications(
@@ -129,14 +156,14 @@ def multiplications(
     return source * by_source + steps * beam * by_step
 
 
-def command_seconds(folder: str, sources: list[str], beam: int, threads: int) -> float:
+def command_seconds(folder: str, sources: list[str], options: list[str], threads: int) -> float:
     """Return the duration of `regard translate` in seconds, from start to end."""
     with tempfile.TemporaryDirectory() as temporary:
         lines = Path(temporary, "lines")
         lines.write_text("\n".join(sources) + "\n", encoding="utf-8")
         command = [
             sys.executable, "-m", "regard", "translate", folder, str(lines),
-            "--beam-size", str(beam), "--out", f"{temporary}/out",
+            *options, "--out", f"{temporary}/out",
         ]  # fmt: skip
         env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         return seconds(lambda: subprocess.run(command, check=True, capture_output=True, env=env))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from regard.decoders import StepDecoder, fold
 from regard.encoders import RecurrentEncoder
 from regard.folded_encoder import FoldedRecurrentEncoder
-from regard.kernels.linear import InferenceLinear, has_hooks
+from regard.kernels.linear import InferenceLinear, has_hooks, rounds_to_bfloat16
 from regard.models import Seq2Seq
 
 _FASTER: dict[type[nn.Module], type[nn.Module]] = {
@@ -92,6 +92,17 @@ def _sample(weight: Tensor) -> Tensor:
     if weight.numel() <= _SMALL or not weight.is_contiguous():
         return weight
     return weight.flatten()[::_STRIDE]
+
+
+def set_precision(precision: str, device: torch.device) -> bool:
+    """Permit models to compute products of float32 matrices in bfloat16, for `bfloat16`.
+
+    Return whether the device computes them faster.
+    """
+    if precision != "bfloat16":
+        return False
+    torch.set_float32_matmul_precision("medium")
+    return device.type != "cpu" or rounds_to_bfloat16()
 
 
 def skip_in_garbage_collection() -> None:

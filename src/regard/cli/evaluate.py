@@ -11,6 +11,7 @@ from regard import pretrained
 from regard.cli.options import (
     add_model,
     add_pairs,
+    add_precision,
     add_search,
     check_output_files,
     load_translator,
@@ -43,7 +44,7 @@ def run(arguments: list[str]) -> None:
     check_output_files(args, "json")
     if args.confusions < 0:
         raise ConfigError(f"--confusions must be at least 0, got {args.confusions}")
-    translator = load_translator(args.folder, args.device)
+    translator = load_translator(args.folder, args.device, args.precision)
     from regard.cli.pairs import read_valid_pairs
     from regard.significance import compare
 
@@ -182,6 +183,7 @@ def make_parser() -> Parser:
     """Return the parser of this command."""
     parser = Parser(prog="regard evaluate", description=__doc__)
     add_model(parser)
+    add_precision(parser)
     add_pairs(parser)
     add_search(parser)
     parser.add_argument(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from jsonargparse import Namespace
 
 from regard.cli.parser import Parser
-from regard.config import Device
+from regard.config import Device, Precision
 from regard.errors import ConfigError
 from regard.files import check_parent
 from regard.pairs import files_of
@@ -54,6 +54,16 @@ def add_model_folder(parser: Parser, default: str | None = None) -> None:
 def add_device(parser: Parser) -> None:
     """Add the device."""
     parser.add_argument("--device", type=Device, default="auto", help="device to compute on")
+
+
+def add_precision(parser: Parser) -> None:
+    """Add the precision of products of matrices."""
+    parser.add_argument(
+        "--precision",
+        type=Precision,
+        default="float32",
+        help="precision of the products of matrices; bfloat16 is faster on GPUs and on CPUs with AVX512-BF16",
+    )
 
 
 def add_pairs(parser: Parser) -> None:
@@ -171,13 +181,16 @@ def _appends_to_standard_input() -> bool:
         return False
 
 
-def load_translator(folder: str, device: str) -> "Translator":
+def load_translator(folder: str, device: str, precision: str = "float32") -> "Translator":
     """Return `Translator.load(folder, device)`; a long wait is explained on the terminal."""
     with loading(folder):
-        from regard.inference import skip_in_garbage_collection
+        from regard.inference import set_precision, skip_in_garbage_collection
         from regard.translator import Translator
 
         translator = Translator.load(folder, device)
+        is_faster = set_precision(precision, translator.device)
+    if precision == "bfloat16" and not is_faster:
+        print("this device has no fast products in bfloat16; float32 replaces it", file=sys.stderr)
     skip_in_garbage_collection()
     return translator
 

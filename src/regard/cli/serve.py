@@ -12,7 +12,7 @@ import tempfile
 
 from jsonargparse import Namespace
 
-from regard.cli.options import add_model, load_translator, loading
+from regard.cli.options import add_model, add_precision, load_translator, loading
 from regard.cli.parser import Parser
 from regard.errors import ConfigError
 from regard.pretrained import pretrained_models
@@ -42,6 +42,7 @@ def run(arguments: list[str]) -> None:
         example=args.example,
         host=args.host,
         device=args.device,
+        precision=args.precision,
         limits=Limits(
             tokens=args.max_tokens,
             beam_size=args.max_beam,
@@ -78,6 +79,7 @@ def make_parser() -> Parser:
     """Return the parser of this command."""
     parser = Parser(prog="regard serve", description=__doc__)
     add_model(parser, default=pretrained_models()[0])
+    add_precision(parser)
     parser.add_argument(
         "--compare-with",
         metavar="DIR",

@@ -18,6 +18,7 @@ from jsonargparse import Namespace
 
 from regard.cli.options import (
     add_model,
+    add_precision,
     add_search,
     check_output_files,
     load_translator,
@@ -52,7 +53,7 @@ def run(arguments: list[str]) -> None:
     pins, heads = _pins(args.pin or ()), _heads(args.ablate_heads or ())
     check_beam_size(beam_size=args.beam_size, n_best=args.n_best)
     check_length_penalty(args.length_penalty)
-    translator = load_translator(args.folder, args.device)
+    translator = load_translator(args.folder, args.device, args.precision)
     _require_attention(translator, args)
     dictionary = _dictionary(translator, args)
     reads_features = translator.source.features is not None
@@ -115,6 +116,7 @@ def make_parser() -> Parser:
     """Return the parser of this command."""
     parser = Parser(prog="regard translate", description=__doc__)
     add_model(parser)
+    add_precision(parser)
     parser.add_argument(
         "file",
         nargs="?",

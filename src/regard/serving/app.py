@@ -25,7 +25,7 @@ from regard.decoders.posterior import values_per_position
 from regard.errors import ConfigError, RegardError, nearest, quantity, shortened
 from regard.explanation.from_model import explain_step
 from regard.explanation.self_attention import count_layer_weights, layer_weights
-from regard.inference import skip_in_garbage_collection
+from regard.inference import set_precision, skip_in_garbage_collection
 from regard.model_info import describe_model
 from regard.request import PreparedRequest, prepare
 from regard.score_registry import SCORES
@@ -68,6 +68,8 @@ class Settings:
     """Text translated when the page opens; None: the model's own example."""
     host: str = "127.0.0.1"
     device: str = "auto"
+    precision: str = "float32"
+    """Precision of the products of matrices."""
     threads: int | None = None
     """PyTorch threads of this process; None: PyTorch's default."""
     limits: Limits = Limits()  # noqa: RUF009
@@ -86,6 +88,7 @@ def create_app(settings: Settings) -> FastAPI:
         torch.set_num_threads(settings.threads)
     folders = [settings.folder, *([settings.compare_with] if settings.compare_with else [])]
     translators = [Translator.load(folder, settings.device) for folder in folders]
+    set_precision(settings.precision, translators[0].device)
     skip_in_garbage_collection()
     # the parent folder distinguishes two folders called `model`
     paths = ["/".join(pretrained.find(folder).resolve().parts[-2:]) for folder in folders]
