@@ -7,8 +7,9 @@ as many as an average caption. The sources are 1,000 lists of 5 to 25 random ids
 similar length; then 200 of them are translated one at a time on one thread. Their encoding is included.
 The LSTM models have additive attention and input feeding, 512 units (per direction in the encoder) and
 embeddings of 256; the Transformers have 4 + 4 layers of width 128. Toolkits take turns, and the medians
-of all rounds are printed. "Steps" is the same model without the kernel of its search. JoeyNMT runs in
-an environment of its own, with models of the same sizes.
+of all rounds are printed. "Bfloat16" has products of matrices in bfloat16, where the processor has them, and
+"steps" is the model in float32 without the kernel of its search. JoeyNMT runs in float32, in an environment of its own, with
+models of the same sizes.
 """
 
 import argparse
@@ -97,8 +98,12 @@ class Steps:
         self.start, self.step = decoder.start, decoder.step
 
 
-KINDS: dict[str, Callable[[Any], Any]] = {"regard": lambda decoder: decoder, "steps": Steps}
-"""What is searched with, given a decoder."""
+KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "regard": (lambda decoder: decoder, "highest"),
+    "bfloat16": (lambda decoder: decoder, "medium"),
+    "steps": (Steps, "highest"),
+}
+"""What is searched with, given a decoder, and PyTorch's setting for the precision."""
 
 
 def make_batches() -> list[list[list[int]]]:
@@ -125,9 +130,12 @@ def measure(
     prepared: InferenceModel,
     batches: list[list[list[int]]],
     beam: int,
-    adapt: Callable[[Any], Any],
+    kind: str,
 ) -> float:
     """Return the sentences per second."""
+    adapt, precision = KINDS[kind]
+    torch.set_float32_matmul_precision(precision)
+    prepared.prepared()  # packs the weights in this precision
     start = time.perf_counter()
     model, decoder = prepared.prepared()
     with torch.inference_mode():
@@ -164,8 +172,8 @@ def measure_all(
             rates.setdefault(("JoeyNMT", name, int(beam)), []).append(rate)
         for (name, model), beam, kind in itertools.product(models.items(), BEAMS, KINDS):
             if not round_number:
-                measure(model, batches[:2], beam, KINDS[kind])  # warms up
-            rate = measure(model, batches, beam, KINDS[kind])
+                measure(model, batches[:2], beam, kind)  # warms up
+            rate = measure(model, batches, beam, kind)
             rates.setdefault((kind, name, beam), []).append(rate)
     return {key: statistics.median(of_key) for key, of_key in rates.items()}
 
@@ -173,9 +181,7 @@ def measure_all(
 def one_by_one(model: InferenceModel, beam: int, kind: str) -> float:
     """Return the median milliseconds of one sentence."""
     sources = [source for batch in make_batches() for source in batch][400:600]
-    return statistics.median(
-        1000 / measure(model, [[source]], beam, KINDS[kind]) for source in sources
-    )
+    return statistics.median(1000 / measure(model, [[source]], beam, kind) for source in sources)
 
 
 def main() -> None:
@@ -191,19 +197,20 @@ def main() -> None:
     rates = measure_all(models, args.joeynmt, args.rounds, args.threads)
     print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds; sentences/s\n")
     print(
-        "| model | beam | regard | steps | JoeyNMT | multiple of JoeyNMT |\n|---|---|---|---|---|---|"
+        "| model | beam | regard | bfloat16 | steps | JoeyNMT | multiples of JoeyNMT |\n"
+        "|---|---|---|---|---|---|---|"
     )
     for name, beam in itertools.product(MODELS, BEAMS):
-        ours, steps = (rates[kind, name, beam] for kind in KINDS)
+        ours, rounded, steps = (rates[kind, name, beam] for kind in KINDS)
         peer = rates.get(("JoeyNMT", name, beam))
-        compared = f"{peer:,.0f} | {ours / peer:.1f}x" if peer else " | "
-        print(f"| {name} | {beam} | {ours:,.0f} | {steps:,.0f} | {compared} |")
+        compared = f"{peer:,.0f} | {ours / peer:.1f}x, {rounded / peer:.1f}x" if peer else " | "
+        print(f"| {name} | {beam} | {ours:,.0f} | {rounded:,.0f} | {steps:,.0f} | {compared} |")
     torch.set_num_threads(1)
     print("\nOne sentence at a time, one thread, median of 200, ms:\n")
-    print("| model | beam | regard | steps |\n|---|---|---|---|")
+    print("| model | beam | regard | bfloat16 | steps |\n|---|---|---|---|---|")
     for name, beam in itertools.product(MODELS, BEAMS):
-        ours, steps = (one_by_one(models[name], beam, kind) for kind in KINDS)
-        print(f"| {name} | {beam} | {ours:.1f} | {steps:.1f} |", flush=True)
+        times = " | ".join(f"{one_by_one(models[name], beam, kind):.1f}" for kind in KINDS)
+        print(f"| {name} | {beam} | {times} |", flush=True)
 
 
 if __name__ == "__main__":
