@@ -24,16 +24,15 @@ from pathlib import Path
 import torch
 
 import regard
-from regard.kernels.linear import FrozenLinear, rounds_to_bfloat16
+from regard.config import Precision
+from regard.inference import set_precision
+from regard.kernels.linear import FrozenLinear, has_bfloat16
 from regard.lines import read_lines
 from regard.request import prepare
 
 BEAMS = (1, 5)
 ONE_BY_ONE = 200
-PRECISIONS = {"float32": "highest", "bfloat16": "medium"}
-"""PyTorch's setting for each precision."""
-
-Search = tuple[str, str, int]
+Search = tuple[str, Precision, int]
 """Name of the model, precision, and beam size."""
 
 
@@ -53,9 +52,8 @@ def main() -> None:
     models = {Path(folder).name: folder for folder in args.models}
     translators = {name: regard.Translator.load(folder) for name, folder in models.items()}
     torch.set_num_threads(args.threads)
-    precisions = ["float32"]
-    torch.set_float32_matmul_precision("medium")
-    if rounds_to_bfloat16():
+    precisions: list[Precision] = ["float32"]
+    if has_bfloat16():
         precisions.append("bfloat16")
     peaks = {precision: matrix_product_peak(precision) for precision in precisions}
     printed = ", ".join(f"{each} {peak / 1e9:,.0f} GFLOP/s" for each, peak in peaks.items())
@@ -84,7 +82,7 @@ def main() -> None:
     print("\nOne word at a time, one thread, in ms:\n")
     print("| model | precision | beam | median | p95 |\n|---|---|---|---|---|")
     for name, precision, beam in rates:
-        torch.set_float32_matmul_precision(PRECISIONS[precision])
+        set_precision(precision)
         times = sorted(one_by_one(translators[name], sources[:ONE_BY_ONE], beam))
         median, p95 = statistics.median(times), times[int(0.95 * len(times))]
         print(f"| {name} | {precision} | {beam} | {median:.2f} | {p95:.2f} |", flush=True)
@@ -96,12 +94,12 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def matrix_product_peak(precision: str) -> float:
+def matrix_product_peak(precision: Precision) -> float:
     """Return the floating-point operations per second of the fastest of several matrix products."""
-    torch.set_float32_matmul_precision(PRECISIONS[precision])
+    set_precision(precision)
     best = 0.0
     for rows in (256, 512, 1024, 2048):
-        x, linear = torch.randn(rows, 1024), FrozenLinear(torch.randn(1024, 1024))
+        x, linear = torch.randn(rows, 1024), FrozenLinear(torch.randn(1024, 1024), may_round=True)
         for _ in range(30):
             best = max(best, 2 * rows * 1024**2 / seconds(lambda x=x, linear=linear: linear(x)))
     return best
@@ -109,7 +107,7 @@ def matrix_product_peak(precision: str) -> float:
 
 def throughputs(
     translators: dict[str, regard.Translator],
-    precisions: list[str],
+    precisions: list[Precision],
     sources: list[str],
     rounds: int,
 ) -> tuple[dict[Search, float], dict[Search, list[regard.Translation]]]:
@@ -119,7 +117,7 @@ def throughputs(
     searches = itertools.product(range(rounds + 1), translators, precisions)
     for round_number, name, precision in searches:  # the first round warms up
         translator = translators[name]
-        torch.set_float32_matmul_precision(PRECISIONS[precision])
+        set_precision(precision)
         translator.translate(sources[0])  # prepares the weights in this precision
         request = prepare(translator.trained, sources)
         for beam in BEAMS:

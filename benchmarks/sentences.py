@@ -25,8 +25,8 @@ from typing import Any
 import torch
 
 from regard.batching import pad
-from regard.config import ModelConfig
-from regard.inference import InferenceModel
+from regard.config import ModelConfig, Precision
+from regard.inference import InferenceModel, set_precision
 from regard.models import build
 from regard.search import beam_search
 from regard.text import EOS
@@ -98,12 +98,12 @@ class Steps:
         self.start, self.step = decoder.start, decoder.step
 
 
-KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "regard": (lambda decoder: decoder, "highest"),
-    "bfloat16": (lambda decoder: decoder, "medium"),
-    "steps": (Steps, "highest"),
+KINDS: dict[str, tuple[Callable[[Any], Any], Precision]] = {
+    "regard": (lambda decoder: decoder, "float32"),
+    "bfloat16": (lambda decoder: decoder, "bfloat16"),
+    "steps": (Steps, "float32"),
 }
-"""What is searched with, given a decoder, and PyTorch's setting for the precision."""
+"""What is searched with, given a decoder, and the precision of products."""
 
 
 def make_batches() -> list[list[list[int]]]:
@@ -134,12 +134,13 @@ def measure(
 ) -> float:
     """Return the sentences per second."""
     adapt, precision = KINDS[kind]
-    torch.set_float32_matmul_precision(precision)
-    prepared.prepared()  # packs the weights in this precision
-    start = time.perf_counter()
-    model, decoder = prepared.prepared()
+    start = 0.0
+    set_precision(precision)
     with torch.inference_mode():
-        for batch in batches:
+        for number, batch in enumerate([batches[0], *batches]):
+            if number == 1:  # the first batch has packed the weights in this precision
+                start = time.perf_counter()
+            model, decoder = prepared.prepared()
             memory = model.encode(pad(batch), torch.tensor([len(source) for source in batch]))
             limits = torch.full((len(batch),), LENGTH)
             outputs = beam_search(adapt(decoder), memory, limits, beam)

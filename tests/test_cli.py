@@ -19,12 +19,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
 from regard.cli import compare, train
 from regard.cli import options as shared_options
 from regard.cli.main import COMMANDS, _signals_as_exceptions, main
+from regard.kernels.linear import rounds_to_bfloat16
 from regard.lines import read_lines
 from regard.symmetrization import symmetrize
 from regard.text import EOS
@@ -1610,3 +1612,15 @@ def test_a_signal_during_an_import_is_raised_afterwards(
     assert complete == [True]
     assert getattr(raised.value, "signal_number", signal.SIGINT) == number
     assert signal.getsignal(number) == before
+
+
+def test_float32_replaces_bfloat16_where_the_processor_has_no_products_in_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    (tmp_path / "words.txt").write_text("attention\n", encoding="utf-8")
+    main(["translate", "english-phones", str(tmp_path / "words.txt"), "--precision", "bfloat16"])
+    found = capsys.readouterr()
+    assert found.out == "AH T EH N SH AH N\n"
+    assert "this processor has no products in bfloat16; float32 replaces it" in found.err
+    assert not rounds_to_bfloat16()

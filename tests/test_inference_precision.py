@@ -1,7 +1,8 @@
 """Inference with products of matrices in bfloat16, against float32."""
 
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numba
 import numpy as np
@@ -13,9 +14,9 @@ from torch import nn
 
 import regard
 from regard.cli.main import main
-from regard.config import ModelConfig
+from regard.config import ModelConfig, Precision
 from regard.encoders import RecurrentEncoder
-from regard.inference import InferenceModel, for_inference
+from regard.inference import InferenceModel, for_inference, set_precision
 from regard.kernels import linear
 from regard.kernels.cpu import products, simd
 from regard.kernels.cpu.products import LANES, PANEL, ROWS, pack, panels_of
@@ -30,10 +31,9 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def _medium() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
+    set_precision("bfloat16")
     yield
-    torch.set_float32_matmul_precision(before)
+    set_precision("float32")
 
 
 @numba.njit(error_model="numpy")
@@ -71,15 +71,14 @@ def test_other_widths_are_packed_in_float32() -> None:
 def test_a_frozen_linear_layer_rounds_to_bfloat16(bias: bool) -> None:
     torch.manual_seed(0)
     layer, x = nn.Linear(64, 48, bias=bias), torch.randn(3, 10, 64)
-    found = FrozenLinear(layer.weight, layer.bias)(x)
-    expected = layer.bfloat16()(x.bfloat16()).float()
+    found = FrozenLinear(layer.weight, layer.bias, may_round=True)(x)
+    unrounded = FrozenLinear(layer.weight, layer.bias)(x)
     assert found.dtype == torch.float32
+    set_precision("float32")
+    torch.testing.assert_close(unrounded, layer(x), rtol=1e-5, atol=1e-5)
+    expected = layer.bfloat16()(x.bfloat16()).float()
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-2)
-    torch.set_float32_matmul_precision("highest")
-    exact = FrozenLinear(layer.weight.float(), None if layer.bias is None else layer.bias.float())(
-        x
-    )
-    assert not torch.equal(found, exact)
+    assert not torch.equal(found, unrounded)
 
 
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
@@ -89,11 +88,13 @@ def test_an_encoder_is_close_to_that_in_float32(cell: str) -> None:
     source, lengths = torch.randint(30, (70, 9)), torch.randint(1, 10, (70,))
     with torch.no_grad():
         found = for_inference(encoder)(source, lengths).states  # pyright: ignore
+        set_precision("float32")
         exact = encoder(source, lengths).states
     difference = float((found - exact).norm() / exact.norm())
     assert 1e-5 < difference < 1e-2
 
 
+SIZES = {"embedding_dim": 64, "encoder_dim": 64, "decoder_dim": 64, "attention_dim": 64}
 CONFIGS = {
     "Bahdanau": {"decoder": "bahdanau"},
     "Luong": {"decoder": "luong", "input_feeding": True, "decoder_layers": 2},
@@ -105,40 +106,49 @@ CONFIGS = {
 @torch.inference_mode()
 def test_the_precision_of_a_search_can_be_changed(name: str) -> None:
     torch.manual_seed(2)
-    sizes = {"embedding_dim": 64, "encoder_dim": 64, "decoder_dim": 64, "attention_dim": 64}
-    model = InferenceModel(build(ModelConfig(**(sizes | CONFIGS[name])), 20, 20))  # pyright: ignore
+    model = InferenceModel(build(ModelConfig(**(SIZES | CONFIGS[name])), 20, 20))  # pyright: ignore
     source, lengths = torch.randint(4, 20, (9, 6)), torch.randint(1, 7, (9,))
 
-    def scores(precision: str) -> list[float]:
-        torch.set_float32_matmul_precision(precision)
+    sizes: list[int] = []
+
+    def scores(precision: Precision) -> list[float]:
+        set_precision(precision)
         prepared, decoder = model.prepared()
+        sizes.append(cast("Any", decoder).kernel._weights.numbers.numel())
         memory = prepared.encode(source, lengths)
         found = beam_search(decoder, memory, torch.full((9,), 8), 3)
         return [hypotheses[0].score for hypotheses in found]
 
-    exact, rounded, again = scores("highest"), scores("medium"), scores("highest")
+    exact, rounded, again = scores("float32"), scores("bfloat16"), scores("float32")
+    assert sizes[0] == sizes[2] > 1.6 * sizes[1]
     assert exact == again
     assert exact != rounded
     np.testing.assert_allclose(rounded, exact, atol=0.05)
 
 
 def test_the_command_translates_in_bfloat16(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    torch.set_float32_matmul_precision("highest")
+    set_precision("float32")
     words = tmp_path / "words.txt"
     words.write_text("attention\nalignment\n", encoding="utf-8")
-    expected = [each.text for each in regard.Translator.load("english-phones").translate(
-        ["attention", "alignment"]
-    )]  # fmt: skip
-    command = ["translate", "english-phones", str(words), "--precision", "bfloat16"]
-    main(command)
-    found = capsys.readouterr()
-    assert found.out.splitlines() == expected
-    assert torch.get_float32_matmul_precision() == "medium"
-    assert "float32 replaces" not in found.err
-    monkeypatch.setattr(linear.torch.cpu, "_is_avx512_bf16_supported", lambda: False)
-    main(command)
-    found = capsys.readouterr()
-    assert found.out.splitlines() == expected
-    assert "this device has no fast products in bfloat16; float32 replaces it" in found.err
+    translator = regard.Translator.load("english-phones")
+    expected = [each.text for each in translator.translate(["attention", "alignment"])]
+    command = ["translate", "english-phones", str(words)]
+    for precision in ("bfloat16", "float32"):
+        main([*command, "--precision", precision])
+        found = capsys.readouterr()
+        assert found.out.splitlines() == expected
+        assert "float32 replaces" not in found.err
+        assert linear.rounds_to_bfloat16() == (precision == "bfloat16")
+
+
+def test_pytorchs_other_settings_of_the_precision_are_no_error() -> None:
+    translator = regard.Translator.load("phrasebook")
+    text = "por la noche"
+    expected = translator.translate(text).text
+    torch.backends.cuda.matmul.fp32_precision = "tf32"  # pyright: ignore
+    try:
+        assert translator.translate(text).text == expected
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"  # pyright: ignore

@@ -87,7 +87,7 @@ class _FrozenLayer:
         self.directions = len(directions)
         self._kernel, self._cell = kernel, directions[0].mode.lower()
         self._width = directions[0].hidden_size
-        self._inputs = FrozenLinear(torch.cat(inputs), torch.cat(biases))
+        self._inputs = FrozenLinear(torch.cat(inputs), torch.cat(biases), may_round=True)
         packed = [pack(*each) for each in zip(recurrent, recurrent_biases, strict=True)]
         self._packed = torch.stack(packed).detach()
 

@@ -7,10 +7,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from regard.config import Precision
 from regard.decoders import StepDecoder, fold
 from regard.encoders import RecurrentEncoder
 from regard.folded_encoder import FoldedRecurrentEncoder
-from regard.kernels.linear import InferenceLinear, has_hooks, rounds_to_bfloat16
+from regard.kernels.linear import (
+    InferenceLinear,
+    has_bfloat16,
+    has_hooks,
+    rounds_to_bfloat16,
+)
 from regard.models import Seq2Seq
 
 _FASTER: dict[type[nn.Module], type[nn.Module]] = {
@@ -63,12 +69,12 @@ class _Snapshot:
         self._weights = [(weight, _counts(weight)) for weight in model.parameters()]
         samples = [_sample(weight.detach()) for weight, _ in self._weights]
         self._samples = [(sample, sample.clone()) for sample in samples]
-        self._precision = torch.get_float32_matmul_precision()
+        self._rounded = rounds_to_bfloat16()
 
     def has_changed(self) -> bool:
         """Return whether the modules, their hooks, the weights or PyTorch's precision have changed since."""
         return (
-            self._precision != torch.get_float32_matmul_precision()
+            self._rounded != rounds_to_bfloat16()
             or any(_structure(module) != structure for module, structure in self._modules)
             or any(_counts(weight) != counts for weight, counts in self._weights)
             or not all(torch.equal(sample, copied) for sample, copied in self._samples)
@@ -94,15 +100,10 @@ def _sample(weight: Tensor) -> Tensor:
     return weight.flatten()[::_STRIDE]
 
 
-def set_precision(precision: str, device: torch.device) -> bool:
-    """Permit models to compute products of float32 matrices in bfloat16, for `bfloat16`.
-
-    Return whether the device computes them faster.
-    """
-    if precision != "bfloat16":
-        return False
-    torch.set_float32_matmul_precision("medium")
-    return device.type != "cpu" or rounds_to_bfloat16()
+def set_precision(precision: Precision) -> None:
+    """Set PyTorch's precision of products of float32 matrices on CPUs; float32 if the processor has no other."""
+    setting = "bf16" if precision == "bfloat16" and has_bfloat16() else "ieee"
+    torch.backends.mkldnn.matmul.fp32_precision = setting  # pyright: ignore
 
 
 def skip_in_garbage_collection() -> None:

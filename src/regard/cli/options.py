@@ -62,7 +62,7 @@ def add_precision(parser: Parser) -> None:
         "--precision",
         type=Precision,
         default="float32",
-        help="precision of the products of matrices; bfloat16 is faster on GPUs and on CPUs with AVX512-BF16",
+        help="precision of products of matrices on CPUs; bfloat16 is faster with AVX512-BF16, and less exact",
     )
 
 
@@ -181,18 +181,25 @@ def _appends_to_standard_input() -> bool:
         return False
 
 
-def load_translator(folder: str, device: str, precision: str = "float32") -> "Translator":
+def load_translator(folder: str, device: str, precision: Precision = "float32") -> "Translator":
     """Return `Translator.load(folder, device)`; a long wait is explained on the terminal."""
     with loading(folder):
         from regard.inference import set_precision, skip_in_garbage_collection
         from regard.translator import Translator
 
         translator = Translator.load(folder, device)
-        is_faster = set_precision(precision, translator.device)
-    if precision == "bfloat16" and not is_faster:
-        print("this device has no fast products in bfloat16; float32 replaces it", file=sys.stderr)
+    set_precision(precision)
+    report_precision(precision)
     skip_in_garbage_collection()
     return translator
+
+
+def report_precision(precision: Precision) -> None:
+    """Say that float32 replaces bfloat16, if the processor does not support it."""
+    from regard.kernels.linear import has_bfloat16
+
+    if precision == "bfloat16" and not has_bfloat16():
+        print("this processor has no products in bfloat16; float32 replaces it", file=sys.stderr)
 
 
 def report_missing_features(prog: str, translator: "Translator", features: str | None) -> None:

@@ -12,7 +12,13 @@ import tempfile
 
 from jsonargparse import Namespace
 
-from regard.cli.options import add_model, add_precision, load_translator, loading
+from regard.cli.options import (
+    add_model,
+    add_precision,
+    load_translator,
+    loading,
+    report_precision,
+)
 from regard.cli.parser import Parser
 from regard.errors import ConfigError
 from regard.pretrained import pretrained_models
@@ -36,6 +42,7 @@ def run(arguments: list[str]) -> None:
             f"serving needs the package {error.name}: pip install 'regard[serve]'"
         ) from None
     _check(args)
+    report_precision(args.precision)
     settings = Settings(
         folder=args.folder,
         compare_with=args.compare_with,

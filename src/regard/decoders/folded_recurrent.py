@@ -74,7 +74,7 @@ class FoldedRecurrentDecoder:
         copies = isinstance(output, CopyingOutput)
         self._output = None if copies else FrozenLinear(output.weight, output.bias)
         blocks = [first.extra_weight, by_context] if decoder.attends_first else [by_context]
-        self._values = FrozenLinear(torch.cat(blocks))
+        self._values = FrozenLinear(torch.cat(blocks), may_round=True)
         self.kernel = None if self._query is None else self._load_kernel(self._query)
 
     def _load_kernel(self, query: FrozenLinear) -> RecurrentKernel | None:

@@ -19,17 +19,23 @@ _MAX_EXACT_ROWS = 16
 
 
 class FrozenLinear:
-    """x W^T + b with fixed weights, W (E, D), in bfloat16 if `rounds_to_bfloat16` permits it."""
+    """x W^T + b with fixed weights, W (E, D).
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+    Args:
+        weight: W.
+        bias: b.
+        may_round: compute float32 in bfloat16, and round the result to it too, where `rounds_to_bfloat16`.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, may_round: bool = False) -> None:
         self.weight = weight.detach().contiguous()
         self.bias = None if bias is None else bias.detach()
         self.matrix = self.weight, self.bias
+        self._rounds = may_round and weight.dtype == torch.float32 and rounds_to_bfloat16()
 
     @cached_property
     def _packed(self) -> Tensor | None:
-        half = self.weight.dtype == torch.float32 and rounds_to_bfloat16()
-        return _pack(self.weight.bfloat16() if half else self.weight)
+        return _pack(self.weight.bfloat16() if self._rounds else self.weight)
 
     def __call__(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n E"]:
         """Return the product."""
@@ -39,22 +45,27 @@ class FrozenLinear:
         rows = x.reshape(count, x.shape[-1])
         if (padded := _padded_count(count)) > count:
             rows = functional.pad(rows, (0, 0, 0, padded - count))
-        bias = self.bias
-        if packed.dtype != x.dtype:
-            rows, bias = rows.bfloat16(), None
-        product = _onednn()._linear_pointwise(rows, packed, bias, "none", [], "")[:count]
-        if packed.dtype != x.dtype:
-            product = product.float() if self.bias is None else product + self.bias
-        return product.view(*x.shape[:-1], -1)
+        if not self._rounds:
+            product = _onednn()._linear_pointwise(rows, packed, self.bias, "none", [], "")
+            return product[:count].view(*x.shape[:-1], -1)
+        product = _onednn()._linear_pointwise(rows.bfloat16(), packed, None, "none", [], "")
+        product = product[:count].float().view(*x.shape[:-1], -1)
+        return product if self.bias is None else product + self.bias
 
 
 def rounds_to_bfloat16() -> bool:
     """Return whether products of float32 matrices are computed in bfloat16, and summed in float32.
 
-    They are if `torch.set_float32_matmul_precision("medium")` permits it, and the processor is faster.
+    They are if PyTorch's setting for oneDNN permits it, and the processor is faster.
     """
-    permitted = torch.get_float32_matmul_precision() == "medium"
-    return permitted and torch.cpu._is_avx512_bf16_supported()  # pyright: ignore[reportPrivateUsage]
+    # `torch.get_float32_matmul_precision` raises an error after this setting has been changed
+    permitted = torch.backends.mkldnn.matmul.fp32_precision == "bf16"  # pyright: ignore
+    return permitted and has_bfloat16()
+
+
+def has_bfloat16() -> bool:
+    """Return whether the processor multiplies numbers of bfloat16."""
+    return torch.cpu._is_avx512_bf16_supported()  # pyright: ignore[reportPrivateUsage]
 
 
 class InferenceLinear(nn.Linear):

@@ -21,6 +21,7 @@ from starlette.exceptions import HTTPException
 
 from regard import pretrained
 from regard.charts.base import script_json
+from regard.config import Precision
 from regard.decoders.posterior import values_per_position
 from regard.errors import ConfigError, RegardError, nearest, quantity, shortened
 from regard.explanation.from_model import explain_step
@@ -68,8 +69,8 @@ class Settings:
     """Text translated when the page opens; None: the model's own example."""
     host: str = "127.0.0.1"
     device: str = "auto"
-    precision: str = "float32"
-    """Precision of the products of matrices."""
+    precision: Precision = "float32"
+    """Precision of products of matrices on CPUs; float32 replaces bfloat16 on a processor that does not support it."""
     threads: int | None = None
     """PyTorch threads of this process; None: PyTorch's default."""
     limits: Limits = Limits()  # noqa: RUF009
@@ -88,7 +89,7 @@ def create_app(settings: Settings) -> FastAPI:
         torch.set_num_threads(settings.threads)
     folders = [settings.folder, *([settings.compare_with] if settings.compare_with else [])]
     translators = [Translator.load(folder, settings.device) for folder in folders]
-    set_precision(settings.precision, translators[0].device)
+    set_precision(settings.precision)
     skip_in_garbage_collection()
     # the parent folder distinguishes two folders called `model`
     paths = ["/".join(pretrained.find(folder).resolve().parts[-2:]) for folder in folders]

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
+import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -21,8 +22,15 @@ _FEATURES = llvmlite.binding.get_host_cpu_features()
 BYTES = 64 if _FEATURES.get("avx512f") else 32
 """Size of a vector."""
 
-HAS_BFLOAT16 = BYTES == 64 and bool(_FEATURES.get("avx512bf16"))
-"""Whether this processor multiplies numbers of bfloat16."""
+HAS_BFLOAT16 = (
+    BYTES == 64
+    and bool(_FEATURES.get("avx512bf16"))
+    and numba.config.ENABLE_AVX  # pyright: ignore
+    and not (numba.config.CPU_NAME or numba.config.CPU_FEATURES)  # pyright: ignore
+    and llvmlite.binding.llvm_version_info >= (16,)
+)
+"""Whether this processor multiplies numbers of bfloat16, and numba compiles for it: before version 16, LLVM had
+another form of the instruction."""
 
 inlined: Any = register_jitable(forceinline=True)
 """Decorator for a part of a kernel, which is inlined wherever it is called."""

@@ -37,7 +37,7 @@ class PackedWeights(NamedTuple):
     vector: Tensor
     """v and its sum; the sum alone for an inner product."""
     work: int
-    """Multiplications of a row by weights."""
+    """Multiplications of a row by weights, about half as many in bfloat16, which take half the time."""
 
 
 def supports(weights: DecoderWeights) -> bool:
