@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(autouse=True)
-def _medium() -> Iterator[None]:
+def _bfloat16() -> Iterator[None]:
     set_precision("bfloat16")
     yield
     set_precision("float32")
@@ -141,6 +141,17 @@ def test_the_command_translates_in_bfloat16(
         assert found.out.splitlines() == expected
         assert "float32 replaces" not in found.err
         assert linear.rounds_to_bfloat16() == (precision == "bfloat16")
+
+
+def test_both_models_of_a_comparison_are_evaluated_in_bfloat16(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("attention\tAH T EH N SH AH N\n", encoding="utf-8")
+    model = "english-phones"
+    main(["evaluate", model, str(pairs), "--compare", model, "--precision", "bfloat16"])
+    assert "exact match" in capsys.readouterr().out
+    assert linear.rounds_to_bfloat16()
 
 
 def test_pytorchs_other_settings_of_the_precision_are_no_error() -> None:

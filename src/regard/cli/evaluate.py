@@ -151,7 +151,7 @@ def _other_system(
     if not pretrained.find(args.compare).is_dir():
         require_lines(args.compare, "output")
         return read_outputs(args.compare, pairs, args.pairs)
-    other = load_translator(args.compare, args.device)
+    other = load_translator(args.compare, args.device, args.precision)
     own = pairs_for_model(args.pairs, pairs, data, other.trained.config.data)
     if group_by_source(own)[1] != group_by_source(pairs)[1]:
         raise ConfigError(
