@@ -1,6 +1,5 @@
 """Recurrent cells: PyTorch's layers for whole sequences, and one step of each."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeGuard, cast
 
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.kernels.additive.autograd import needs_dispatcher
+from regard.kernels.compilation import import_kernel
 from regard.kernels.dropout import in_transform
 from regard.kernels.linear import has_hooks
 from regard.kernels.weighted_sum import in_forward_mode
@@ -109,19 +109,9 @@ def _faster_kernel(directions: Sequence[nn.Module], tensors: Sequence[Tensor]) -
     weights = [weight for layer in layers for weight in layer.all_weights[0]]
     if len(layers) < len(directions) or needs_dispatcher([*tensors, *weights]):
         return None
-    kernel = _load_kernel()
+    kernel = import_kernel("recurrent.lstm")
     is_faster = kernel is not None and kernel.is_faster(len(inputs), layers[0].hidden_size)
     return kernel if is_faster and inputs.numel() else None
-
-
-@functools.cache
-def _load_kernel() -> Any:
-    """Return the module of the kernel; None where numba cannot be imported."""
-    try:
-        from regard.kernels.recurrent import lstm
-    except Exception:  # a broken compiler raises any exception
-        return None
-    return lstm
 
 
 class Cell(nn.Module):

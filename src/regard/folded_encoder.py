@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from regard.attention import Memory
 from regard.cells import is_plain
 from regard.encoders import RecurrentEncoder, reversal_indices
+from regard.kernels.compilation import import_kernel
 from regard.kernels.linear import FrozenLinear, has_hooks
 from regard.kernels.weighted_sum import is_autocast_enabled
 
@@ -55,7 +56,7 @@ class FoldedRecurrentEncoder(RecurrentEncoder):
     @functools.cached_property
     def _layers(self) -> "list[_FrozenLayer] | None":
         """The layers, for the kernel; None if it does not support them."""
-        layers, kernel = self.layers(), _load_kernel()
+        layers, kernel = self.layers(), import_kernel("recurrent.sequence")
         frozen: list[_FrozenLayer] = []
         for each in layers:
             plain = [part for part in each if is_plain(part)]
@@ -107,13 +108,3 @@ class _FrozenLayer:
         which a direction reads them.
         """
         return self._kernel.run(self._cell, inputs, rows, order, self._packed, self._width)
-
-
-@functools.cache
-def _load_kernel() -> Any:
-    """Return the module of the CPU kernel; None where numba cannot be imported."""
-    try:
-        from regard.kernels.recurrent import sequence
-    except Exception:  # a broken compiler raises any exception
-        return None
-    return sequence

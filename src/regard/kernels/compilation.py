@@ -1,9 +1,15 @@
-"""The time that a thread has spent on compiling kernels, which happens at their first use."""
+"""Import of the modules of kernels, which need a compiler, and the time that a thread has spent on compiling them.
+
+They are compiled at their first use.
+"""
 
 import contextlib
+import functools
+import importlib
 import threading
 import time
 from collections.abc import Generator
+from typing import Any
 
 
 class _Spent(threading.local):
@@ -26,3 +32,12 @@ def compiling() -> Generator[None]:
 def compile_seconds() -> float:
     """Return the seconds that this thread has spent on compiling, or on waiting for the result."""
     return _spent.seconds
+
+
+@functools.cache
+def import_kernel(name: str) -> Any:
+    """Return a module of `regard.kernels`; None where it cannot be imported, for example without numba."""
+    try:
+        return importlib.import_module(f"regard.kernels.{name}")
+    except Exception:  # a broken compiler raises any exception
+        return None

@@ -1,7 +1,5 @@
-"""Input and output of several steps of a beam search inside of a kernel; which kernels there are."""
+"""Input and output of several steps of a beam search inside of a kernel."""
 
-import functools
-import importlib
 from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float, Int
@@ -58,12 +56,3 @@ class SearchOutput(NamedTuple):
     """The attention weights of N = B K rows."""
     state: Any
     """The state that the kernel computed."""
-
-
-@functools.cache
-def load_backend(kind: str) -> Any:
-    """Return the launcher of the CPU kernel for this kind of decoder; None where numba cannot be imported."""
-    try:
-        return importlib.import_module(f"regard.kernels.{kind}.launch")
-    except Exception:  # a broken compiler raises any exception
-        return None

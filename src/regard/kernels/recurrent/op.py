@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.kernels.compilation import import_kernel
 from regard.kernels.decoding.op import (
     FinishedTensors,
     Matrix,
     OpenHypotheses,
     SearchOutput,
-    load_backend,
 )
 
 
@@ -103,6 +103,6 @@ class RecurrentKernel:
 
 def load_kernel(weights: DecoderWeights) -> RecurrentKernel | None:
     """Return the kernel for these weights; None where there is none."""
-    backend = load_backend("recurrent")
+    backend = import_kernel("recurrent.launch")
     supported = backend is not None and backend.supports(weights)
     return RecurrentKernel(weights, backend) if supported else None

@@ -14,12 +14,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from regard.kernels.compilation import import_kernel
 from regard.kernels.decoding.op import (
     FinishedTensors,
     Matrix,
     OpenHypotheses,
     SearchOutput,
-    load_backend,
 )
 
 
@@ -126,6 +126,6 @@ class TransformerKernel:
 
 def load_kernel(weights: TransformerWeights) -> TransformerKernel | None:
     """Return the kernel for these weights; None where there is none."""
-    backend = load_backend("transformer")
+    backend = import_kernel("transformer.launch")
     supported = backend is not None and backend.supports(weights)
     return TransformerKernel(weights, backend) if supported else None
