@@ -113,7 +113,7 @@ def train(
         init_from: a model folder that supplies the initial weights, tokenizers and model settings.
         tokenizers_from: a model folder that supplies the tokenizers only, so that both models can form
             an ensemble.
-        adapt: choose the settings that were not given, by name, to `Config` and its groups from the
+        adapt: choose every setting that was not passed by name to `Config` or its groups, from the
             pairs and the time budget, and print the reasons. A resumed run keeps its settings.
         command: the command that started the training, recorded in the model card.
         links: links (source word, target word) of each of the training pairs, which guide the

@@ -69,6 +69,15 @@ def make_parser() -> Parser:
         common=_COMMON,
     )
     add_settings(parser)
+    options = parser.options()
+    options["--training.max_minutes"].help = (
+        "Time budget of each direction, in minutes, instead of --max-minutes; the learning rate reaches 0 at "
+        "its end."
+    )
+    options["--data.bad_lines"].help = (
+        "How to handle lines that are empty, are too long or lack a column: stop and list them, or skip and "
+        "count them (default: skip)"
+    )
     option = parser.add_argument
     option(
         "folder", nargs="?", metavar="DIR", help="model folder, or the name of a pretrained model"

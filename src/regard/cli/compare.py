@@ -1,7 +1,6 @@
 """Train several models on the same pairs, for the same length of time, and compare them.
 
---training.max_minutes is the time limit for each model; unless a recipe sets it, the models are trained
-for 8 minutes in total. Without --config, the models are the small ones of the recipe `compare`.
+Without --config, the models are the small ones of the recipe `compare`.
 """
 
 import sys
@@ -93,7 +92,12 @@ def make_parser() -> Parser:
         common=_COMMON,
     )
     add_settings(parser)
-    parser.options()["--data.dev"].help = "Validation pairs"
+    options = parser.options()
+    options["--data.dev"].help = "Validation pairs"
+    options["--training.max_minutes"].help = (
+        "Time budget of each model, in minutes (default: 8 minutes in total, divided among the models, unless "
+        "a recipe sets it); the learning rate reaches 0 at its end."
+    )
     parser.add_argument(
         "--attention",
         metavar="MODELS",

@@ -1,4 +1,7 @@
-"""regard data NAME --out DIR: write a built-in dataset as train.tsv, dev.tsv and test.tsv."""
+"""regard data NAME --out DIR: write a built-in dataset as train.tsv, dev.tsv and test.tsv.
+
+Gold links, where they are known, are written to train.align, dev.align and test.align.
+"""
 
 import sys
 from pathlib import Path
