@@ -325,6 +325,18 @@ def test_unbatched_input_equals_a_batch_of_one_item(
     assert attention(rows[0], rows[1]).context.shape == (L, _key_dim(name))
 
 
+@pytest.mark.parametrize(
+    "options", [{"key_lengths": 3}, {"key_padding_mask": [True]}, {"attn_mask": [[True]]}], ids=str
+)
+def test_masks_of_unbatched_input_are_tensors(options: dict[str, Any], unchecked: None) -> None:
+    rows, (name,) = torch.zeros(2, 8), options
+    multihead, causal = regard.MultiHeadAttention(8, 2), regard.SelfAttention(8, 2, causal=True)
+    for layer in (Attention("dot"), multihead, causal):
+        queries = [rows] if layer is causal else [rows, rows]
+        with pytest.raises(ShapeError, match=f"{name} to be a tensor"):
+            layer(*queries, **options)
+
+
 # Worked examples.
 
 

@@ -116,7 +116,11 @@ def test_integrated_gradients_of_trained_models_are_complete(folders: list[Path]
             _assert_complete(model, example)
 
 
-def test_attributions_of_copying_models(make_translator: Make) -> None:
+@pytest.mark.parametrize("batch_tokens", [1, 1024])
+def test_attributions_of_copying_models(
+    make_translator: Make, monkeypatch: pytest.MonkeyPatch, batch_tokens: int
+) -> None:
+    monkeypatch.setattr(attribution, "_BATCH_TOKENS", batch_tokens)
     model = make_translator(copy=True).trained.model
     example = Example([4, UNK, 6, EOS], [6, 8, 4], [4, 8, 6, EOS])
     _assert_complete(model, example)

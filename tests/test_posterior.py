@@ -255,8 +255,9 @@ def test_a_pinned_prior_is_followed_by_the_posterior(settings: dict[str, Any]) -
         torch.testing.assert_close(step.log_probs.exp().sum(-1), ones)
 
 
-def test_an_ablated_head_predicts_without_the_source() -> None:
-    model, token = _model(), torch.tensor([BOS])
+@pytest.mark.parametrize("input_feeding", [False, True])
+def test_an_ablated_head_predicts_without_the_source(input_feeding: bool) -> None:
+    model, token = _model(input_feeding=input_feeding), torch.tensor([BOS])
     ablated = Intervention(torch.full((1, 3), torch.nan).double(), torch.tensor([[True]]))
     states = [model.decoder.start(_encode(model, [4, 5, EOS]))]
     other = dataclasses.replace(_encode(model, [6, 7, EOS]), final=states[0].memory.final)

@@ -146,7 +146,8 @@ def test_top_logprobs_are_the_decoders_own_distribution(decoder: str, beam_size:
         for token, top in zip([BOS, *hypothesis.ids], hypothesis.top, strict=True):
             with torch.inference_mode():
                 step = model.decoder.step(torch.tensor([token]), state)
-            state, expected = step.state, step.log_probs[0].topk(3)
+            possible = step.log_probs[0].index_fill(0, torch.tensor([PAD, BOS]), -torch.inf)
+            state, expected = step.state, possible.topk(3)
             assert [entry.id for entry in top] == expected.indices.tolist()
             values = [entry.log_prob for entry in top]
             np.testing.assert_allclose(values, expected.values, atol=1e-5)
@@ -239,8 +240,12 @@ def test_special_tokens_are_never_generated() -> None:
             step.log_probs[:, [PAD, BOS]] = 0.0
             return step
 
-    outputs = beam_search(_SpecialTokens(), _memory(_model()), _limits(3, 3, 3), 2)  # type: ignore[arg-type]
-    assert all(not {PAD, BOS} & set(best[0].ids) for best in outputs)
+    memory, limits = _memory(_model()), _limits(3, 3, 3)
+    outputs = beam_search(_SpecialTokens(), memory, limits, 2, top_logprobs=100)  # type: ignore[arg-type]
+    for (output,) in outputs:
+        assert not {PAD, BOS} & set(output.ids)
+        assert output.top is not None
+        assert all({entry.id for entry in step}.isdisjoint({PAD, BOS}) for step in output.top)
 
 
 @pytest.mark.parametrize(

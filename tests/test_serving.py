@@ -530,6 +530,13 @@ def test_models_without_attention_or_with_copying_are_served(
             assert "no attention" in response.json()["error"]
 
 
+def _page_data(client: TestClient) -> dict[str, Any]:
+    """Return what the page contains when it is loaded."""
+    content = re.search(r'id="content">(.*?)</script>', client.get("/").text, re.DOTALL)
+    assert content is not None
+    return json.loads(content[1])
+
+
 def test_the_page_contains_its_example_and_loads_nothing_from_other_hosts(
     client: TestClient,
 ) -> None:
@@ -537,9 +544,7 @@ def test_the_page_contains_its_example_and_loads_nothing_from_other_hosts(
     assert "default-src 'self'" in page.headers["content-security-policy"]
     assert page.text.count("<script") == 2
     assert "<img" not in page.text
-    content = re.search(r'id="content">(.*?)</script>', page.text, re.DOTALL)
-    assert content is not None
-    page_data = json.loads(content[1])
+    page_data = _page_data(client)
     assert [example["source"] for example in page_data["examples"]] == [HOSTILE] * 2
     assert [model["kind"] for model in page_data["models"]] == ["rnn", "transformer"]
     for path in ["/", "/docs", *re.findall(r'(?:src|href)="(page/[^"]+)"', page.text)]:
@@ -1039,8 +1044,10 @@ def test_features_are_a_field_of_a_request():
 
 
 def test_the_default_beam_size_is_within_the_limit(folders: list[Path]) -> None:
-    app = create_app(Settings(folder=str(folders[0]), limits=Limits(beam_size=1)))
-    with TestClient(app, base_url="http://localhost") as client:
+    settings = Settings(folder=str(folders[0]), limits=Limits(beam_size=1), example="a b")
+    with TestClient(create_app(settings), base_url="http://localhost") as client:
+        (example,) = _page_data(client)["examples"]
+        assert example["tree"] == _translate(client, text="a b", tree=True)[0]["tree"]
         assert client.post("/api/translate", json={"text": "a b"}).status_code == 200
         refused = client.post("/api/translate", json={"text": "a b", "beam_size": 2})
     assert refused.json() == {"error": "beam_size is at most 1, got 2"}

@@ -214,6 +214,40 @@ def test_a_prefix_outside_the_vocabulary_is_refused() -> None:
     assert translator.align("a b", "a zzz").tokens == ["a", "zzz"]
 
 
+def test_a_copying_model_continues_a_prefix_that_is_copied() -> None:
+    translator = _translator(copy=True)
+    output = translator.translate("a zzz", prefix="zzz")
+    assert output.tokens[0] == "zzz"
+    assert output.tokens == translator.translate("a zzz", prefix=[["zzz"]]).tokens
+    with pytest.raises(regard.ConfigError, match=r"vocabulary: yyy; leave"):
+        translator.translate("a zzz", prefix="zzz yyy")
+
+
+def test_tokens_of_a_target_come_from_any_ordered_iterable() -> None:
+    translator, tokens = _translator(), ["b", "a"]
+    (expected,) = translator.align(["a b"], [tokens])
+    for given in (tuple(tokens), iter(tokens), np.array(tokens), pandas.Series(tokens)):
+        (output,) = translator.align(["a b"], [given])
+        assert (output.tokens, output.score) == (tokens, expected.score)
+    for given in ({"b", "a"}, {"b": 1, "a": 2}, 3, ["b", 1]):
+        with pytest.raises(regard.DataError, match="expected a text or a list of tokens as target"):
+            translator.align(["a b"], [given])  # type: ignore[list-item]
+
+
+def test_settings_of_a_call_are_numbers() -> None:
+    translator = _translator()
+    expected = translator.translate("a b", length_penalty=0.5)
+    assert translator.translate("a b", length_penalty=np.float32(0.5)).score == expected.score
+    for count in (0, -5, 2.5, "x", True):
+        with pytest.raises(ConfigError, match=f"batch_tokens .*, got {count!r}"):
+            translator.translate("a b", batch_tokens=count)
+        with pytest.raises(ConfigError, match=f"batch_tokens .*, got {count!r}"):
+            translator.align("a b", "a", batch_tokens=count)
+    for threshold in ("x", None, True, 2):
+        with pytest.raises(ConfigError, match=f"must be from 0 to 1, got {threshold!r}"):
+            expected.alignment(threshold)  # type: ignore[arg-type]
+
+
 def test_repr_of_a_translator_is_one_line() -> None:
     assert repr(_translator()) == (
         "Translator(rnn, attention=additive, source=10 tokens, target=10 tokens, device=cpu)"

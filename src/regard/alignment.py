@@ -8,12 +8,14 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from regard.errors import ConfigError, DataError, ShapeError, quantity
 from regard.lines import read_lines
+from regard.setting_checks import is_number
 
 Link = tuple[int, int]
 
@@ -101,10 +103,10 @@ def best_links(
     return Alignment(links)
 
 
-def check_threshold(threshold: float) -> None:
+def check_threshold(threshold: Any) -> None:
     """Raise a ConfigError for a threshold that is not from 0 to 1."""
-    if not 0 <= threshold <= 1:
-        raise ConfigError(f"the threshold of a weight must be from 0 to 1, got {threshold}")
+    if not (is_number(threshold) and 0 <= float(threshold) <= 1):
+        raise ConfigError(f"the threshold of a weight must be from 0 to 1, got {threshold!r}")
 
 
 def word_weights(

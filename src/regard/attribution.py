@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn import functional
 
 from regard.batching import Example, collate
 from regard.errors import ExtraError, not_one_of
@@ -173,6 +174,9 @@ def _log_probs(model: Seq2Seq, variants: Sequence[Example]) -> Float[Tensor, "N 
     unrolled = model.decoder.unroll(memory, batch.inputs, need_weights=True)
     logits = model.decoder.predict(unrolled.states, unrolled.weights, memory.copies)
     log_probs = torch.log_softmax(logits.float(), dim=-1)
+    # a copied token that is erased from all of these sources has no logit
+    missing = max(0, int(batch.targets.max()) + 1 - log_probs.shape[2])
+    log_probs = functional.pad(log_probs, (0, missing), value=-torch.inf)
     return log_probs.gather(2, batch.targets[..., None])[:, :-1, 0]
 
 

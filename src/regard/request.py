@@ -1,6 +1,6 @@
 """Requests: texts and interventions, checked, tokenised and divided into batches for the decoder."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import index
 from typing import Any, SupportsIndex
@@ -160,13 +160,6 @@ def prepare(
     _check_interventions(trained, any(pins), heads)
     given: list[TextOrTokens] = _one_each("" if prefix is None else prefix, texts, "prefix")
     prefixes = _encode_targets(trained.target, given, not forced)
-    for text, encoding in zip(given, prefixes, strict=True):
-        unknown = [*encoding.unknown, *encoding.left_out]
-        if isinstance(text, str) and unknown and not forced:
-            raise ConfigError(
-                "the prefix contains tokens that are not in the model's vocabulary: "
-                f"{shortened(', '.join(unknown))}; leave them out"
-            )
     longest = trained.metadata.get("max_target_length", 100)
     encodings = trained.source.encode_batch(texts)
     for encoding in (*encodings, *prefixes):
@@ -176,17 +169,31 @@ def prepare(
                 f"translated; split the text: {shortened(''.join(encoding.tokens))}"
             )
     sources: list[Source] = []
-    for text, encoding, start, by_step in zip(texts, encodings, prefixes, pins, strict=True):
+    rows = zip(texts, encodings, given, prefixes, pins, strict=True)
+    for text, encoding, written, start, by_step in rows:
         copies = None
         if trained.config.model.copy:
             copies = copies_of(encoding, trained.target)
             start = start._replace(ids=extended_ids(start, copies, len(trained.target)))
+        if isinstance(written, str) and not forced:
+            _require_known(start, copies)
         limit = longest + 2 * (len(encoding.ids) + 1) + len(start.ids)
         source = Source(*split_source(text), encoding, start, by_step, limit, copies)
         for step, weights in by_step.items():
             _check_pins(weights, step, source)
         sources.append(source)
     return PreparedRequest(sources, heads)
+
+
+def _require_known(prefix: Encoding, copies: Copies | None) -> None:
+    """Raise a ConfigError if tokens of a prefix are neither in the vocabulary nor copied from the source."""
+    copied = () if copies is None else copies.extra_tokens
+    unknown = [token for token in (*prefix.unknown, *prefix.left_out) if token not in copied]
+    if unknown:
+        raise ConfigError(
+            "the prefix contains tokens that are not in the model's vocabulary: "
+            f"{shortened(', '.join(unknown))}; leave them out"
+        )
 
 
 def to_list(texts: str | Iterable[SourceLike]) -> list[SourceLike]:
@@ -228,24 +235,30 @@ def _is_source(item: Any) -> bool:
 
 def _encode_targets(target: Tokenizer, texts: Sequence[Any], are_prefixes: bool) -> list[Encoding]:
     """Return targets as ids; lists of tokens are not tokenised again."""
-    for number, text in enumerate(texts):
-        is_tokens = isinstance(text, Iterable) and all(isinstance(token, str) for token in text)
-        if not is_tokens:
-            raise DataError(
-                f"expected a text or a list of tokens as target or prefix {number} (counted from 0), "
-                f"got {shortened(repr(text))}"
-            )
+    given = [_text_or_tokens(text, number) for number, text in enumerate(texts)]
     plain = target.encode_batch(
-        [remove_line_ending(text) if isinstance(text, str) else "" for text in texts],
+        [remove_line_ending(text) if isinstance(text, str) else "" for text in given],
         # a space at the end of a prefix is a character of the output, but belongs to the next subword
         outer_spaces=are_prefixes and UNITS[target.unit].split is not None,
     )
     return [
-        encoding
-        if isinstance(text, str)
-        else Encoding(target.tokens_to_ids(list(text)), list(text))
-        for text, encoding in zip(texts, plain, strict=True)
+        encoding if isinstance(text, str) else Encoding(target.tokens_to_ids(text), text)
+        for text, encoding in zip(given, plain, strict=True)
     ]
+
+
+def _text_or_tokens(text: Any, number: int) -> str | list[str]:
+    """Return a target or prefix as a text, or as a list of tokens given by any iterable in a fixed order."""
+    if isinstance(text, str):
+        return text
+    ordered = isinstance(text, Iterable) and not isinstance(text, Mapping | Set)
+    tokens: list[Any] = [*text] if ordered else [None]
+    if not all(isinstance(token, str) for token in tokens):
+        raise DataError(
+            f"expected a text or a list of tokens as target or prefix {number} (counted from 0), "
+            f"got {shortened(repr(text))}"
+        )
+    return tokens
 
 
 def _convert_heads(pairs: Iterable[Sequence[SupportsIndex]]) -> tuple[tuple[int, int], ...]:

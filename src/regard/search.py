@@ -29,10 +29,10 @@ from regard.kernels.decoding.op import OpenHypotheses
 from regard.kernels.weighted_sum import to_compute_dtype
 from regard.setting_checks import (
     check_beam_size,
+    check_count,
     check_ids,
     check_length_penalty,
     check_limits,
-    check_top_logprobs,
 )
 from regard.text import BOS, EOS, PAD
 
@@ -113,7 +113,7 @@ def beam_search(
         constraints: prefixes and interventions.
         return_tree: store the search tree of the source in the field `tree` of each output.
         top_logprobs: number of most probable tokens to return for every step, under the decoder's
-            own distribution, which prefixes do not restrict.
+            own distribution, which prefixes do not restrict; PAD and BOS are left out.
         on_step: called before every step, or before several that the decoder computes at once; an
             exception that it raises ends the search.
 
@@ -257,7 +257,7 @@ def _check_options(
 ) -> None:
     check_beam_size(beam_size=beam_size, n_best=n_best)
     check_length_penalty(length_penalty)
-    check_top_logprobs(top_logprobs)
+    check_count("top_logprobs", top_logprobs, 0)
     # other decoders may have their own type of memory
     sources = len(memory.states) if isinstance(memory, Memory) else len(limits)
     if limits.shape != (sources,) or limits.is_floating_point():
@@ -371,6 +371,8 @@ def _recorded(
     weights = None if step.weights is None else step.weights.float().cpu().numpy()
     if not top_logprobs:
         return BeamStep(items, previous, beam.parents, beam.tokens, weights)
-    top = step.log_probs.topk(min(top_logprobs, step.log_probs.shape[1]))
+    never = torch.tensor([PAD, BOS], device=step.log_probs.device)
+    possible = step.log_probs.index_fill(1, never, -torch.inf)
+    top = possible.topk(min(top_logprobs, possible.shape[1]))
     ranked = top.values.float().cpu().numpy(), top.indices.cpu().numpy()
     return BeamStep(items, previous, beam.parents, beam.tokens, weights, ranked)

@@ -5,7 +5,16 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from types import UnionType
-from typing import Any, Literal, SupportsFloat, SupportsIndex, Union, get_args, get_origin
+from typing import (
+    Any,
+    Literal,
+    SupportsFloat,
+    SupportsIndex,
+    TypeGuard,
+    Union,
+    get_args,
+    get_origin,
+)
 
 from regard.errors import ConfigError, DataError, is_utf8, nearest
 
@@ -73,12 +82,12 @@ def check_beam_size(**sizes: Any) -> None:
             raise ConfigError(f"{name} must be at most {MAX_BEAM_SIZE:,}, got {size:,}")
 
 
-def check_top_logprobs(count: Any) -> None:
-    """Raise a ConfigError unless the number of tokens to return is a whole number of at least 0."""
+def check_count(name: str, count: Any, least: int) -> None:
+    """Raise a ConfigError unless a count is a whole number of at least `least`."""
     if not hasattr(count, "__index__") or isinstance(count, bool):
-        raise ConfigError(f"top_logprobs takes a whole number, got {count!r}")
-    if operator.index(count) < 0:
-        raise ConfigError(f"top_logprobs must be at least 0, got {count}")
+        raise ConfigError(f"{name} takes a whole number, got {count!r}")
+    if operator.index(count) < least:
+        raise ConfigError(f"{name} must be at least {least}, got {count}")
 
 
 def check_widths(**widths: Any) -> None:
@@ -114,10 +123,15 @@ def check_limits(limits: Iterable[int]) -> None:
             raise ConfigError(f"limits must be at least 0, got {limit}")
 
 
-def check_length_penalty(length_penalty: float) -> None:
+def check_length_penalty(length_penalty: Any) -> None:
     """Raise a ConfigError for a length-penalty exponent that is not in [0, 10]."""
-    if not (_matches_type(length_penalty, float) and 0 <= length_penalty <= 10):
+    if not (is_number(length_penalty) and 0 <= float(length_penalty) <= 10):
         raise ConfigError(f"length_penalty must lie in [0, 10], got {length_penalty!r}")
+
+
+def is_number(value: Any) -> TypeGuard[SupportsFloat]:
+    """Return whether a value is a number, also of NumPy or PyTorch, and no bool."""
+    return isinstance(value, SupportsFloat) and not isinstance(value, bool)
 
 
 def _matches_type(value: Any, kind: Any) -> bool:

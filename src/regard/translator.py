@@ -21,7 +21,7 @@ from regard.outputs import to_translations
 from regard.request import Pins, PreparedRequest, TextOrTokens, prepare, to_list
 from regard.reranking import Reranker
 from regard.search import beam_search, forced_decode
-from regard.setting_checks import check_beam_size, check_length_penalty
+from regard.setting_checks import check_beam_size, check_count, check_length_penalty
 from regard.text import SourceLike, Tokenizer
 from regard.translation import Translation, empty_translation
 
@@ -219,6 +219,7 @@ class Translator:
         """
         check_beam_size(beam_size=beam_size, n_best=n_best)
         check_length_penalty(length_penalty)
+        check_count("batch_tokens", batch_tokens, 1)
         if (beams := max(beam_size, n_best)) > _FULL_BATCH_BEAMS:  # bounds the memory of a batch
             batch_tokens = batch_tokens * _FULL_BATCH_BEAMS // beams
         candidates = n_best if self._reranker is None else beams
@@ -272,6 +273,7 @@ class Translator:
         Raises:
             DataError: the number of targets differs from the number of texts.
         """
+        check_count("batch_tokens", batch_tokens, 1)
         sources = to_list(texts)
         references = [targets] if isinstance(targets, str) else list(targets)
         if len(sources) != len(references):

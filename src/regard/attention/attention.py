@@ -277,8 +277,8 @@ def unbatched(
             keys if query is key else query[None],
             keys,
             keys if value is None or value is key else value[None],
-            key_padding_mask=None if key_padding_mask is None else key_padding_mask[None],
-            key_lengths=None if key_lengths is None else key_lengths[None],
+            key_padding_mask=_with_batch_axis(key_padding_mask),
+            key_lengths=_with_batch_axis(key_lengths),
             **others,
         )
     except ShapeError as error:
@@ -286,6 +286,11 @@ def unbatched(
             f"{error} (B = 1 was added: query {shape(query)} and key {shape(key)} have no batch axis)"
         ) from None
     return AttentionOutput(output.context[0], None if output.weights is None else output.weights[0])
+
+
+def _with_batch_axis(mask: Tensor | None) -> Tensor | None:
+    """Return a mask with B = 1; what is no tensor is left for `resolve_masks` to refuse."""
+    return mask[None] if isinstance(mask, Tensor) else mask
 
 
 def check_rows(query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -341,7 +341,7 @@ class SelfAttention(nn.Module):
         The content of padded positions is treated as zeros, in queries too, so NaN at these
         positions affects neither the output nor the gradients.
         """
-        if self.causal and attn_mask is not None:
+        if self.causal and isinstance(attn_mask, Tensor):
             rows = x[None] if x.dim() == 2 else x
             check_mask(attn_mask, rows, rows.shape[1], self.attention.num_heads)
             future = causal_mask(rows.shape[1], x.device)

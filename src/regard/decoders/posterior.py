@@ -108,19 +108,20 @@ class PosteriorDecoder(AttendingDecoder):
         weights = state.joint.gather(2, index)[..., 0].softmax(-1)
         # the beams of a source take the place of steps
         posterior = weights.view(sources, -1, weights.shape[1])
+        values, kept = memory.values[0], None
+        if intervention is not None and intervention.ablated_heads is not None:
+            kept = ~intervention.ablated_heads[0, 0]
+            weights, values = weights * kept, values * kept
         feed = None
         if self.input_feeding:
-            feed = (posterior.to(memory.states.dtype) @ memory.states).flatten(0, 1)
+            context = posterior.to(memory.states.dtype) @ memory.states
+            feed = (context if kept is None else context * kept).flatten(0, 1)
         hidden = self._step_cells(self._project(token), feed, state.hidden)
         query = hidden[-1][0].view(sources, -1, self.state_shape[2])
         steps = torch.zeros_like(query[0, :, 0], dtype=torch.long) + state.steps
         prior = self._prior(*self._scores(query, memory, steps), posterior)
-        values = memory.values[0]
         if intervention is not None:
             prior = _pin(prior, intervention)
-            if intervention.ablated_heads is not None:
-                kept = ~intervention.ablated_heads[0, 0]
-                weights, values = weights * kept, values * kept
         joint = _log(prior)[..., None] + self._token_log_probs(query, values)
         joint = joint.flatten(0, 1)
         state = dataclasses.replace(state, hidden=hidden, joint=joint, steps=state.steps + 1)

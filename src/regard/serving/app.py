@@ -355,11 +355,12 @@ def _suggestions(translators: Sequence[Translator], settings: Settings) -> list[
 
 
 def _translate_example(translators: Sequence[Translator], line: str, n_best: int) -> list[Any]:
-    """Return each model's translation of a line, for the initial display of the page."""
+    """Return each model's `n_best` translations of a line, with as many beams, for the initial display of the page."""
     request = TranslateRequest(text=line, n_best=n_best, heads=True, tree=True)  # type: ignore[call-arg]
     outputs = [
         model.search(
             prepare(model.trained, [model.source.parse_source(line)]),
+            beam_size=n_best,
             n_best=n_best,
             return_tree=True,
             top_logprobs=_TOP_LOGPROBS,

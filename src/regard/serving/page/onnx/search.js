@@ -70,7 +70,10 @@ function insert(best, logProb, count, make) {
 
 function top(logProbs, count) {
   const best = [];
-  if (count) logProbs.forEach((logProb, id) => insert(best, logProb, count, () => ({ id, logProb })));
+  if (!count) return best;
+  logProbs.forEach((logProb, id) => {
+    if (id !== PAD && id !== BOS) insert(best, logProb, count, () => ({ id, logProb }));
+  });
   return best;
 }
 
