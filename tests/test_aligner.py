@@ -7,6 +7,7 @@ import pytest
 from regard import ConfigError, Translator, aligner, symmetrize
 from regard.aligner import train_both, write_links
 from regard.cli.main import main
+from regard.config import Config
 from regard.lines import read_lines
 from regard.pairs import read_pairs
 
@@ -148,7 +149,7 @@ def test_a_folder_without_models_is_not_resumed(
 @pytest.mark.parametrize(
     ("options", "minutes"),
     [([], 30), (["--training.max_updates=1"], None), (["--training.max_minutes=1"], None),
-     (["--max-minutes=2"], 2), (["--resume"], None)],
+     (["--max-minutes=2"], 2), (["--resume"], 30)],
 )  # fmt: skip
 def test_half_an_hour_is_the_budget_unless_one_is_given(
     tmp_path: Path, pairs_file: Path, monkeypatch: pytest.MonkeyPatch,
@@ -162,6 +163,40 @@ def test_half_an_hour_is_the_budget_unless_one_is_given(
     command = ["align", "--train", str(pairs_file), "--out", str(tmp_path / "out"), *options]
     assert main(command) == 1
     assert capsys.readouterr().err == "regard align: checked\n"
+
+
+def test_a_resumed_run_keeps_the_budget_of_both_directions(
+    tmp_path: Path, pairs_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = aligner.train
+
+    def stop_after_forward(config: Config, *args: Any, **options: Any) -> Translator:
+        if Path(str(config.out)).name == "reverse":
+            raise KeyboardInterrupt
+        return train(config, *args, **options)
+
+    command = ["align", "--train", str(pairs_file), "--out", str(tmp_path / "out"), *FLAGS]
+    with monkeypatch.context() as patch:
+        patch.setattr(aligner, "train", stop_after_forward)
+        assert main([*command, "--max-minutes=0.5"]) == 130
+    assert main([*command, "--resume"]) == 0
+    for name in ("forward", "reverse"):
+        config = Translator.load(tmp_path / "out" / name, "cpu").trained.config
+        assert config.training.max_minutes == 0.25
+
+
+def test_a_run_that_is_stopped_at_its_start_can_be_repeated(
+    tmp_path: Path, pairs_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    command = ["align", "--train", str(pairs_file), "--out", str(tmp_path / "out"), *FLAGS]
+    with monkeypatch.context() as patch:
+        patch.setattr(aligner, "train", stop)
+        assert main(command) == 130
+    assert not (tmp_path / "out" / "guide.pharaoh").exists()
+    assert main(command) == 0
 
 
 def test_a_second_command_leaves_the_guide_of_a_running_one(

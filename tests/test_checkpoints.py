@@ -665,3 +665,22 @@ def test_a_norm_of_the_gradient_that_overflows_is_named(
         ConfigError, match=r"^the norm of the gradient became inf at update 1; train"
     ):
         regard.train(_config(tmp_path / "model"), PAIRS, DEV)
+
+
+def test_the_generator_of_an_apple_gpu_is_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state, restored = torch.arange(44, dtype=torch.uint8), list[torch.Tensor]()
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    monkeypatch.setattr("torch.mps.get_rng_state", lambda: state)
+    monkeypatch.setattr("torch.mps.set_rng_state", restored.append)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    description = {"schedule": {"update": 1}}
+    checkpoints.save(tmp_path, model, optimizer, description, [checkpoints.generator_states()])
+    checkpoint, _ = checkpoints.load(tmp_path)
+    assert checkpoint is not None
+    checkpoints.restore(checkpoint, model, optimizer, None)
+    assert not restored
+    checkpoints.restore(checkpoint, model, optimizer, 0)
+    assert [tensor.tolist() for tensor in restored] == [state.tolist()]

@@ -1262,11 +1262,13 @@ def test_gold_links_must_match_the_pairs(regard: Command, folders: Folders, tmp_
     gold = tmp_path / "gold"
     gold.write_text("0-0\n" * 39)
     arguments = ["align", folders.model, folders.pairs]
-    assert "gold has 39 lines for the 40 pairs" in error_line(regard(*arguments, "--gold", gold), 1)
+    assert "gold has 39 lines for the 40 lines of" in error_line(
+        regard(*arguments, "--gold", gold), 1
+    )
     gold.write_text("0-0\n" * 39 + "0:0\n")
     assert "gold, line 40: expected links" in error_line(regard(*arguments, "--gold", gold), 1)
     gold.write_text("0-0\n" * 39 + "0-9\n")
-    assert "gold links of pair 40: 0-9 is outside its texts" in error_line(
+    assert "gold, line 40: 0-9 is outside its texts" in error_line(
         regard(*arguments, "--gold", gold), 1
     )
     assert "give --gold too" in error_line(regard(*arguments, "--json", tmp_path / "j"), 1)

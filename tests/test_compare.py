@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from regard.alignment import GoldAlignment
+from regard.alignment import GoldAlignment, parse_links
 from regard.charts import LineChart
 from regard.cli.main import main
+from regard.cli.pairs import read_gold_links, read_valid_pairs
 from regard.compare import MINUTES, Run, _t_quantile, by_length, compare, model_settings, table
+from regard.config import DataConfig
 from regard.errors import ConfigError, DataError
 from regard.metrics import report
 from regard.pairs import Pair
@@ -362,3 +364,15 @@ def test_quantiles_of_students_t() -> None:
         (120, 1.980),
     ):
         assert _t_quantile(freedom) == pytest.approx(expected, abs=6e-4)
+
+
+def test_gold_links_are_those_of_the_lines_that_are_not_skipped(tmp_path: Path) -> None:
+    test, gold = tmp_path / "test.tsv", tmp_path / "gold"
+    test.write_text("a b\tA B\nno target\nc\tC\n")
+    gold.write_text("0-0 1-1\n0-0\n0?0\n")
+    parsed = read_valid_pairs(str(test), DataConfig(), skip=True)
+    links = read_gold_links(str(gold), parsed)
+    assert links == [parse_links("0-0 1-1", ""), parse_links("0?0", "")]
+    gold.write_text("0-0 1-1\n0?0\n")
+    with pytest.raises(DataError, match=r"gold has 2 lines for the 3 lines of .*test\.tsv"):
+        read_gold_links(str(gold), parsed)

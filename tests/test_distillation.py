@@ -15,7 +15,7 @@ from regard import checkpoints
 from regard.cli.main import main
 from regard.config import from_dict
 from regard.distillation import distinct_sources, write_outputs
-from regard.errors import ConfigError, FolderError
+from regard.errors import ConfigError, DataError, FolderError
 from regard.translation import Translation
 
 SOURCES = [("a b", None), ("c d a", None), ("b", None)]
@@ -114,6 +114,35 @@ def test_outputs_of_earlier_versions_are_continued(folders: list[Path], tmp_path
     (tmp_path / "outputs.json").write_text(json.dumps(description))
     path.write_text("a b\tkept\n")
     assert write_outputs(teacher, SOURCES, path)[0].target == "kept"
+
+
+def test_sources_that_the_teacher_cannot_read_are_left_out(
+    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs, lines, out = (tmp_path / name for name in ("pairs.tsv", "lines.txt", "student"))
+    pairs.write_text("a b\tb a\n")
+    lines.write_text(f"{'a ' * 10_001}\n{'a ' * 1000}\nc d\n")
+    command = ["distill", str(folders[0]), f"--out={out}", f"--data.train={pairs}", "--device=cpu"]
+    command += [f"--data.dev={pairs}", "--training.max_updates=1", "--model.decoder_dim=8"]
+    with mock.patch.object(regard.Translator, "translate", _truncated):
+        assert main([*command, f"--unlabelled={lines}"]) == 0
+    assert "1 source left out, with more than 10,000 tokens\n" in capsys.readouterr().err
+    sources = [line.split("\t")[0] for line in (out / "outputs.tsv").read_text().splitlines()]
+    assert sources == ["a b", ("a " * 1000), "c d"]
+
+
+def test_a_distillation_without_outputs_can_have_other_sources(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    teacher, path = regard.Translator.load(folders[0]), tmp_path / "outputs.tsv"
+    with (
+        mock.patch.object(regard.Translator, "translate", side_effect=DataError("stopped")),
+        pytest.raises(DataError, match="stopped"),
+    ):
+        write_outputs(teacher, SOURCES, path)
+    assert write_outputs(teacher, SOURCES[1:], path)
+    with pytest.raises(FolderError, match="contains outputs for other sources"):
+        write_outputs(teacher, SOURCES, path)
 
 
 def test_a_student_is_trained_on_targets_and_outputs(

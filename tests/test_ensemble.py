@@ -449,9 +449,9 @@ def test_members_are_resumed_with_the_seeds_that_they_have(
         raise JobError("checked")
 
     monkeypatch.setattr("regard.cli.members._run", check)
-    assert train(out, "--members=2", "--resume") == 1
-    assert [plan["training"]["seed"] for plan in plans] == [5, 8]
-    assert [plan["data"]["dev_seed"] for plan in plans] == [5, 5]
+    assert train(out, "--members=3", "--resume") == 1
+    assert [plan["training"]["seed"] for plan in plans] == [5, 8, 7]
+    assert [plan["data"]["dev_seed"] for plan in plans] == [5, 5, 5]
 
 
 @pytest.mark.parametrize("options", [[], ["--data.dev_seed=null"]])

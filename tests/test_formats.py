@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import regard
 from regard import migrations, model_folder
+from regard.cli.main import main
 from regard.migrations import FORMAT
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -131,3 +133,16 @@ def test_checkpoint_files_from_different_updates_are_refused(
         regard.FolderError, match=f"from different updates, {state['update']} and 3"
     ):
         resume(form, name, out)
+
+
+@pytest.mark.parametrize(("form", "name"), FOLDERS)
+def test_the_settings_of_an_earlier_format_train_a_new_model(
+    form: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = form / name / "config.json"
+    options = [f"--config={file}", f"--out={tmp_path / 'new'}", "--print-config"]
+    assert main(["train", "--data.train=pairs.tsv", *options]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    stored = model_folder.describe(form / name).config
+    assert printed["source"] == dataclasses.asdict(stored.source)
+    assert printed["model"] == dataclasses.asdict(stored.model)

@@ -166,6 +166,9 @@ def test_resume_with_other_pairs_or_another_model_is_refused(tmp_path: Path) -> 
     other = dataclasses.replace(_config(out), data=regard.DataConfig(recombined_pairs=5))
     with pytest.raises(regard.ConfigError, match=r"data\.recombined_pairs is 0 .* \(to 5\)"):
         regard.train(other, PAIRS, DEV, resume=True)
+    other = dataclasses.replace(_config(out), data=regard.DataConfig(dev_seed=5))
+    with pytest.raises(regard.ConfigError, match=r"data\.dev_seed is None .* \(to 5\)"):
+        regard.train(other, PAIRS, DEV, resume=True)
 
 
 def test_a_finished_run_can_be_extended(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from regard import checkpoints
 from regard.alignment import Alignment, Link, read_gold, word_weights
 from regard.config import Config, Symmetrization, from_dict
-from regard.errors import ConfigError, DataError, RegardError
+from regard.errors import ConfigError, DataError
 from regard.files import atomic_write, remove_temporary_files, require_empty_folder
 from regard.hidden_markov import ROUNDS, HiddenMarkovAligner
 from regard.pairs import Pair, PairLike, ParsedPairs, pairs_from, refuse_pipes, to_pairs
@@ -102,7 +102,7 @@ def train_both(
             _write_guide(guide, parsed, config)
         try:
             forward = run("forward", swap=False)
-        except RegardError:
+        except BaseException:  # also a signal: the command can be repeated
             if guide is not None and not _has_begun(out):
                 guide.unlink(missing_ok=True)
             raise
@@ -113,6 +113,10 @@ def train_both(
     groups |= {"source": {**target, "unit": units[1]}, "target": {**source, "unit": units[0]}}
     columns = config.data.source_column, config.data.target_column
     data |= {"source_column": columns[1], "target_column": columns[0]}
+    # a model that is resumed has its budget from its checkpoint, from which the other one begins
+    budget = forward.trained.config.training
+    limits = {"max_minutes": budget.max_minutes, "max_updates": budget.max_updates}
+    groups["training"] = {**limits, **groups.get("training", {})}
     links = data.pop("train_links", None)
     return forward, run("reverse", swap=True, links=None if links is None else _swapped(links))
 

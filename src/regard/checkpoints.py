@@ -152,6 +152,8 @@ def generator_states() -> dict[str, Tensor]:
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
+    if torch.backends.mps.is_available():
+        states["mps"] = torch.mps.get_rng_state()
     return states
 
 
@@ -226,9 +228,13 @@ def restore(
             torch.set_rng_state(tensors[_generators(rank) + "cpu"])
     except (ValueError, KeyError, TypeError, RuntimeError) as error:
         raise FolderError(f"{checkpoint.path} is damaged ({error}); train again") from None
-    cuda = None if rank is None else tensors.get(_generators(rank) + "cuda")
+    if rank is None:
+        return
+    cuda, mps = (tensors.get(_generators(rank) + kind) for kind in ("cuda", "mps"))
     if cuda is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(cuda)
+    if mps is not None and torch.backends.mps.is_available():
+        torch.mps.set_rng_state(mps)
 
 
 def _generators(rank: int) -> str:

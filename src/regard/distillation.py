@@ -16,12 +16,15 @@ from regard.files import write_errors_reported, write_json
 from regard.lines import decode_lines
 from regard.model_folder import checksum, unshared_tensors
 from regard.pairs import Pair
+from regard.setting_checks import MAX_LENGTH
 from regard.translator import Translator
 
 _OTHER_SOURCES = (
     "{} contains outputs for other sources; give the same pairs and lines to resume, or choose another folder "
     "(--out)"
 )
+_MOST_TOKENS_PER_CHARACTER = 18
+"""Number of characters that Unicode's normal forms may make of one."""
 _CHUNK = 500
 """Number of sources that are translated between two writes."""
 
@@ -39,6 +42,21 @@ def distinct_sources(sources: Iterable[SourceWithFeatures]) -> list[SourceWithFe
         for text, features in sources
     )
     return [source for source in dict.fromkeys(fields) if source[0].strip()]
+
+
+def translatable(
+    teacher: Translator, sources: Sequence[SourceWithFeatures]
+) -> list[SourceWithFeatures]:
+    """Return the sources that a model can read: those of at most `MAX_LENGTH` tokens."""
+    few = MAX_LENGTH // _MOST_TOKENS_PER_CHARACTER
+    many = [source for source in sources if sum(len(part or "") for part in source) > few]
+    encodings = teacher.source.encode_batch(many)
+    too_long = {
+        source
+        for source, encoding in zip(many, encodings, strict=True)
+        if len(encoding.ids) > MAX_LENGTH
+    }
+    return [source for source in sources if source not in too_long]
 
 
 def write_outputs(
@@ -99,10 +117,11 @@ def _require_same_search(
     search = {"teacher": " ".join(checksums), "beam_size": beam_size}
     given = hashlib.sha256(repr(sources).encode("utf-8", "surrogatepass")).hexdigest()
     file = path.with_suffix(".json")
-    if not path.exists() and not file.exists():
+    stored = _read_description(file)
+    is_empty = not (path.exists() and path.stat().st_size)
+    if is_empty and (not file.exists() or search.keys() <= stored.keys()):
         write_json(file, {**search, "sources": given})
         return
-    stored = _read_description(file)
     known = stored.pop("sources", given)  # earlier versions have not recorded the sources
     if stored != search:
         raise FolderError(

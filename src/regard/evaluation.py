@@ -228,13 +228,17 @@ def align(
     return predicted, None if gold is None else alignment_metrics(predicted, gold)
 
 
-def check_gold(translations: Sequence[Translation], gold: Sequence[GoldAlignment]) -> None:
-    """Check that gold links are within the texts of the aligned pairs.
+def check_gold(
+    translations: Sequence[Translation],
+    gold: Sequence[GoldAlignment],
+    where: str = "gold links of pair",
+) -> None:
+    """Check that gold links are within the texts of the aligned pairs; arguments as in `check_links`.
 
     Raises:
         DataError: a gold link is outside its pair, or the number of pairs differs.
     """
-    check_links(gold, [_sizes(translation) for translation in translations])
+    check_links(gold, [_sizes(translation) for translation in translations], where)
 
 
 def _sizes(translation: Translation) -> tuple[int, int]:

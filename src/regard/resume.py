@@ -18,7 +18,7 @@ _FIXED: dict[str, tuple[str, ...]] = {"model": (), "source": (), "target": ()}
 """Groups whose settings cannot change when a model is trained further."""
 _FIXED_ON_RESUME = {
     **_FIXED,
-    "data": ("recombined_pairs",),
+    "data": ("dev_seed", "recombined_pairs"),
     "training": ("seed", "batch_tokens", "optimizer"),
 }
 """The same for a resumed run, whose state also depends on other settings."""

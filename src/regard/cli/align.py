@@ -25,7 +25,7 @@ from regard.cli.options import (
 )
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
 from regard.config import DataConfig, Symmetrization
-from regard.errors import ConfigError, DataError, quantity
+from regard.errors import ConfigError, quantity
 from regard.files import is_temporary, require_empty_folder, write_json, write_text
 from regard.lines import read_lines
 from regard.pairs import require_named_columns
@@ -203,9 +203,9 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
             "each: give one of them"
         )
     budget = {"max_minutes", "max_updates"} & groups["training"].keys()
-    minutes = (
-        _MINUTES if args.max_minutes is None and not (budget or args.resume) else args.max_minutes
-    )
+    minutes = args.max_minutes
+    if minutes is None and not (budget or has_begun):
+        minutes = _MINUTES
     forward, reverse = train_both(
         out, parsed, dev, max_minutes=minutes, resume=args.resume,
         device=args.device, command=command, **groups,
@@ -247,8 +247,8 @@ def _align_with_models(args: Namespace) -> None:
             "target to source"
         )
     translator = load_translator(args.folder, args.device)
-    from regard.alignment import alignment_metrics, check_threshold, read_gold
-    from regard.cli.pairs import read_valid_pairs
+    from regard.alignment import alignment_metrics, check_threshold
+    from regard.cli.pairs import read_gold_links, read_valid_pairs
     from regard.evaluation import check_gold
     from regard.symmetrization import symmetrize
 
@@ -261,17 +261,12 @@ def _align_with_models(args: Namespace) -> None:
                 "--reverse, or train a model without features"
             )
 
-    pairs = read_valid_pairs(args.pairs, translator.trained.config.data)
-    gold = read_gold(args.gold) if args.gold else None
-    if gold is not None and len(gold) != len(pairs):
-        raise DataError(
-            f"{args.gold} has {quantity(len(gold), 'line')} for the "
-            f"{quantity(len(pairs), 'pair')} in {args.pairs}; it needs one line per pair"
-        )
+    parsed = read_valid_pairs(args.pairs, translator.trained.config.data)
+    pairs, gold = parsed.pairs, read_gold_links(args.gold, parsed) if args.gold else None
     sources, targets = [pair.key for pair in pairs], [pair.target for pair in pairs]
     outputs = _align(translator, sources, targets, "aligning")
     if gold is not None:
-        check_gold(outputs, gold)
+        check_gold(outputs, gold, f"{args.gold}, line")
     if reverse is None:
         alignments = [output.alignment(args.threshold) for output in outputs]
     else:

@@ -38,8 +38,7 @@ def run(arguments: list[str]) -> None:
     args = make_parser().parse_args(recipe_first(arguments, default=["compare"]))
     enable_huge_pages()
     with loading("PyTorch"):
-        from regard.alignment import read_gold
-        from regard.cli.pairs import read_valid_pairs
+        from regard.cli.pairs import read_gold_links, read_valid_pairs
         from regard.compare import compare, table
 
     models = [name.strip() for name in args.attention.split(",")]
@@ -51,13 +50,14 @@ def run(arguments: list[str]) -> None:
     out = Path(args.out)
     if not args.resume:
         require_empty_folder(out, "choose another folder (--out), or continue (--resume)")
+    test = read_valid_pairs(args.test or data.dev, data, skip=data.bad_lines == "skip")
     runs = compare(
         values,
         models,
         out,
-        read_valid_pairs(args.test or data.dev, data, skip=data.bad_lines == "skip"),
+        test.pairs,
         seeds=_seeds(args.seeds),
-        gold=read_gold(args.gold) if args.gold else None,
+        gold=read_gold_links(args.gold, test) if args.gold else None,
         beam_size=args.beam_size,
         resume=args.resume,
         log=lambda text: print(f"regard compare: {text}", file=sys.stderr),

@@ -28,7 +28,7 @@ from regard.files import require_empty_folder
 from regard.lines import read_lines
 from regard.pairs import require_named_columns
 from regard.progress import Progress
-from regard.setting_checks import check_beam_size
+from regard.setting_checks import MAX_LENGTH, check_beam_size
 
 if TYPE_CHECKING:
     from regard.distillation import SourceWithFeatures
@@ -110,13 +110,18 @@ def _outputs(
     """Translate with the teacher, which is not in memory any more when the student is trained."""
     teacher, path = load_translator(args.folder, args.device), out / _OUTPUTS
     from regard import checkpoints
-    from regard.distillation import distinct_sources, write_outputs
+    from regard.distillation import distinct_sources, translatable, write_outputs
 
     lines = [] if args.unlabelled is None else read_lines(args.unlabelled)
     unlabelled = [teacher.source.parse_source(line) for line in lines]
     _check_features(args, data, teacher, sources, unlabelled)
-    sources = distinct_sources([*sources, *unlabelled])
-    truncated = 0
+    distinct = distinct_sources([*sources, *unlabelled])
+    sources, truncated = translatable(teacher, distinct), 0
+    if left_out := len(distinct) - len(sources):
+        print(
+            f"regard distill: {quantity(left_out, 'source')} left out, with more than {MAX_LENGTH:,} tokens",
+            file=sys.stderr,
+        )
 
     def advance(count: int, new_truncated: int) -> None:
         nonlocal truncated

@@ -51,7 +51,7 @@ def run(arguments: list[str]) -> None:
     config = translator.trained.config.data
     data = [each.config.data.train for each in _models(translator)]
     check_output_files(args, "json", data=data)  # read again, for the overlap
-    pairs = read_valid_pairs(args.pairs, config)
+    pairs = read_valid_pairs(args.pairs, config).pairs
     other = None if args.compare is None else _other_system(args, pairs, config)
     if translator.target.lowercase and not args.lowercase:
         _note_upper_case(pairs)

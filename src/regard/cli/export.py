@@ -108,7 +108,7 @@ def _quality(
     from regard.evaluation import evaluate
 
     try:
-        dev = read_valid_pairs(pairs, translator.trained.config.data, skip=skip)
+        dev = read_valid_pairs(pairs, translator.trained.config.data, skip=skip).pairs
     except DataError as error:
         raise DataError(f"{error} (dev pairs; give others with --dev)") from None
     sources = len({pair.key for pair in dev})

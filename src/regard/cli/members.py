@@ -107,12 +107,16 @@ def _as_yaml(document: dict[str, Any]) -> str:
 
 
 def _stored_seeds(out: Path, index: int) -> tuple[int | None, int | None]:
-    """Return the seed of a member that is resumed, and that of its dev pairs; None if they are unknown."""
+    """Return the seed of a member and that of its dev pairs when an ensemble is resumed; None if they are unknown.
+
+    Those of a member that is added follow from the first member.
+    """
     try:
         plan = json.loads((out / "members" / f"{index}.yaml").read_text("utf-8"))
         return plan["training"]["seed"], plan["data"]["dev_seed"]
     except (OSError, ValueError, TypeError, KeyError):  # there is none, or it was edited
-        return None, None
+        seed, dev_seed = _stored_seeds(out, 0) if index else (None, None)
+        return None if seed is None else seed + index, dev_seed
 
 
 def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[dict[str, Any]]:

@@ -3,18 +3,19 @@
 import sys
 from collections.abc import Sequence
 
+from regard.alignment import GoldAlignment, read_gold
 from regard.config import DataConfig
 from regard.errors import ConfigError, DataError, quantity, shortened
 from regard.examples import note_skipped
 from regard.lines import read_lines
-from regard.pairs import Pair, read_pairs, refuse_pipes
+from regard.pairs import Pair, ParsedPairs, read_pairs, refuse_pipes
 from regard.table_files import is_table
 
 _REMEDY = "correct or remove them"
 
 
-def read_valid_pairs(path: str, data: DataConfig, skip: bool = False) -> list[Pair]:
-    """Return all pairs of a file; print a note about columns that are ignored, and about bad lines.
+def read_valid_pairs(path: str, data: DataConfig, skip: bool = False) -> ParsedPairs:
+    """Return all pairs of a file, with their line numbers; print a note about columns that are ignored, and about bad lines.
 
     Args:
         path: the file, or two parallel files.
@@ -33,7 +34,22 @@ def read_valid_pairs(path: str, data: DataConfig, skip: bool = False) -> list[Pa
         notes.append(f"further columns ignored on {lines} of {path}")
     for note in notes:
         print(f"regard: {note}", file=sys.stderr)
-    return parsed.pairs
+    return parsed
+
+
+def read_gold_links(path: str, parsed: ParsedPairs) -> list[GoldAlignment]:
+    """Return the gold links of the pairs, from a file with one line per line of pairs.
+
+    Raises:
+        DataError: the file cannot be read, or the number of lines differs.
+    """
+    gold, lines = read_gold(path), len(parsed.pairs) + len(parsed.bad)
+    if len(gold) != lines:
+        raise DataError(
+            f"{path} has {quantity(len(gold), 'line')} for the {quantity(lines, parsed.unit)} of "
+            f"{parsed.name}; it needs one line of links for each"
+        )
+    return [gold[number - 1] for number in parsed.numbers]
 
 
 def pairs_for_model(

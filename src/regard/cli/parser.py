@@ -15,6 +15,7 @@ from regard.cli.help import HelpFormatter, value_name
 from regard.config import GROUPS
 from regard.errors import ConfigError, UsageError, nearest
 from regard.lines import decode_lines
+from regard.migrations import convert_config
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -68,6 +69,7 @@ def _load_settings(text: str) -> Any:
                 "the config.json of an ensemble contains no settings: give that of a member, for example "
                 "members/0/config.json"
             )
+        values = convert_config(values) if values["format"] == 1 else values
         return {name: value for name, value in values.items() if name not in _NOT_SETTINGS}
     return values
 
