@@ -727,3 +727,145 @@ def test_every_control_has_an_accessible_name(page: Page) -> None:
             || node.labels?.length)).map((node) => node.outerHTML)"""
     )
     assert unnamed == []
+
+
+def _hold(page: Page, text: str) -> list[Route]:
+    """Hold the requests to translate a text, and return the list that they are added to."""
+    held: list[Route] = []
+
+    def handle(route: Route) -> None:
+        if route.request.post_data_json["text"] == text:
+            held.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/api/translate", handle)
+    return held
+
+
+def _release(page: Page, held: list[Route], count: int) -> None:
+    while len(held) < count:
+        page.wait_for_timeout(10)
+    for route in held:
+        with page.expect_response(lambda response: "api/translate" in response.url):
+            route.continue_()
+    page.wait_for_timeout(100)  # an answer that is dropped leaves nothing to wait for
+
+
+def _start(page: Page, text: str) -> None:
+    page.fill("#text", text)
+    page.click("button[type=submit]")
+
+
+def test_the_newest_of_two_texts_is_shown(page: Page) -> None:
+    held = _hold(page, "d c a b")
+    _start(page, "d c a b")
+    _submit(page, "c b")
+    text = _view(page).locator(".output").text_content()
+    _release(page, held, 2)
+    expect(_view(page).locator(".output")).to_have_text(text)
+    assert _view(page).locator(".heatmap thead th").all_text_contents()[:2] == ["c", "b"]
+    assert "text=c+b&" in page.evaluate("location.hash")
+    _view(page).locator(".track").first.focus()
+    page.keyboard.press("End")  # an intervention belongs to the text that is shown
+    _view(page).locator(".chip").first.wait_for()
+    assert _view(page).locator(".heatmap thead th").all_text_contents()[:2] == ["c", "b"]
+
+
+def test_the_error_of_the_newest_text_is_shown(page: Page) -> None:
+    text = _view(page).locator(".output").text_content()
+    held = _hold(page, "d c a b")
+    _start(page, "d c a b")
+    while len(held) < 2:
+        page.wait_for_timeout(10)
+    page.route(  # asked first, because it is the newest
+        "**/api/translate",
+        lambda route: (
+            route.fulfill(status=422, json={"error": "no"})
+            if route.request.post_data_json["text"] == "c b"
+            else route.fallback()
+        ),
+    )
+    _start(page, "c b")
+    expect(page.locator("#status")).to_have_text("no")
+    _release(page, held, 2)
+    expect(page.locator("#status")).to_have_text("no")
+    expect(_view(page).locator(".output")).to_have_text(text)
+    assert page.evaluate("location.hash") == ""
+
+
+def test_two_interventions_in_a_row_are_both_applied(page: Page) -> None:
+    view = _view(page, 1)
+    for head in range(2):
+        view.locator(".head-group.cross .head", has_text=f"head {head}").first.click()
+        if head == 0:
+            held = _hold(page, "a b c")
+        view.get_by_label("ablate this head").check()
+    _release(page, held, 2)
+    expect(view.locator(".chip", has_text="ablated")).to_have_count(2)
+
+
+def test_numbers_out_of_range_are_replaced(page: Page) -> None:
+    for given, sent in (("-3", 1), ("2.7", 2), ("999999", 20), ("", 5)):
+        page.fill("#beam-size", given)
+        page.fill("#n-best", "1")
+        with page.expect_request("**/api/translate") as request:
+            page.locator("#text").press("Enter")
+        assert request.value.post_data_json["beam_size"] == sent
+        page.unroute_all()
+        _wait_until_idle(page)
+    page.fill("#beam-size", "3")
+    page.locator("#text").press("Enter")
+    _wait_until_idle(page)
+    page.fill("#beam-size", "4")  # not yet used
+    view = _view(page)
+    view.locator("input[type=range]").focus()
+    page.keyboard.press("ArrowRight")
+    assert "beam=3&" in page.evaluate("location.hash")
+
+
+def test_an_address_that_cannot_be_changed_is_changed_later(page: Page) -> None:
+    page.evaluate(
+        """() => {
+            const replace = History.prototype.replaceState;
+            window.blocked = true;
+            history.replaceState = function (...state) {
+                if (window.blocked) throw new Error("too often");
+                replace.apply(this, state);
+            };
+        }"""
+    )
+    slider = _view(page).locator("input[type=range]")
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    expect(_view(page).locator(".step-label")).to_contain_text("step 1")
+    assert page.evaluate("location.hash") == ""
+    page.evaluate("window.blocked = false")
+    expect(page).to_have_url(re.compile("step=1"))
+
+
+def test_the_page_works_without_storage(browser: Browser, address: str) -> None:
+    page = browser.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.add_init_script(
+        "Object.defineProperty(window, 'localStorage', { get() { throw new Error('denied'); } })"
+    )
+    _open(page, address)
+    page.click("#theme")
+    assert page.evaluate("document.documentElement.dataset.theme") in ("dark", "light")
+    page.get_by_role("button", name="beam size").first.focus()
+    expect(page.get_by_role("tooltip")).to_be_visible()
+    assert errors == []
+    page.close()
+
+
+def test_focus_moves_to_the_slider_when_an_intervention_is_removed(page: Page) -> None:
+    view = _view(page)
+    view.locator(".track").first.focus()
+    page.keyboard.press("End")
+    view.locator(".chip").first.wait_for()
+    view.get_by_role("button", name="Reset all interventions").focus()
+    page.keyboard.press("Enter")
+    expect(view.locator(".chip")).to_have_count(0)
+    expect(view.locator("input[type=range]")).to_be_focused()

@@ -49,7 +49,7 @@ export class Bars {
   bar(token, i, isUnknown) {
     const track = element("div", {
       class: "track", role: "slider", tabindex: 0, "aria-orientation": "vertical",
-      "aria-label": `weight of ${token}`, "aria-valuemin": 0, "aria-valuemax": 1,
+      "aria-label": `weight of ${displayToken(token)}`, "aria-valuemin": 0, "aria-valuemax": 1,
       title: "Drag to change this weight.",
     }, element("div", { class: "fill" }));
     const weightAt = (event) => {

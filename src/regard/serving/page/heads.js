@@ -78,6 +78,7 @@ export class Heads {
     Object.assign(this, { own, awaiting: false });
     this.notice.textContent = error;
     this.showOwn();
+    this.showControls();
     if (view.own) view.showHeatmap();
   }
 
@@ -116,9 +117,9 @@ export class Heads {
 
   showControls() {
     const { view } = this;
-    const { layer, head, own } = view;
-    if (own) {
-      return this.controls.replaceChildren(`The heatmap displays ${own.kind} self-attention, layer ${own.layer}, head ${own.head}. The alignment and the bars still show cross-attention.`);
+    const { layer, head } = view, shown = this.selection;
+    if (shown.kind !== "cross") {
+      return this.controls.replaceChildren(`The heatmap displays ${shown.kind} self-attention, layer ${shown.layer}, head ${shown.head}. The alignment and the bars still show cross-attention.`);
     }
     if (head === null) {
       const chosen = layer === null ? `layer ${view.model.attention_layer} (default)` : `layer ${layer}`;

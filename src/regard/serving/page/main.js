@@ -3,13 +3,13 @@ import { element } from "./dom.js";
 import { installTooltips } from "./glossary.js";
 import { isEmpty } from "./interventions.js";
 import { fromHash, toHash } from "./permalink.js";
-import { View } from "./view.js";
+import { SUPERSEDED, View } from "./view.js";
 
 const EXAMPLES = 3;
 const COPIED = 2000; // milliseconds that the confirmation of a copy stays
+const RETRY = 2000; // milliseconds after which an address that could not be changed is changed
 const byId = (id) => document.getElementById(id);
 const setStatus = (text) => { byId("status").textContent = text; };
-const options = () => ({ beamSize: Number(byId("beam-size").value) || 5, nBest: Number(byId("n-best").value) || 1 });
 
 // The engine computes translations: a server's, or one in the browser. It may lack `explain` and `selfAttention`.
 const content = JSON.parse(byId("content").textContent);
@@ -26,6 +26,12 @@ function setOptions(beamSize, nBest) {
   byId("n-best").value = Math.min(nBest || defaultSize, maxBeamSize);
 }
 
+// Only the button checks the fields: a number that is missing or out of range is replaced by one that is allowed.
+function options() {
+  const size = (id, absent) => Math.min(maxBeamSize, Math.max(1, Math.trunc(Number(byId(id).value)) || absent));
+  return { beamSize: size("beam-size", defaultSize), nBest: size("n-best", 1) };
+}
+
 for (const id of ["beam-size", "n-best"]) byId(id).max = maxBeamSize;
 setOptions();
 
@@ -40,24 +46,31 @@ byId("attribution").textContent = [...new Set(models.map((model) => model.attrib
 
 let text = examples[0].source; // the text that is translated; the one in the form may be edited
 let starting = true;
-let linking = false;
+let retry; // timer
 const sideBySide = models.length > 1;
-const views = models.map((model, number) => new View(number, model, { engine, options, setStatus, changed, sideBySide }));
+const views = models.map((model, number) => new View(number, model, { engine, options, setStatus, changed, selected, sideBySide }));
 byId("views").classList.toggle("side-by-side", sideBySide);
 byId("views").append(...views.map((view) => view.node));
 
-// A change of one view: the other view follows to the same step, and the address holds the state.
-function changed(view) {
-  if (starting || linking) return;
-  linking = true;
-  for (const other of views) if (other !== view && other.step !== view.step) other.selectStep(view.step);
-  linking = false;
-  history.replaceState(null, "", isDefault() ? location.pathname + location.search : toHash(state()));
+// The address holds the state.
+function changed() {
+  clearTimeout(retry);
+  if (starting) return;
+  try {
+    history.replaceState(null, "", isDefault() ? location.pathname + location.search : toHash(state()));
+  } catch { // browsers limit the number of changes within a few seconds
+    retry = setTimeout(changed, RETRY);
+  }
+}
+
+// The other view follows to the same step.
+function selected(view) {
+  for (const other of views) if (other !== view && other.step !== view.step) other.goToStep(view.step);
 }
 
 function state() {
   const parts = views.map(({ interventions, layer, head, rank }) => ({ interventions, layer, head, rank }));
-  return { text, ...options(), step: Math.max(...views.map((view) => view.step)), views: parts };
+  return { text, ...views[0].searchOptions, step: Math.max(...views.map((view) => view.step)), views: parts };
 }
 
 function isDefault() {
@@ -66,25 +79,31 @@ function isDefault() {
     && parts.every(({ interventions, layer, rank }) => isEmpty(interventions) && layer === null && rank === 0);
 }
 
+// Returns the error message, if any, or SUPERSEDED.
 async function run(request) {
   setStatus("Translating…");
   const errors = await Promise.all(views.map(request));
-  setStatus(errors.find(Boolean) ?? "");
+  if (errors.includes(SUPERSEDED)) return SUPERSEDED;
+  const error = errors.find(Boolean);
+  setStatus(error ?? "");
+  return error;
 }
 
 function translate() {
   const line = byId("text").value.replace(/\n+$/, "").replace(/\n+/g, " ");
-  return run((view) => view.translate(line).then((error) => { if (!error) text = line; changed(view); return error; }));
+  return run((view) => view.translate(line).then((error) => { if (!error) { text = line; changed(); } return error; }));
 }
 
 async function restore() {
   const saved = fromHash(location.hash, views.length);
   if (!saved) return;
-  text = byId("text").value = saved.text;
+  byId("text").value = saved.text;
   setOptions(saved.beamSize, saved.nBest);
   starting = true;
-  await run((view) => view.restore({ ...saved, view: saved.views[view.number] }));
+  const error = await run((view) => view.restore({ ...saved, view: saved.views[view.number] }));
   starting = false;
+  if (error === undefined) text = saved.text;
+  if (error === SUPERSEDED) changed();
 }
 
 views.forEach((view, number) => view.show(examples[number]));
@@ -124,10 +143,12 @@ async function copy(address) {
 // The theme follows the system until the user chooses one.
 const isDark = () => getComputedStyle(document.documentElement).getPropertyValue("--is-dark").trim() === "1";
 const repaint = () => views.forEach((view) => view.heads.render());
-const theme = localStorage.getItem("theme");
+const storage = () => { try { return localStorage; } catch { return null; } }; // which a browser may deny
+const theme = storage()?.getItem("theme");
 if (theme) document.documentElement.dataset.theme = theme;
 byId("theme").addEventListener("click", () => {
-  localStorage.setItem("theme", document.documentElement.dataset.theme = isDark() ? "light" : "dark");
+  const chosen = document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+  storage()?.setItem("theme", chosen);
   repaint();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);

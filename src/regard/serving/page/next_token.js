@@ -35,7 +35,7 @@ export class NextToken {
     const distribution = await view.page.engine.nextTokens(view.number, view.output.source, prefix).catch(() => null);
     if (!distribution) return;
     this.before.set(key, distribution);
-    this.render();
+    view.keepFocus(() => this.render());
   }
 
   // `before`: null without interventions, empty while it is being requested.
@@ -64,7 +64,7 @@ export class NextToken {
     const { view } = this;
     return element("button", {
       type: "button", class: "token", "data-focus": `next ${token}`,
-      "aria-label": `${token}: ${isChosen ? "selected in this output" : "force this token"}`,
+      "aria-label": `${displayToken(token)}: ${isChosen ? "selected in this output" : "force this token"}`,
       onclick: () => view.forcePrefix([...view.output.tokens.slice(0, view.step), token]),
     }, element("bdi", {}, displayToken(token)));
   }
@@ -73,8 +73,10 @@ export class NextToken {
   showEnd() {
     const { tokens, top_logprobs: all } = this.view.output;
     const last = this.view.step === tokens.length - 1 ? all[tokens.length] : undefined;
-    this.after.textContent = last
-      ? `Most probable after this token: ${last.slice(0, 3).map(({ token, log_prob: logProb }) => `${token === null ? END : displayToken(token)} ${formatPercent(Math.exp(logProb))}`).join(", ")}.` : "";
+    const entries = (last ?? []).slice(0, 3).flatMap(({ token, log_prob: logProb }, n) => [
+      n ? ", " : "Most probable after this token: ", element("bdi", {}, token === null ? END : displayToken(token)), ` ${formatPercent(Math.exp(logProb))}`,
+    ]);
+    this.after.replaceChildren(...entries, last ? "." : "");
   }
 }
 

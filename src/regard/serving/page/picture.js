@@ -21,9 +21,9 @@ const decoration = (token, unknown) => unknown.includes(token) && `underline dot
 
 export function heatmapPicture({ rows, columns, weights, unknown, note }) {
   const widths = (tokens) => tokens.map((token) => textWidth(displayToken(token), FONT));
-  const longest = Math.max(...widths(columns));
+  const longest = Math.max(0, ...widths(columns));
   const rotated = longest > CELL;
-  const [left, top] = [MARGIN + 8 + Math.max(...widths(rows)), MARGIN + 8 + (rotated ? longest : 15)];
+  const [left, top] = [MARGIN + 8 + Math.max(0, ...widths(rows)), MARGIN + 8 + (rotated ? longest : 15)];
   const heads = columns.map((token, i) => svgElement("text", {
     transform: `translate(${left + (i + 0.5) * CELL + (rotated ? 5 : 0)},${top - 8})${rotated ? " rotate(-90)" : ""}`,
     "text-anchor": rotated ? "start" : "middle", "text-decoration": decoration(token, unknown),

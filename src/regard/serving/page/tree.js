@@ -58,8 +58,8 @@ function layout(view) {
 
 function label(token) {
   if (token === null) return END;
-  const text = displayToken(token);
-  return text.length > MAX_CHARACTERS ? `${text.slice(0, MAX_CHARACTERS - 1)}…` : text;
+  const characters = [...displayToken(token)];
+  return characters.length > MAX_CHARACTERS ? `${characters.slice(0, MAX_CHARACTERS - 1).join("")}…` : characters.join("");
 }
 
 // Mark the nodes of the displayed output.

@@ -16,16 +16,22 @@ import { headWeights } from "./weights.js";
 const LONG_TEXT = 140; // characters from which the output is set smaller
 const CALCULATION_DELAY = 150; // milliseconds that the slider rests before the calculation is requested
 
+// The result of a request that a newer one of the same view has replaced.
+export const SUPERSEDED = Symbol("superseded");
+
 // Distinct tokens in quotation marks, each with its own direction of writing.
 const quoted = (tokens) => [...new Set(tokens.map(displayToken))].flatMap((token, i) => [i ? ", “" : "“", element("bdi", {}, token), "”"]);
 
 export class View {
-  // `page`: engine, options(), setStatus(text), changed(view) after every change of the state.
+  // `page`: engine, options(), setStatus(text), changed(view) after every change of the state, selected(view)
+  // after the user has selected a step.
   constructor(number, model, page) {
     Object.assign(this, { number, model, page });
     this.interventions = noInterventions();
+    this.wanted = null; // the interventions that are being requested
+    this.searchOptions = page.options(); // beam size and number of outputs of the displayed translation
     this.layer = this.head = this.own = null; // null: the model's selected layer; own: a head of self-attention
-    this.step = this.rank = this.requests = 0;
+    this.step = this.rank = this.requests = this.calculations = 0;
     this.width = 800;
     this.hasAttention = model.attention !== "none";
     this.alignment = new Alignment(this);
@@ -60,7 +66,7 @@ export class View {
       this.heads.shown && this.hasAttention ? panel("Layers and heads", { help: "heads", hint: "Attention weights of every layer and head: queries are rows, keys are columns. Click a thumbnail to display its weights." }, this.heads.node)
         : this.page.sideBySide && this.hasAttention ? panel("Layers and heads", { hint: "This model has one attention layer with one head; its weights are shown above." }) : absent(),
       this.hasAttention ? panel("Attention at every step", {
-        tools: downloads("heatmap", () => heatmapPicture(this.heads.selection), () => this.data()),
+        tools: downloads("heatmap", () => heatmapPicture(this.heads.selection), () => this.data(), this.page.setStatus),
       }, this.heatmapTitle, this.heatmap) : absent(),
       panel("N-best outputs", { hint: "The best outputs of beam search, ranked by score. Click one to display it." }, this.nBest),
       this.hasAttention && this.page.engine.explain ? this.details("Attention calculation for this step", this.calculation, () => this.showCalculation()) : absent(),
@@ -80,7 +86,7 @@ export class View {
       this.nextToken.node);
     return panel("Alignment", {
       help: "alignment", hint: "Each line connects an output token with a source token that it attends to. Click an output token to select its step.",
-      tools: downloads("alignment", () => alignmentPicture({ rows: this.output.tokens, columns: this.output.source_tokens, weights: this.weights, unknown: this.output.unknown, note: ablationNote(this) }), () => this.data()),
+      tools: downloads("alignment", () => alignmentPicture({ rows: this.output.tokens, columns: this.output.source_tokens, weights: this.weights, unknown: this.output.unknown, note: ablationNote(this) }), () => this.data(), this.page.setStatus),
     }, element("div", { class: "step" }, this.slider, this.stepLabel), this.parts);
   }
 
@@ -90,47 +96,52 @@ export class View {
     return details;
   }
 
-  // Translate a new text without interventions. Returns the error message, if any.
-  async translate(text) {
-    this.loading = true;
+  // Translate a new text without interventions. Returns the error message, if any, or SUPERSEDED.
+  translate(text) {
+    this.loading = true; // until the newest request ends
     this.bars.cancel();
-    const error = await this.request(noInterventions(), text);
-    this.loading = false;
-    return error;
+    return this.request(noInterventions(), text);
   }
 
   async apply(change) {
     if (this.loading) return this.bars.update();
-    this.page.setStatus((await this.request({ ...this.interventions, ...change })) ?? "");
+    const error = await this.request({ ...(this.wanted ?? this.interventions), ...change });
+    if (error !== SUPERSEDED) this.page.setStatus(error ?? "");
   }
 
-  // The state that a link holds. Returns the error message, if any.
+  // The state that a link holds. Returns the error message, if any, or SUPERSEDED.
   async restore({ text, step, view: { interventions, layer, head, rank } }) {
     const { layers, heads } = this.model;
     const exists = layer !== null && layer < layers && (head === null || head < heads);
-    Object.assign(this, { step, own: null, layer: exists ? layer : null, head: exists ? head : null });
     const error = await this.translate(text) ?? (isEmpty(interventions) ? undefined : await this.request(interventions));
-    if (!error && rank < (this.translation.n_best?.length ?? 1)) this.show(this.translation, rank);
-    if (!error) this.selectStep(step);
-    return error;
+    if (error) return error;
+    Object.assign(this, { own: null, layer: exists ? layer : null, head: exists ? head : null });
+    this.show(this.translation, rank < (this.translation.n_best?.length ?? 1) ? rank : 0);
+    this.goToStep(step);
   }
 
   // Translate with these interventions; an error leaves the view unchanged.
   async request(interventions, text = this.translation.source) {
     const id = ++this.requests;
     const baseline = isEmpty(this.interventions) ? this.translation?.text : this.baseline;
+    const searchOptions = this.page.options();
+    this.wanted = interventions;
     this.node.setAttribute("aria-busy", "true");
+    let translation, error;
     try {
-      const translation = await this.page.engine.translate(this.number, text, this.page.options(), interventions);
-      if (id !== this.requests) return;
-      Object.assign(this, { interventions, baseline });
-      this.show(translation);
-    } catch (error) {
-      this.bars.update();
-      return error.message;
-    } finally {
-      if (id === this.requests) this.node.removeAttribute("aria-busy");
+      translation = await this.page.engine.translate(this.number, text, searchOptions, interventions);
+    } catch (reason) {
+      error = reason.message;
     }
+    if (id !== this.requests) return SUPERSEDED;
+    this.node.removeAttribute("aria-busy");
+    Object.assign(this, { wanted: null, loading: false });
+    if (error !== undefined) {
+      this.bars.update();
+      return error;
+    }
+    Object.assign(this, { interventions, baseline, searchOptions });
+    this.show(translation);
   }
 
   show(translation, rank = 0) {
@@ -155,7 +166,13 @@ export class View {
     return { model: this.model.name, source, text, source_tokens, tokens, score, log_prob, interventions: this.interventions, displayed: this.heads.selection };
   }
 
+  // The user selects a step, and the other view follows.
   selectStep(step) {
+    this.goToStep(step);
+    this.page.selected(this);
+  }
+
+  goToStep(step) {
     this.bars.cancel();
     this.step = Math.min(Math.max(0, step), Math.max(0, this.output.tokens.length - 1));
     for (const node of this.node.querySelectorAll("[data-step]")) {
@@ -190,12 +207,22 @@ export class View {
   }
 
   ablateHead(layer, head, ablate) {
-    return this.apply(withHead(this.interventions, layer, head, ablate));
+    return this.apply(withHead(this.wanted ?? this.interventions, layer, head, ablate));
   }
 
   render() {
-    const { output } = this;
+    this.keepFocus(() => this.renderOutput());
+  }
+
+  // Rendering replaces nodes: the focus moves to the new one or, if there is none, to the slider.
+  keepFocus(render) {
     const focus = this.node.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
+    render();
+    if (focus) (this.node.querySelector(`[data-focus="${CSS.escape(focus)}"]`) ?? this.slider).focus({ preventScroll: true });
+  }
+
+  renderOutput() {
+    const { output } = this;
     const isBlank = !output.source_tokens.length;
     this.node.classList.toggle("blank", isBlank);
     this.text.textContent = isBlank ? "" : output.text || EMPTY;
@@ -207,7 +234,6 @@ export class View {
     if (this.hasAttention) this.showAttention();
     this.showStep();
     this.renderDetails();
-    if (focus) this.node.querySelector(`[data-focus="${CSS.escape(focus)}"]`)?.focus({ preventScroll: true });
   }
 
   renderDetails() {
@@ -258,16 +284,16 @@ export class View {
   showCalculation() {
     clearTimeout(this.timer);
     this.timer = setTimeout(async () => {
-      const { output, step } = this;
+      const { output, step } = this, id = ++this.calculations;
       if (!output.tokens.length) return;
       const result = await calculation(this).catch((error) => element("p", { class: "hint" }, error.message));
-      if (output === this.output && step === this.step) this.calculation.replaceChildren(result);
+      if (id === this.calculations && output === this.output && step === this.step) this.calculation.replaceChildren(result);
     }, CALCULATION_DELAY);
   }
 
   // One button per intervention, which removes it.
   interventionChips() {
-    const chip = (text, change, label = `Remove intervention: ${text}`) => element("button", { type: "button", class: "chip", "aria-label": label, onclick: () => this.apply(change) }, text, element("span", { "aria-hidden": "true" }, " ×"));
+    const chip = (text, change, label = `Remove intervention: ${text}`) => element("button", { type: "button", class: "chip", "data-focus": `chip ${text}`, "aria-label": label, onclick: () => this.apply(change) }, text, element("span", { "aria-hidden": "true" }, " ×"));
     const chips = [...listed(this.interventions, this.output.source_tokens)].map(([text, change]) => chip(text, change));
     return chips.length ? [...chips, chip("reset", noInterventions(), "Reset all interventions")] : [];
   }
