@@ -50,6 +50,8 @@ def main() -> None:
     sources = list(lines)[: args.limit]
     random.Random(1).shuffle(sources)
     models = {Path(folder).name: folder for folder in args.models}
+    if len(models) < len(args.models):
+        parser.error("two folders have the same name, by which the table lists them; rename one")
     translators = {name: regard.Translator.load(folder) for name, folder in models.items()}
     torch.set_num_threads(args.threads)
     precisions: list[Precision] = ["float32"]

@@ -88,6 +88,7 @@ def run(folder: Path, name: str, updates: int, unit: str, stop_at: int = 0, mode
         "training": {"max_updates": updates, "validate_every": updates, "metric": "loss"},
     }
     log = folder / f"{name}.jsonl"
+    before = len(log.read_text().splitlines()) if log.exists() else 0
     environment = {**os.environ, "HF_HOME": str(folder / "cache")}
     arguments = [TRAIN, str(time.time()), json.dumps(config), str(log), mode or "new"]
     process = subprocess.Popen([sys.executable, "-c", *arguments], env=environment)
@@ -103,9 +104,7 @@ def run(folder: Path, name: str, updates: int, unit: str, stop_at: int = 0, mode
     status = process.wait()
     done.set()
     watch.join()
-    first = next(json.loads(line) for line in log.read_text().splitlines())
-    if mode:
-        first = [json.loads(line) for line in log.read_text().splitlines()][stop_at]
+    first = json.loads(log.read_text().splitlines()[before])
     print(
         f"{name} {mode}: exit status {status}, first update after {first[0]:.1f} s, peak of RssAnon "
         f"{peaks[0] / 1e9:.2f} GB",

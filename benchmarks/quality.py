@@ -131,8 +131,11 @@ def train(name: str, seed: int, data: Path, folder: Path) -> None:
     pairs = files(run, "train", data)
     options = ["--data.train", first_pairs(pairs, run.first, folder) if run.first else pairs]
     options += ["--data.dev", files(run, run.dev, data), "--out", str(out), "--resume"]
-    options += ["--training.seed", str(seed)] if seed > 1 else []
-    regard("train", *shlex.split(run.train), *options)
+    command = shlex.split(run.train)
+    if seed > 1:  # another one for every run, because some are members of an ensemble
+        own = command[command.index("--training.seed") + 1] if "--training.seed" in command else 1
+        options += ["--training.seed", str(int(own) + 100 * (seed - 1))]
+    regard("train", *command, *options)
 
 
 def measure(name: str, seed: int, data: Path, folder: Path, test: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from regard.confusions import (
 )
 from regard.metrics import per
 from regard.text import Tokenizer
+from regard.text_table import text_table
 
 tokens = st.lists(st.sampled_from(["a", "b", "c"]), max_size=6)
 
@@ -97,6 +98,12 @@ def test_the_joiner_of_words_is_a_character_of_other_tokens() -> None:
     assert split("\u203f\u203f") == ["\u203f\u203f"]
     words = Tokenizer.train(["a"], TextConfig(unit="word"))
     assert token_splitter(words)("a \u203f\u203f") == ["a", *["\u203f"] * 2]
+
+
+def test_wide_characters_keep_the_columns_of_the_table() -> None:
+    heading, rule, *rows = text_table([("a", "b"), ("我爱", "1"), ("x", "20")]).splitlines()
+    assert (heading, rule) == ("a      b", "--------")
+    assert rows == ["我爱   1", "x     20"]
 
 
 def test_the_table_marks_spaces_and_missing_tokens() -> None:

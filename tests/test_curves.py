@@ -59,6 +59,8 @@ def test_control_characters_in_names_are_escaped(tmp_path: Path) -> None:
 
 
 def test_invalid_metrics_axes_and_folders_are_reported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there are no folders"):
+        curves([])
     run = _run(tmp_path / "run", bleu=[1, 2, 3])
     with pytest.raises(ConfigError, match=r"metric takes one of train_loss, .*, got 'per'"):
         curves([run], "per")

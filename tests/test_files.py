@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from regard import files
 from regard.errors import ConfigError, DataError
 from regard.files import atomic_write, check_parent, require_empty_folder, write_text
 from regard.lines import read_lines
@@ -59,6 +60,27 @@ def test_a_full_disk_and_a_broken_pipe_are_reported(tmp_path: Path) -> None:
     with gone, atomic_write(tmp_path / "f"):
         raise BrokenPipeError
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has it")
+def test_a_full_device_is_reported() -> None:
+    with pytest.raises(DataError, match="cannot write /dev/full: No space left"):
+        write_text("/dev/full", "x")
+
+
+def test_a_folder_that_cannot_be_synchronized_holds_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synchronize = files._synchronize
+
+    def refuse_folders(path: Path) -> None:
+        if path.is_dir():
+            raise PermissionError(errno.EACCES, "Permission denied")
+        synchronize(path)
+
+    monkeypatch.setattr(files, "_synchronize", refuse_folders)
+    write_text(tmp_path / "f", "x")
+    assert (tmp_path / "f").read_text() == "x"
 
 
 def test_a_path_that_cannot_be_written_is_reported(tmp_path: Path) -> None:

@@ -110,3 +110,7 @@ def test_the_subtitle_explains_the_connectors_of_lines_that_end_early():
     note = "Dots lead from the end of a line to its name."
     assert note in svg_texts(chart([[1, 2, 3], [2, 4]]))
     assert note not in svg_texts(chart([[1, 2], [2, 4]]))
+
+
+def test_a_chart_without_points_is_drawn():
+    assert LineChart([], "x", "y").to_svg().startswith("<svg")

@@ -242,6 +242,14 @@ def test_normalization_and_lowercasing_precede_splitting(unit: Unit) -> None:
     assert tokenizer.decode(tokenizer.encode("İSTANBUL").ids) == "i̇stanbul"
 
 
+@pytest.mark.parametrize("text", ["μαΐου", "ǰ ẖ ẗ ẘ ẙ"])
+def test_a_capital_without_a_composed_form_is_its_lower_case(text: str) -> None:
+    tokenizer = train([text], unit="char", lowercase=True, normal_form="NFC")
+    capital = text.upper()
+    assert len(capital) > len(text)
+    assert tokenizer.encode(capital) == tokenizer.encode(text)
+
+
 def test_normal_forms_of_hangul() -> None:
     assert train(["각"], unit="char", normal_form="NFD").encode("각").tokens == ["ᄀ", "ᅡ", "ᆨ"]
     assert train(["각"], unit="grapheme", normal_form="NFD").encode("각").tokens == [

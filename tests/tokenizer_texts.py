@@ -9,7 +9,7 @@ TEXTS = [
     "‿ a‿b ‿‿ ‿? x‿", "▁ a▁b ▁▁ ▁x", "<pad> <unk> </s> <s>", "ΟΔΥΣΣΕΥΣ ΣΑΣ İSTANBUL ǅ ﬁ ẞ",
     "a\u00a0b\u3000c\u2028d\x1ce\x85f", "e\u0301 \u0301a ! \u0301 .\u0301a", "שלום עולם", "مرحبا ١٢٣",
     "한국어 ᄒ\u1161ᆫ", "$5.00 (10%) \"quoted\" «x» …", "don’t won't o'clock ' '' a'", "ﾊﾟﾋﾟ",
-    "我爱・机器「学」 က၊ခ។", " a\u00a0 b\t", "x\u200dy \u200c", "\ufeffa b\ufeff", "a\r\nb\tc  d", "",
+    "ΜΑΪ\u0301ΟΥ μαΐου J\u030cǰ", "我爱・机器「学」 က၊ခ។", " a\u00a0 b\t", "x\u200dy \u200c", "\ufeffa b\ufeff", "a\r\nb\tc  d", "",
 ]  # fmt: skip
 
 

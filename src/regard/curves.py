@@ -28,10 +28,12 @@ def curves(
 
     Raises:
         FolderError: a folder has no metrics yet, or they are damaged.
-        ConfigError: no folder has the metric, or `by` is unknown.
+        ConfigError: there is no folder, no folder has the metric, or `by` is unknown.
     """
     if by not in _AXES:
         raise not_one_of("the x axis of curves", by, _AXES)
+    if not folders:
+        raise ConfigError("there are no folders to draw curves of; give at least one")
     distinct = {pretrained.find(folder).resolve(): str(folder) for folder in folders}
     histories = {folder: read_history(folder) for folder in distinct.values()}
     names = _run_names(list(histories))

@@ -18,7 +18,7 @@ from regard.charts import terminal_heatmap
 from regard.config import Config, from_dict
 from regard.errors import ConfigError
 from regard.evaluation import align, evaluate
-from regard.files import require_empty_folder
+from regard.files import require_empty_folder, write_errors_reported
 from regard.pretrained import folder_of, pretrained_models
 from regard.training import train
 from regard.translation import Translation
@@ -137,8 +137,9 @@ def new_folder(folder: Path) -> Path:
     model = target / "model"
     if not (target / _MARKER).exists():
         require_empty_folder(target, "it was not created by the demo: choose another folder (out)")
-        target.mkdir(parents=True, exist_ok=True)
-        (target / _MARKER).touch()
+        with write_errors_reported(target):
+            target.mkdir(parents=True, exist_ok=True)
+            (target / _MARKER).touch()
     elif model.exists():
         with checkpoints.locked(model):
             if foreign := [model] if model.is_symlink() else checkpoints.foreign_paths(model):

@@ -42,7 +42,8 @@ def atomic_write(path: str | Path) -> Generator[Path]:
     # os.path.exists instead of Path.exists, which raises an error for a name that is too long
     if os.path.exists(path) and not path.is_file() and not path.is_dir():
         # a device or a pipe, such as /dev/stdout, must not be replaced
-        yield path
+        with _device_errors_reported(path):
+            yield path
         return
     if _is_standard_output(path):  # the file to which other output is redirected
         with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +75,8 @@ def atomic_write(path: str | Path) -> Generator[Path]:
         yield temporary
         _synchronize(temporary)
         os.replace(temporary, path)
-        _synchronize(path.parent)
+        with contextlib.suppress(OSError):  # the file is written; some folders cannot be opened
+            _synchronize(path.parent)
     except BrokenPipeError:  # raised by another stream inside the block
         raise DataError(
             f"{path} was not written, because the reader of standard output has closed it"
@@ -87,6 +89,17 @@ def atomic_write(path: str | Path) -> Generator[Path]:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+@contextlib.contextmanager
+def _device_errors_reported(path: Path) -> Generator[None]:
+    """Raise a DataError for a failure to write to a device, except if the reader of a pipe has closed it."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error.strerror}; choose another path") from None
 
 
 def _copy_owner(path: Path, other: Path) -> None:

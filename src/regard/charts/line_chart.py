@@ -158,7 +158,7 @@ class LineChart(VegaChart):
 
 def _round_limits(values: Sequence[float]) -> tuple[float, float]:
     """Return limits that contain the values and 0, at multiples of a tenth to a half of the range."""
-    low, high = min(0.0, *values), max(0.0, *values)
+    low, high = min([0.0, *values]), max([0.0, *values])
     step = 10.0 ** math.floor(math.log10(high - low)) / 2 if high > low else 1.0
     return step * math.floor(low / step), step * max(1, math.ceil(high / step))
 

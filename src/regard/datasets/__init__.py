@@ -7,7 +7,8 @@ inflection   tocar, V;IND;PST;PFV;1;SG -> toqué: invented Spanish verbs, tags i
 copy         letters -> the same letters, with gold links
 reverse      letters -> the same letters in reverse order, with gold links
 
-All datasets but the phrasebook are generated from a seed in seconds. No source occurs in two splits.
+All datasets but the phrasebook are generated from a seed in seconds. No source occurs in two
+splits, with the same features if it has any.
 """
 
 from collections.abc import Callable

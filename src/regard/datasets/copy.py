@@ -10,7 +10,10 @@ MAX_LETTERS = 20
 
 
 def make(seed: int) -> Splits:
-    """Return pairs of 1 to 20 space-separated letters and the same letters; lengths are uniform."""
+    """Return pairs of 1 to 20 space-separated letters and the same letters.
+
+    Lengths are uniform, but for the shortest, of which there are fewer different sources.
+    """
     copies = (
         Example(source, source, tuple((i, i) for i in range(len(source.split()))))
         for source in letters(seed)

@@ -10,7 +10,7 @@ DIGITS = 6
 
 
 def make(seed: int) -> Splits:
-    """Return all numbers below 1000, and equally many of each length from 4 to 6 digits.
+    """Return all numbers below 1000, and about equally many of each length from 4 to 6 digits.
 
     The ten digits are always in the training set.
     """

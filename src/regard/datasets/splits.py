@@ -26,7 +26,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Splits:
-    """The three splits of a dataset; no source occurs in two of them."""
+    """The three splits of a dataset; no source occurs in two of them, with the same features if it has any."""
 
     train: tuple[Example, ...]
     dev: tuple[Example, ...]

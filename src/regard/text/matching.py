@@ -38,10 +38,11 @@ def match_tokens(tokens: Sequence[str], vocabulary: Mapping[str, int]) -> Matche
     """
     ids: list[int] = []
     matched: list[str] = []
-    longest = max(map(len, vocabulary), default=0)
+    longest: int | None = None
     for token in tokens:
         pieces = [token]
         if token not in vocabulary and _UNSPACED.search(token) and not _is_punctuation(token):
+            longest = max(map(len, vocabulary), default=0) if longest is None else longest
             pieces = _split_word(token, vocabulary, longest)
         matched += pieces
         ids += [_find(piece, vocabulary) for piece in pieces]

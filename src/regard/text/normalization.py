@@ -24,10 +24,12 @@ def normalize(text: str, form: NormalForm, lowercase: bool = False) -> str:
             f"text cannot be encoded in UTF-8: lone surrogate at character {error.start + 1}; "
             "read the text with its correct encoding"
         ) from None
-    if form != "none":
-        _check_marks(text)
-        text = unicodedata.normalize(form, text)
-    return text.lower() if lowercase else text
+    if form == "none":
+        return text.lower() if lowercase else text
+    _check_marks(text)
+    text = unicodedata.normalize(form, text)
+    # a capital letter may have no composed form, unlike its lower case
+    return unicodedata.normalize(form, text.lower()) if lowercase else text
 
 
 def _check_marks(text: str) -> None:

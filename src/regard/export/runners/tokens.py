@@ -56,7 +56,8 @@ class Tokenizer:
         return text if form == "none" else unicodedata.normalize(form, text)
 
     def normalize(self, text):
-        return self.compose(text).lower() if self.table["lowercase"] else self.compose(text)
+        text = self.compose(text)
+        return self.compose(text.lower()) if self.table["lowercase"] else text
 
     def parse(self, line):
         """Return the text of a line and its features, which follow a TAB."""

@@ -60,10 +60,11 @@ def scores(a: Tensor, b: Tensor, v: Tensor, prepared: Tensor | None = None) -> T
     operands = *_operand(a, features_first=True), *_operand(b, features_first=True)
     tile = [min(SCORE_TILE, triton.next_power_of_2(size)) for size in (rows, keys)]
     grid = (items * triton.cdiv(rows, tile[0]) * triton.cdiv(keys, tile[1]),)
-    score_kernel[grid](
-        *operands, v.contiguous(), out,
-        rows, keys, width + width % 2, v.shape[0], *tile, _COMPILED,
-    )  # fmt: skip
+    with torch.cuda.device(out.device):  # Triton launches on the current device
+        score_kernel[grid](
+            *operands, v.contiguous(), out,
+            rows, keys, width + width % 2, v.shape[0], *tile, _COMPILED,
+        )  # fmt: skip
     return out
 
 
@@ -112,10 +113,11 @@ def _gradient(
     parts = operand[0].new_zeros(items, blocks, width)
     grid = (items * blocks * triton.cdiv(width, features),)
     if grid[0]:
-        gradient_kernel[grid](
-            *operand, *other, v, grad_scores.contiguous(), out, parts,
-            rows, other_rows, width, v.shape[0], tile, features, _COMPILED,
-        )  # fmt: skip
+        with torch.cuda.device(out.device):
+            gradient_kernel[grid](
+                *operand, *other, v, grad_scores.contiguous(), out, parts,
+                rows, other_rows, width, v.shape[0], tile, features, _COMPILED,
+            )  # fmt: skip
     return out, parts
 
 
@@ -181,7 +183,8 @@ def score_kernel(  # noqa: D103
             sums = tl.fma(v0, reciprocal(x, compiled), sums)
             total += v0
     mask = a_mask[:, None] & b_mask[None, :]
-    tl.store(out + item * rows * keys + i[:, None] * keys + j[None, :], total - 2.0 * sums, mask)
+    row = item * rows + i.to(tl.int64)  # L x T may exceed 2^31
+    tl.store(out + row[:, None] * keys + j[None, :], total - 2.0 * sums, mask)
 
 
 @triton.jit

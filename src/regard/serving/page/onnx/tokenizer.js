@@ -44,8 +44,8 @@ export class Tokenizer {
   normalize(text, lowercase = false) {
     if (/\p{Cs}/u.test(text)) throw new Error("The text contains a lone surrogate.");
     const form = this.document.normal_form;
-    const normalized = form === "none" ? text : text.normalize(form);
-    return lowercase ? normalized.toLowerCase() : normalized;
+    const compose = (characters) => (form === "none" ? characters : characters.normalize(form));
+    return lowercase ? compose(compose(text).toLowerCase()) : compose(text);
   }
 
   // {ids, tokens, leftOut}, without BOS and EOS; unknown tokens keep their spelling.
