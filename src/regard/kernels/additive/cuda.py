@@ -60,7 +60,7 @@ def scores(a: Tensor, b: Tensor, v: Tensor, prepared: Tensor | None = None) -> T
     operands = *_operand(a, features_first=True), *_operand(b, features_first=True)
     tile = [min(SCORE_TILE, triton.next_power_of_2(size)) for size in (rows, keys)]
     grid = (items * triton.cdiv(rows, tile[0]) * triton.cdiv(keys, tile[1]),)
-    with torch.cuda.device(out.device):  # Triton launches on the current device
+    with torch.cuda.device_of(out):  # Triton launches on the current device
         score_kernel[grid](
             *operands, v.contiguous(), out,
             rows, keys, width + width % 2, v.shape[0], *tile, _COMPILED,
@@ -113,7 +113,7 @@ def _gradient(
     parts = operand[0].new_zeros(items, blocks, width)
     grid = (items * blocks * triton.cdiv(width, features),)
     if grid[0]:
-        with torch.cuda.device(out.device):
+        with torch.cuda.device_of(out):
             gradient_kernel[grid](
                 *operand, *other, v, grad_scores.contiguous(), out, parts,
                 rows, other_rows, width, v.shape[0], tile, features, _COMPILED,
