@@ -19,6 +19,7 @@ from oracle import gradients, to_float64
 from regard.kernels import additive, reference
 from regard.kernels.additive import pytorch
 from regard.kernels.additive.cpu import launch
+from regard.kernels.compilation import import_kernel
 from regard.kernels.cpu import threads as kernel_threads
 
 SCALES = [1e-4, 1e-2, 1, 5, 15, 40, 50, 100, 1e3, 1e4]
@@ -428,3 +429,9 @@ def test_without_numba_pytorch_computes_and_one_warning_is_issued(setup: str) ->
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("1 additive attention runs on plain PyTorch")
     assert "numba" in done.stdout.lower()
+
+
+def test_every_kernel_can_be_imported() -> None:
+    names = ("recurrent.launch", "recurrent.lstm", "recurrent.sequence", "transformer.launch")
+    assert all(import_kernel(name) is not None for name in names)
+    assert import_kernel("recurrent.none") is None

@@ -803,6 +803,27 @@ def test_two_interventions_in_a_row_are_both_applied(page: Page) -> None:
         view.get_by_label("ablate this head").check()
     _release(page, held, 2)
     expect(view.locator(".chip", has_text="ablated")).to_have_count(2)
+    held.clear()
+    for name in ("layer 0, head 0 ablated", "layer 0, head 1 ablated"):
+        view.get_by_role("button", name=f"Remove intervention: {name}").click()
+    _release(page, held, 2)
+    expect(view.locator(".chip")).to_have_count(0)
+
+
+def test_the_newest_of_two_links_is_restored(page: Page, address: str) -> None:
+    held = _hold(page, "d c a b")
+    page.evaluate("location.hash = 'text=d+c+a+b&beam=5&outputs=5'")
+    while len(held) < 2:
+        page.wait_for_timeout(10)
+    page.evaluate("location.hash = 'text=c+b&beam=5&outputs=5'")
+    expect(_view(page).locator(".heatmap thead th").first).to_have_text("c")
+    _release(page, held, 2)
+    _wait_until_idle(page)
+    assert "text=c+b&" in page.evaluate("location.hash")
+    assert _view(page).locator(".heatmap thead th").all_text_contents()[:2] == ["c", "b"]
+    _view(page).locator("input[type=range]").focus()
+    page.keyboard.press("ArrowRight")
+    assert "text=c+b&" in page.evaluate("location.hash")
 
 
 def test_numbers_out_of_range_are_replaced(page: Page) -> None:
@@ -812,7 +833,6 @@ def test_numbers_out_of_range_are_replaced(page: Page) -> None:
         with page.expect_request("**/api/translate") as request:
             page.locator("#text").press("Enter")
         assert request.value.post_data_json["beam_size"] == sent
-        page.unroute_all()
         _wait_until_idle(page)
     page.fill("#beam-size", "3")
     page.locator("#text").press("Enter")

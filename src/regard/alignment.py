@@ -184,7 +184,7 @@ def check_links(
 ) -> None:
     """Check that gold links are within the texts, given the numbers of source and target words.
 
-    Error messages begin with `where` and the number of the pair.
+    Messages about a link begin with `where` and the number of the pair.
 
     Raises:
         DataError: a link is outside its pair, or the number of pairs differs.

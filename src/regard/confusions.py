@@ -98,7 +98,7 @@ def token_splitter(tokenizer: Tokenizer, lowercase: bool = False) -> Callable[[s
 
     def tokenize(text: str) -> list[str]:
         normalized = " ".join(tokenizer.normalize(text).split())  # as in the metrics
-        tokens = split(normalized.lower() if lowercase else normalized)
+        tokens = split(tokenizer.normalize(normalized.lower()) if lowercase else normalized)
         return [display_token(token) for token in tokens] if joined else tokens
 
     return tokenize

@@ -69,7 +69,7 @@ def length_normalization(length: Any, length_penalty: float) -> Any:
 
     Wu et al. 2016, arXiv:1609.08144, eq. 14.
     """
-    return ((5 + length) / 6) ** length_penalty
+    return ((5 + length) / 6) ** float(length_penalty)
 
 
 class Continuations(NamedTuple):

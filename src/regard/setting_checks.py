@@ -4,6 +4,7 @@ import dataclasses
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from numbers import Real
 from types import UnionType
 from typing import (
     Any,
@@ -130,8 +131,8 @@ def check_length_penalty(length_penalty: Any) -> None:
 
 
 def is_number(value: Any) -> TypeGuard[SupportsFloat]:
-    """Return whether a value is a number, also of NumPy or PyTorch, and no bool."""
-    return isinstance(value, SupportsFloat) and not isinstance(value, bool)
+    """Return whether a value is a real number, also of NumPy, and no bool."""
+    return not isinstance(value, bool) and isinstance(value, Real)
 
 
 def _matches_type(value: Any, kind: Any) -> bool:

@@ -34,7 +34,8 @@ def symmetrize(
         forward: the pair, aligned by a model that translates from source to target.
         reverse: the same pair, aligned by a model that translates from target to source.
         method: `soft` links each target word to the source word that agrees best with it by the
-            `mean_weights`, relative to those of the source word (`best_links`); the other methods combine the links of both directions (`combine_links`).
+            `mean_weights`, relative to those of the source word (`best_links`); the other methods
+            combine the links of both directions (`combine_links`).
         threshold: minimum weight of a link, from 0 to 1: of its mean weight for `soft`, otherwise of
             its weight in either direction.
 

@@ -15,7 +15,7 @@ _REMEDY = "correct or remove them"
 
 
 def read_valid_pairs(path: str, data: DataConfig, skip: bool = False) -> ParsedPairs:
-    """Return all pairs of a file, with their line numbers; print a note about columns that are ignored, and about bad lines.
+    """Return all pairs of a file; print a note about columns that are ignored, and about bad lines.
 
     Args:
         path: the file, or two parallel files.

@@ -87,7 +87,7 @@ export class Bars {
   // Pin weight i; other pins of this step shrink where the sum would exceed 1.
   drag(i, requested) {
     const weight = Math.round(requested * 1000) / 1000;
-    const others = { ...(this.view.interventions.pins[this.view.step] ?? {}) };
+    const others = { ...(this.view.latest.pins[this.view.step] ?? {}) };
     delete others[i];
     const pinned = sum(Object.values(others));
     const scale = pinned + weight <= 1 ? 1 : (1 - weight) / pinned;

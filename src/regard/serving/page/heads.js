@@ -78,8 +78,9 @@ export class Heads {
     Object.assign(this, { own, awaiting: false });
     this.notice.textContent = error;
     this.showOwn();
+    if (!view.own) return;
     this.showControls();
-    if (view.own) view.showHeatmap();
+    view.showHeatmap();
   }
 
   // Paint self-attention in its thumbnails, which exist before it arrives: nothing moves below a pointer.

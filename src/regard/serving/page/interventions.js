@@ -24,18 +24,20 @@ export function withHead({ ablated }, layer, head, ablate) {
   return { ablated: ablate ? [...others, [layer, head]] : others };
 }
 
-// Every intervention in words, with the change that removes it.
+function withoutPin({ pins }, step, i) {
+  const { [step]: weights = {}, ...otherSteps } = pins;
+  const { [i]: _, ...otherWeights } = weights;
+  return { pins: Object.keys(otherWeights).length ? { ...otherSteps, [step]: otherWeights } : otherSteps };
+}
+
+// Every intervention in words, with a function that returns the change that removes it from given interventions.
 export function* listed({ pins, prefix, ablated }, sourceTokens) {
-  if (prefix.length) yield [`prefix: ${prefix.map(displayToken).join(" ")}`, { prefix: [] }];
+  if (prefix.length) yield [`prefix: ${prefix.map(displayToken).join(" ")}`, () => ({ prefix: [] })];
   for (const [step, weights] of Object.entries(pins))
-    for (const [i, weight] of Object.entries(weights)) {
-      const { [i]: _, ...otherWeights } = weights;
-      const { [step]: __, ...otherSteps } = pins;
-      yield [`step ${step}: ${displayToken(sourceTokens[i] ?? "")} ${formatWeight(weight)}`,
-        { pins: Object.keys(otherWeights).length ? { ...otherSteps, [step]: otherWeights } : otherSteps }];
-    }
+    for (const [i, weight] of Object.entries(weights))
+      yield [`step ${step}: ${displayToken(sourceTokens[i] ?? "")} ${formatWeight(weight)}`, (latest) => withoutPin(latest, step, i)];
   for (const [layer, head] of ablated)
-    yield [`layer ${layer}, head ${head} ablated`, withHead({ ablated }, layer, head, false)];
+    yield [`layer ${layer}, head ${head} ablated`, (latest) => withHead(latest, layer, head, false)];
 }
 
 // Why displayed weights are 0, in words; empty if no displayed head is ablated.

@@ -45,10 +45,10 @@ byId("summary").textContent = models.length > 1 ? "Two models side by side" : de
 byId("attribution").textContent = [...new Set(models.map((model) => model.attribution).filter(Boolean))].join(" ");
 
 let text = examples[0].source; // the text that is translated; the one in the form may be edited
-let starting = true;
+let starting = 1; // the number of states that are being displayed
 let retry; // timer
 const sideBySide = models.length > 1;
-const views = models.map((model, number) => new View(number, model, { engine, options, setStatus, changed, selected, sideBySide }));
+const views = models.map((model, number) => new View(number, model, { engine, options, setStatus, changed, translated, selected, sideBySide }));
 byId("views").classList.toggle("side-by-side", sideBySide);
 byId("views").append(...views.map((view) => view.node));
 
@@ -61,6 +61,10 @@ function changed() {
   } catch { // browsers limit the number of changes within a few seconds
     retry = setTimeout(changed, RETRY);
   }
+}
+
+function translated(line) {
+  text = line;
 }
 
 // The other view follows to the same step.
@@ -91,7 +95,7 @@ async function run(request) {
 
 function translate() {
   const line = byId("text").value.replace(/\n+$/, "").replace(/\n+/g, " ");
-  return run((view) => view.translate(line).then((error) => { if (!error) { text = line; changed(); } return error; }));
+  return run((view) => view.translate(line));
 }
 
 async function restore() {
@@ -99,16 +103,15 @@ async function restore() {
   if (!saved) return;
   byId("text").value = saved.text;
   setOptions(saved.beamSize, saved.nBest);
-  starting = true;
+  starting++;
   const error = await run((view) => view.restore({ ...saved, view: saved.views[view.number] }));
-  starting = false;
-  if (error === undefined) text = saved.text;
-  if (error === SUPERSEDED) changed();
+  starting--;
+  if (error === undefined || error === SUPERSEDED) changed();
 }
 
 views.forEach((view, number) => view.show(examples[number]));
 byId("text").value = text;
-starting = false;
+starting--;
 restore();
 addEventListener("hashchange", restore);
 

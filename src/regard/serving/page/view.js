@@ -23,11 +23,12 @@ export const SUPERSEDED = Symbol("superseded");
 const quoted = (tokens) => [...new Set(tokens.map(displayToken))].flatMap((token, i) => [i ? ", “" : "“", element("bdi", {}, token), "”"]);
 
 export class View {
-  // `page`: engine, options(), setStatus(text), changed(view) after every change of the state, selected(view)
-  // after the user has selected a step.
+  // `page`: engine, options(), setStatus(text), translated(text) after a request has succeeded, changed() after
+  // every change of the state, selected(view) after the user has selected a step.
   constructor(number, model, page) {
     Object.assign(this, { number, model, page });
     this.interventions = noInterventions();
+    this.line = null; // the text of the displayed translation, with its features; null: that of the first one
     this.wanted = null; // the interventions that are being requested
     this.searchOptions = page.options(); // beam size and number of outputs of the displayed translation
     this.layer = this.head = this.own = null; // null: the model's selected layer; own: a head of self-attention
@@ -42,6 +43,11 @@ export class View {
     this.node.addEventListener("pointerover", (event) => this.highlight(event));
     this.node.addEventListener("focusin", (event) => this.highlight(event));
     new ResizeObserver(() => this.resize()).observe(this.measured);
+  }
+
+  // The interventions that are displayed or, while they are being requested, the next ones.
+  get latest() {
+    return this.wanted ?? this.interventions;
   }
 
   get editable() {
@@ -105,7 +111,7 @@ export class View {
 
   async apply(change) {
     if (this.loading) return this.bars.update();
-    const error = await this.request({ ...(this.wanted ?? this.interventions), ...change });
+    const error = await this.request({ ...this.latest, ...change });
     if (error !== SUPERSEDED) this.page.setStatus(error ?? "");
   }
 
@@ -121,7 +127,7 @@ export class View {
   }
 
   // Translate with these interventions; an error leaves the view unchanged.
-  async request(interventions, text = this.translation.source) {
+  async request(interventions, text = this.line ?? this.translation.source) {
     const id = ++this.requests;
     const baseline = isEmpty(this.interventions) ? this.translation?.text : this.baseline;
     const searchOptions = this.page.options();
@@ -137,10 +143,11 @@ export class View {
     this.node.removeAttribute("aria-busy");
     Object.assign(this, { wanted: null, loading: false });
     if (error !== undefined) {
-      this.bars.update();
+      this.keepFocus(() => { this.bars.update(); if (this.hasAttention) this.heads.render(); });
       return error;
     }
-    Object.assign(this, { interventions, baseline, searchOptions });
+    Object.assign(this, { interventions, baseline, searchOptions, line: text });
+    this.page.translated(text);
     this.show(translation);
   }
 
@@ -151,7 +158,7 @@ export class View {
     this.output = { ...translation, ...(translation.n_best?.[rank] ?? {}) };
     this.step = Math.min(this.step, Math.max(0, this.output.tokens.length - 1));
     this.render();
-    this.page.changed(this);
+    this.page.changed();
   }
 
   // The displayed weights: of the model's selected layer, or of the selected layer and head.
@@ -183,7 +190,7 @@ export class View {
     this.showStep();
     if (this.hasAttention) this.alignment.selectStep();
     for (const [details, onOpen] of this.sections) if (details.open && details.contains(this.calculation)) onOpen();
-    this.page.changed(this);
+    this.page.changed();
   }
 
   selectOutput(rank) {
@@ -194,20 +201,20 @@ export class View {
     if (kind === "cross") Object.assign(this, { layer, head, own: null });
     else this.own = { kind, layer, head };
     this.render();
-    this.page.changed(this);
+    this.page.changed();
   }
 
   // Pin weights of this step. Pins of later steps are dropped: they belong to another output.
   pin(pins) {
-    return this.apply({ pins: { ...pinsBefore(this.interventions, this.step), [this.step]: pins }, prefix: this.output.tokens.slice(0, this.step) });
+    return this.apply({ pins: { ...pinsBefore(this.latest, this.step), [this.step]: pins }, prefix: this.output.tokens.slice(0, this.step) });
   }
 
   forcePrefix(tokens) {
-    return this.apply({ pins: pinsBefore(this.interventions, tokens.length), prefix: tokens });
+    return this.apply({ pins: pinsBefore(this.latest, tokens.length), prefix: tokens });
   }
 
   ablateHead(layer, head, ablate) {
-    return this.apply(withHead(this.wanted ?? this.interventions, layer, head, ablate));
+    return this.apply(withHead(this.latest, layer, head, ablate));
   }
 
   render() {
@@ -293,9 +300,9 @@ export class View {
 
   // One button per intervention, which removes it.
   interventionChips() {
-    const chip = (text, change, label = `Remove intervention: ${text}`) => element("button", { type: "button", class: "chip", "data-focus": `chip ${text}`, "aria-label": label, onclick: () => this.apply(change) }, text, element("span", { "aria-hidden": "true" }, " ×"));
-    const chips = [...listed(this.interventions, this.output.source_tokens)].map(([text, change]) => chip(text, change));
-    return chips.length ? [...chips, chip("reset", noInterventions(), "Reset all interventions")] : [];
+    const chip = (text, remove, label = `Remove intervention: ${text}`) => element("button", { type: "button", class: "chip", "data-focus": `chip ${text}`, "aria-label": label, onclick: () => this.apply(remove(this.latest)) }, text, element("span", { "aria-hidden": "true" }, " ×"));
+    const chips = [...listed(this.interventions, this.output.source_tokens)].map(([text, remove]) => chip(text, remove));
+    return chips.length ? [...chips, chip("reset", noInterventions, "Reset all interventions")] : [];
   }
 
   // The layout of alignment and heatmap depends on the width.
