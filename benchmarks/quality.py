@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import gzip
 import json
+import random
 import shlex
 import statistics
 import subprocess
@@ -45,15 +46,15 @@ class Run:
     dev: str = "dev"
     test: str = ""
     """Name of the test set; empty if DATA has none."""
-    first: int = 0
-    """Number of training pairs, from the beginning; 0 for all."""
+    sample: int = 0
+    """Number of training pairs, chosen at random; 0 for all."""
     members: tuple[str, ...] = ()
-    """Runs that form an ensemble, which is not trained."""
+    """Runs, or pretrained models, that form an ensemble, which is not trained."""
 
 
-def _sigmorphon(language: str, **options: Any) -> Run:
+def _sigmorphon(language: str, train: str = "", sample: int = 0) -> Run:
     pairs = f"sigmorphon2020-g2p/{language}/{{part}}.tsv.gz"
-    return Run(pairs, "wer", **{"train": "--config g2p", "test": "test", **options})
+    return Run(pairs, "wer", train, test="test", sample=sample)
 
 
 _CMUDICT = "cmudict/{part}.tsv.gz"
@@ -61,7 +62,18 @@ _MONOTONIC = "--model.decoder posterior --model.monotonic true"
 _MULTI30K = ",".join(f"multi30k-en-de/tok/{{part}}.lc.norm.tok.{side}.gz" for side in ("en", "de"))
 _TEST_2016 = {"dev": "val", "test": "test_2016_flickr", "evaluate": BLEU_OF_TOKENS}
 _TWENTY_MINUTES = "--config g2p --training.max_minutes 20"
+_THIRTY_MINUTES = "--config g2p --training.max_minutes 30"
 _MUON = "--training.optimizer muon --training.learning_rate 0.006 --training.schedule constant"
+_FIVE = (
+    "--jobs 2 --training.max_updates 2500 --training.max_minutes 60 --training.patience 99"
+    " --member model.decoder=luong --member model.decoder=bahdanau --member model.decoder=posterior"
+    + 2
+    * " --member 'model.decoder=posterior model.monotonic=true'"
+)
+"""Five small models, which form an ensemble."""
+_NFD = {"kor": "--source.normal_form NFD"}
+"""The recipe does not decompose the letters of Korean; settings that follow from the pairs do."""
+_LANGUAGES = ("fre", "gre", "hun", "kor")
 _MULTI30K_RNN = {
     "multi30k-rnn": "--config multi30k-rnn",
     "multi30k-rnn-2": "--config multi30k-rnn --training.seed 2",
@@ -77,14 +89,13 @@ RUNS = {
     "cmudict-20-minutes-muon": Run(_CMUDICT, "wer", f"{_TWENTY_MINUTES} {_MUON}"),
     **{name: Run(_CMUDICT, "wer", train) for name, train in _DIVERSE.items()},
     "cmudict-ensemble": Run(_CMUDICT, "wer", members=("cmudict", *_DIVERSE)),
-    **{language: _sigmorphon(language) for language in ("fre", "gre", "hun", "kor")},
-    **{f"hun-{count}": _sigmorphon("hun", first=count) for count in (100, 500)},
-    **{
-        f"{language}-monotonic": _sigmorphon(language, train=_MONOTONIC)
-        for language in ("fre", "gre", "hun", "kor")
-    },
-    "hun-100-default": _sigmorphon("hun", first=100, train=""),
-    "hun-default": _sigmorphon("hun", train=""),
+    "cmudict-default": Run(_CMUDICT, "wer"),
+    "cmudict-fixed-context": Run(_CMUDICT, "wer", f"{_THIRTY_MINUTES} --model.attention none"),
+    **{each: _sigmorphon(each, f"--config g2p {_NFD.get(each, '')}") for each in _LANGUAGES},
+    **{f"{each}-default": _sigmorphon(each) for each in _LANGUAGES},
+    **{f"{each}-monotonic": _sigmorphon(each, _MONOTONIC) for each in _LANGUAGES},
+    **{f"{each}-ensemble": _sigmorphon(each, _FIVE) for each in _LANGUAGES},
+    **{f"hun-{count}": _sigmorphon("hun", sample=count) for count in (100, 500)},
     **{name: Run(_MULTI30K, "bleu", train, **_TEST_2016) for name, train in _MULTI30K_RNN.items()},
     "multi30k-rnn-ensemble": Run(_MULTI30K, "bleu", members=(*_MULTI30K_RNN,), **_TEST_2016),
     "multi30k-transformer": Run(_MULTI30K, "bleu", "--config multi30k-transformer", **_TEST_2016),
@@ -107,12 +118,13 @@ def files(run: Run, part: str, data: Path) -> str:
     return ",".join(str(data / name) for name in run.pairs.format(part=part).split(","))
 
 
-def first_pairs(path: str, count: int, folder: Path) -> str:
-    """Return the path of a file with the first pairs of another one."""
-    few = folder / f"first-{count}-of-{Path(path).parent.name}.tsv"
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        text = "".join(line for line, _ in zip(lines, range(count), strict=False))
-    write_text(few, text)
+def sampled_pairs(path: str, count: int, folder: Path) -> str:
+    """Return the path of a file with some pairs of another one, which is sorted."""
+    few = folder / f"{count}-of-{Path(path).parent.name}.tsv"
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        lines = [*file]
+    random.Random(0).shuffle(lines)
+    write_text(few, "".join(lines[:count]))
     return str(few)
 
 
@@ -129,7 +141,7 @@ def train(name: str, seed: int, data: Path, folder: Path) -> None:
             regard("ensemble", *members, "--out", str(out))
         return
     pairs = files(run, "train", data)
-    options = ["--data.train", first_pairs(pairs, run.first, folder) if run.first else pairs]
+    options = ["--data.train", sampled_pairs(pairs, run.sample, folder) if run.sample else pairs]
     options += ["--data.dev", files(run, run.dev, data), "--out", str(out), "--resume"]
     command = shlex.split(run.train)
     if seed > 1:  # another one for every run, because some are members of an ensemble
@@ -202,6 +214,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.chart and not {*CURVES.values()}.issubset(args.only):
         parser.error(f"--chart needs --only {' '.join(CURVES.values())}")
+    if args.chart and args.test:
+        parser.error("--chart shows the dev set: leave out --test")
     args.folder.mkdir(parents=True, exist_ok=True)
     rows = list[str]()
     for name in args.only:

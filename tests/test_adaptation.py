@@ -112,6 +112,20 @@ def test_a_number_of_updates_is_a_budget() -> None:
     assert adapted(SPELLINGS).training.max_minutes == 30
 
 
+def test_accumulated_batches_are_part_of_an_update() -> None:
+    budgets: list[dict[str, Any]] = [{"max_updates": 500}, {"max_minutes": 20}]
+    (few, few_large), (long, long_large) = (
+        [
+            adapted(SPELLINGS, training={**budget, "gradient_accumulation_steps": steps})
+            for steps in (1, 8)
+        ]
+        for budget in budgets
+    )
+    assert few.training.batch_tokens == few_large.training.batch_tokens
+    assert few.model.dropout < few_large.model.dropout
+    assert long.training.validate_every > long_large.training.validate_every
+
+
 def test_only_recurrent_models_get_sizes() -> None:
     kinds: list[dict[str, Any]] = [{"kind": "transformer"}, {"encoder": "transformer"}]
     for model in kinds:

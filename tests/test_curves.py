@@ -51,6 +51,16 @@ def test_runs_have_the_shortest_names_that_tell_them_apart(
     assert curves(["."]).series == ["seed-1"]
 
 
+def test_an_ensemble_stands_for_its_members(tmp_path: Path) -> None:
+    (tmp_path / "all" / "members").mkdir(parents=True)
+    for number in (10, 9):
+        _run(tmp_path / "all" / "members" / str(number), bleu=[1, 2, number])
+    (tmp_path / "all" / "members" / ".lock").touch()
+    chart = curves([tmp_path / "all"])
+    assert chart.series == ["9", "10"]
+    assert [point.y for point in chart.points] == [1, 2, 9, 1, 2, 10]
+
+
 def test_control_characters_in_names_are_escaped(tmp_path: Path) -> None:
     chart = curves([_run(tmp_path / "a\x01b"), _run(tmp_path / "c")])
     text = "".join(xml.etree.ElementTree.fromstring(chart.to_svg()).itertext())

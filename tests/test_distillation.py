@@ -157,6 +157,10 @@ def test_a_student_is_trained_on_targets_and_outputs(
     command += ["--data.dev", str(pairs), "--unlabelled", str(lines), "--device=cpu"]
     assert main([*command, "--training.coverage_loss=1"]) == 1
     assert "needs model.coverage true" in capsys.readouterr().err
+    with_targets = tmp_path / "with-targets.tsv"
+    with_targets.write_text("b b a\nc d\td c\n")
+    assert main([*command, f"--unlabelled={with_targets}"]) == 1
+    assert f"{with_targets}, line 2: more columns than" in capsys.readouterr().err
     assert main([*command, "--beam-size=0"]) == 1
     assert "beam_size must be at least 1" in capsys.readouterr().err
     assert not out.exists()
@@ -178,10 +182,23 @@ def test_a_student_is_trained_on_targets_and_outputs(
     count = 2 + sum(bool(row[1]) for row in outputs)
     assert f"train: {count} pairs read from {pairs} and {out / 'outputs.tsv'}\n" in err
     assert "3 outputs truncated at the length limit\n" in err
+    assert ("left out, because nothing was written" in err) == (count < 2 + 3)
     student = regard.Translator.load(out / "model")
     assert student.trained.training_file("train") == str(pairs)
     assert student.trained.training_file("dev") == str(pairs)
     assert student.trained.config.model.decoder_dim == 8
+    unseen, test = tmp_path / "unseen.tsv", tmp_path / "test.tsv"
+    unseen.write_text("d d\td d\n")
+    test.write_text("b b a\ta b b\nd d\td d\n")
+    assert main(["evaluate", str(out / "model"), str(unseen)]) == 0
+    assert "in the training data" not in capsys.readouterr().err
+    for models, name in (
+        ([out / "model"], ""),
+        ([folders[0], "--compare", out / "model"], f"{out / 'model'}: "),
+    ):
+        assert main(["evaluate", *map(str, models), str(test), "--device=cpu"]) == 0
+        warning = f"warning: {name}1 of 2 distinct sources is in the training data ({out / 'outputs.tsv'})"
+        assert warning in capsys.readouterr().err
     assert main(command) == 1
     assert "or continue (--resume)" in capsys.readouterr().err
     (out / "outputs.tsv").write_text("".join("\t".join(row) + "\n" for row in outputs[:1]))

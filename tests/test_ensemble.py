@@ -293,6 +293,12 @@ def test_more_members_than_folders_are_reported(folder: Path) -> None:
         regard.Translator.load(folder)
 
 
+def test_an_ensemble_whose_training_has_not_ended_is_reported(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    with pytest.raises(FolderError, match=r"training has not ended: .*members/0$"):
+        regard.Translator.load(folder)
+
+
 def test_damaged_files_are_reported(folder: Path) -> None:
     weights = folder / "members" / "1" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4])

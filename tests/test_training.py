@@ -579,3 +579,33 @@ def test_the_time_budget_does_not_include_the_compilation_of_kernels(
     assert checkpoint.state["schedule"]["seconds"] < 0
     message = r"kernels compiled in 1\d\d\d s, which the time budget does not"
     assert re.search(message, capsys.readouterr().err)  # some may have been compiled indeed
+
+
+def test_the_throughput_includes_neither_compilation_nor_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("regard.trainer.time.perf_counter", lambda: now)
+    update, save = Trainer._update, checkpoints.save
+
+    def one_second(self: Trainer, batches: Any) -> None:
+        nonlocal now
+        now += 1.0
+        _spent.seconds += 1000.0
+        now += 1000.0
+        update(self, batches)
+
+    def slow_save(*arguments: Any) -> None:
+        nonlocal now
+        now += 100.0
+        save(*arguments)
+
+    monkeypatch.setattr(Trainer, "_update", one_second)
+    monkeypatch.setattr(checkpoints, "save", slow_save)
+    monkeypatch.setattr("regard.trainer._SECONDS_BETWEEN_CHECKPOINTS", 0.0)  # after every update
+    regard.train(_config(tmp_path / "m", max_updates=4, validate_every=2), PAIRS, DEV)
+    entries = (tmp_path / "m" / "metrics.jsonl").read_text().splitlines()
+    rates = [json.loads(entry)["pairs_per_second"] for entry in entries]
+    assert len(rates) == 2
+    assert all(0 < rate <= len(PAIRS) for rate in rates)
+    assert rates[1] > len(PAIRS) / 10

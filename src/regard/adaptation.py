@@ -221,7 +221,7 @@ def _training(config: Config, statistics: Statistics) -> Iterator[Choice]:
     if size is _SMALL:
         schedule = {"training.schedule": "constant", "training.cooldown": 0.4}
         yield Choice(schedule, _scale(config, statistics))
-    if size is _SUBWORDS:
+    if size in (_LARGE, _SUBWORDS):
         yield Choice({"training.cooldown": 0.4}, _scale(config, statistics))
     if has_fast_bfloat16(config):
         yield Choice({"training.precision": "bfloat16"}, "this device computes it faster")
@@ -231,8 +231,9 @@ def _length(config: Config, statistics: Statistics) -> Iterator[Choice]:
     """Choose what depends on the number of updates that the budget allows."""
     training = config.training
     speed = _size(config, statistics).tokens_per_second
-    updates = min(training.max_updates, 60 * _minutes(config) * speed / training.batch_tokens)
-    epochs = updates * training.batch_tokens / _tokens(config, statistics)
+    tokens = training.batch_tokens * training.gradient_accumulation_steps
+    updates = min(training.max_updates, 60 * _minutes(config) * speed / tokens)
+    epochs = updates * tokens / _tokens(config, statistics)
     yield Choice(
         {"model.dropout": _step(_DROPOUTS, epochs, 0.5)},
         f"about {quantity(round(epochs), 'epoch')}",

@@ -19,10 +19,10 @@ _NOT_METRICS = {"update", "epoch", "minutes", "best"}
 def curves(
     folders: Sequence[str | Path], metric: str | None = None, by: str = "minutes"
 ) -> LineChart:
-    """Return a chart of one metric, with one line per folder.
+    """Return a chart of one metric, with one line per model.
 
     Args:
-        folders: model folders, whose metrics.jsonl files are read.
+        folders: model folders, whose metrics.jsonl files are read; an ensemble stands for its members.
         metric: key in metrics.jsonl; the metric that selects the first folder's best weights by default.
         by: quantity on the x axis, `minutes` or `update`.
 
@@ -34,7 +34,8 @@ def curves(
         raise not_one_of("the x axis of curves", by, _AXES)
     if not folders:
         raise ConfigError("there are no folders to draw curves of; give at least one")
-    distinct = {pretrained.find(folder).resolve(): str(folder) for folder in folders}
+    runs = [run for folder in folders for run in _runs(folder)]
+    distinct = {pretrained.find(run).resolve(): str(run) for run in runs}
     histories = {folder: read_history(folder) for folder in distinct.values()}
     names = _run_names(list(histories))
     keys = dict.fromkeys(key for history in histories.values() for key in history[0])
@@ -61,6 +62,13 @@ def curves(
     label = METRICS[name].label if name in METRICS else name.replace("_", " ")
     title = label[0].upper() + label[1:] if label.islower() else label
     return LineChart(points, _AXES[by], label, title=f"{title} during training")
+
+
+def _runs(folder: str | Path) -> Sequence[str | Path]:
+    """Return a model folder, or the members of an ensemble."""
+    members = pretrained.find(folder) / "members"
+    numbers = sorted(int(path.name) for path in members.glob("*/") if path.name.isdecimal())
+    return [members / str(number) for number in numbers] or [folder]
 
 
 def _run_names(folders: list[str]) -> dict[str, str]:

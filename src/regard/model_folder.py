@@ -266,6 +266,11 @@ def _read_config(folder: Path) -> dict[str, Any]:
     try:
         values = parse_json(_read_text(folder / "config.json"))
     except (FileNotFoundError, NotADirectoryError):
+        if (folder / "members").is_dir():
+            raise FolderError(
+                f"{folder} is an ensemble whose training has not ended: continue it with regard train --resume, or "
+                f"give one of its members, such as {folder / 'members' / '0'}"
+            ) from None
         raise FolderError(
             f"{folder} is not a model folder: it has no config.json; give the output folder of a "
             f"training run{pretrained.hint(folder)}"

@@ -3,6 +3,8 @@
 Hypotheses carry the attention weights of their steps, so every output of a search has its attention.
 """
 
+import functools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -35,6 +37,8 @@ from regard.setting_checks import (
     check_limits,
 )
 from regard.text import BOS, EOS, PAD
+
+_log = logging.getLogger(__name__)
 
 _MOST_WEIGHT_BYTES = 4_000_000_000
 """Maximum size of the attention weights that the search for one source keeps, of all hypotheses and steps."""
@@ -207,7 +211,10 @@ class _Search:
         """Compute several steps with the decoder's own search; None if it cannot do that."""
         plain = self.constraints is None and self.trees is None and not self.top_logprobs
         # isinstance would compare all attributes of the protocol at every call
-        if not plain or not hasattr(self.decoder, "search"):
+        if not hasattr(self.decoder, "search"):
+            return None
+        if not plain:
+            _log_steps()
             return None
         decoder = cast("SearchDecoder", self.decoder)
         tokens, log_probs = torch.from_numpy(beam.tokens), torch.from_numpy(beam.log_probs)
@@ -245,6 +252,14 @@ class _Search:
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.as_tensor(array, device=self.device)
+
+
+@functools.cache
+def _log_steps() -> None:
+    """Say once, in the log, that kernels do not support these options."""
+    _log.info(
+        "with prefixes, interventions, search trees or top_logprobs, a search is computed step by step in PyTorch"
+    )
 
 
 def _check_options(

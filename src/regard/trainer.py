@@ -46,9 +46,14 @@ class RunningStatistics:
     target_tokens: int = 0
     """EOS included."""
     seconds: float = 0.0
+    """Time without checkpoints and compilation."""
 
     def __post_init__(self) -> None:
-        self._started = time.perf_counter() - self.seconds
+        self.restart_clock()
+
+    def restart_clock(self) -> None:
+        """Leave out the time since the latest update."""
+        self._started = _clock() - self.seconds
 
     def add(self, loss: float, pairs: int, target_tokens: int) -> None:
         """Count one update."""
@@ -56,7 +61,7 @@ class RunningStatistics:
         self.updates += 1
         self.pairs += pairs
         self.target_tokens += target_tokens
-        self.seconds = time.perf_counter() - self._started
+        self.seconds = _clock() - self._started
 
     def loss(self) -> float:
         """Return the mean over the updates of the loss per target token."""
@@ -362,6 +367,7 @@ class Trainer:
         checkpoints.save(self.out, model, optimizer, state, generators)
         self.write_metrics()
         self._saved = time.monotonic()
+        self.statistics.restart_clock()
 
     def write_metrics(self) -> None:
         """Write metrics.jsonl: the metrics of all validations, which a checkpoint contains too."""

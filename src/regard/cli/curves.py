@@ -20,7 +20,10 @@ def make_parser() -> Parser:
     """Return the parser of this command."""
     parser = Parser(prog="regard curves", description=__doc__)
     parser.add_argument(
-        "folders", nargs="+", metavar="RUN", help="model folders or pretrained models"
+        "folders",
+        nargs="+",
+        metavar="RUN",
+        help="model folders, ensembles or pretrained models",
     )
     add_chart_file(parser)
     parser.add_argument(

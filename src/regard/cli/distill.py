@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from regard.translator import Translator
 
 _OUTPUTS = "outputs.tsv"
+_STUDENT = "model"
 _COMMON = (
     *("--data.train", "--data.dev", "--out", "--config", "--unlabelled", "--beam-size"),
     *("--model.kind", "--model.attention", "--training.max_minutes", "--resume", "--device"),
@@ -63,7 +64,7 @@ def run(arguments: list[str]) -> None:
         require_lines(args.unlabelled)
     # outputs may be longer than data.max_length; the pairs of the user are checked below
     values["data"]["bad_lines"] = "skip"
-    config = from_dict({**values, "out": str(out / "model"), "device": args.device})
+    config = from_dict({**values, "out": str(out / _STUDENT), "device": args.device})
     check_beam_size(beam_size=args.beam_size)
     if (data.train_links, config.training.guided_alignment) != (None, None):
         raise ConfigError(
@@ -93,14 +94,24 @@ def run(arguments: list[str]) -> None:
         adapt=args.config is None,
         command=shlex.join(["regard", "distill", *arguments]),
     )
-    print_saved(student, out / "model")
+    print_saved(student, out / _STUDENT)
+
+
+def outputs_for(student: Path) -> Path | None:
+    """Return the file of the teacher's outputs that a student was trained on; None if there is none.
+
+    Its columns are source, output and, if the student reads them, features.
+    """
+    student = student.resolve()
+    outputs = student.parent / _OUTPUTS
+    return outputs if student.name == _STUDENT and outputs.is_file() else None
 
 
 def _has_begun(out: Path) -> bool:
     """Return whether a folder contains a distillation, if only one that was killed at its start."""
-    was_killed_early = (out / "model" / "checkpoints" / ".lock").exists()
+    was_killed_early = (out / _STUDENT / "checkpoints" / ".lock").exists()
     return (out / _OUTPUTS).with_suffix(".json").exists() or (
-        was_killed_early and not (out / "model" / "config.json").exists()
+        was_killed_early and not (out / _STUDENT / "config.json").exists()
     )
 
 
@@ -129,13 +140,15 @@ def _outputs(
         progress.advance(count)
 
     with (
-        checkpoints.locked(out / "model"),  # two processes would mix their outputs
+        checkpoints.locked(out / _STUDENT),  # two processes would mix their outputs
         Progress("translating", len(sources), "sources") as progress,
     ):
         outputs = write_outputs(teacher, sources, path, args.beam_size, advance)
         progress.print(f"{path} contains the outputs for {quantity(len(sources), 'source')}")
         if truncated:
             progress.print(f"{quantity(truncated, 'output')} truncated at the length limit")
+        if empty := len(sources) - len(outputs):
+            progress.print(f"{quantity(empty, 'output')} left out, because nothing was written")
     return outputs
 
 
@@ -168,6 +181,11 @@ def _check_features(
             raise DataError(
                 f"{args.unlabelled}, line {number}: no features, which {args.folder} reads; write "
                 "source TAB features"
+            )
+        if "\t" in (features or "" if reads else text):
+            fields = "source TAB features" if reads else "one source per line, without TAB"
+            raise DataError(
+                f"{args.unlabelled}, line {number}: more columns than {args.folder} reads; write {fields}"
             )
 
 

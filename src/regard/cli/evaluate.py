@@ -62,13 +62,20 @@ def run(arguments: list[str]) -> None:
     if args.faithfulness:
         report = replace(report, faithfulness=_faithfulness(translator, report))
     sources = list(dict.fromkeys(pair.key for pair in pairs))
-    overlap = _training_overlap(translator, sources)
-    report = replace(report, training_overlap=overlap)
+    report = replace(report, training_overlap=_training_overlap(translator, args.folder, sources))
     if args.json:
         write_json(args.json, report.to_dict())
     print(report)
+    _warn_of_overlap(report.training_overlap, len(sources))
+    if isinstance(other, tuple):
+        sources = list(dict.fromkeys(pair.key for pair in other[1]))
+        overlap = _training_overlap(other[0], str(args.compare), sources)
+        _warn_of_overlap(overlap, len(sources), f"{args.compare}: ")
+
+
+def _warn_of_overlap(overlap: "TrainingOverlap | None", sources: int, model: str = "") -> None:
     if overlap is not None:
-        print(f"regard evaluate: warning: {overlap.message(len(sources))}", file=sys.stderr)
+        print(f"regard evaluate: warning: {model}{overlap.message(sources)}", file=sys.stderr)
 
 
 def _note_upper_case(pairs: "Sequence[Pair]") -> None:
@@ -104,9 +111,13 @@ def _models(translator: "Translator") -> "Sequence[TrainedModel]":
 
 
 def _training_overlap(
-    translator: "Translator", sources: "Sequence[tuple[str, str | None]]"
+    translator: "Translator", folder: str, sources: "Sequence[tuple[str, str | None]]"
 ) -> "TrainingOverlap | None":
-    """Return the test sources that a model was trained on; for an ensemble, the member with most of them."""
+    """Return the test sources in the training file that has most of them.
+
+    An ensemble was trained on the files of its members, a student also on the outputs of its teacher.
+    """
+    from regard.cli.distill import outputs_for
     from regard.overlap import training_overlap
 
     known = {
@@ -114,6 +125,9 @@ def _training_overlap(
         for each in _models(translator)
         if (file := each.training_file("train")) is not None
     }
+    if (outputs := outputs_for(pretrained.find(folder))) is not None:
+        column = None if translator.source.features is None else 3
+        known[str(outputs)] = DataConfig(train=str(outputs), features_column=column)
     found = [
         training_overlap(sources, data, translator.source.normalize) for data in known.values()
     ]

@@ -24,7 +24,8 @@ _OWN_MODULES = ("regard.", "torch.nn.modules.")
 def fold(decoder: Decoder) -> StepDecoder:
     """Return a decoder with the same steps that is faster in inference, or `decoder` if it cannot be folded."""
     if isinstance(decoder, EnsembleDecoder):
-        # an ensemble searches step by step, and the steps of a Transformer are its own
+        # the steps of a Transformer are its own
+        _log.info("an ensemble is searched step by step in PyTorch")
         members = [
             member if isinstance(member, TransformerDecoder) else fold(member)
             for member in decoder.members
