@@ -7,12 +7,15 @@ medians of all rounds are printed. "Limit" divides the multiplications of the we
 needs by the largest throughput of a matrix product in the same precision, measured in the same run; it is
 printed for recurrent models with additive attention and one layer on either side. On a processor that has
 products in bfloat16, both precisions take turns, and "other texts" counts the outputs that differ from float32.
+At the end, the processor time of the command for one word, from its start, is printed (the median of five runs).
+`sentences.py` compares models of these sizes with another toolkit.
 """
 
 import argparse
 import itertools
 import os
 import random
+import resource
 import statistics
 import subprocess
 import sys
@@ -88,6 +91,9 @@ def main() -> None:
         times = sorted(one_by_one(translators[name], sources[:ONE_BY_ONE], beam))
         median, p95 = statistics.median(times), times[int(0.95 * len(times))]
         print(f"| {name} | {precision} | {beam} | {median:.2f} | {p95:.2f} |", flush=True)
+    print("\n| model | processor time of the command for one word |\n|---|---|")
+    for name, folder in models.items():
+        print(f"| {name} | {processor_seconds(folder, sources[:1], args.threads):.2f} s |")
 
 
 def seconds(call: Callable[[], object]) -> float:
@@ -167,6 +173,21 @@ def command_seconds(folder: str, sources: list[str], options: list[str], threads
         ]  # fmt: skip
         env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         return seconds(lambda: subprocess.run(command, check=True, capture_output=True, env=env))
+
+
+def processor_seconds(folder: str, sources: list[str], threads: int) -> float:
+    """Return the processor time of `regard translate` in seconds, the median of five runs."""
+
+    def used() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    times: list[float] = []
+    for _ in range(5):
+        before = used()
+        command_seconds(folder, sources, [], threads)
+        times.append(used() - before)
+    return statistics.median(times)
 
 
 def one_by_one(translator: regard.Translator, sources: list[str], beam: int) -> list[float]:

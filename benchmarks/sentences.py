@@ -1,18 +1,22 @@
-"""Speed of search at the size of Multi30k, for recurrent models and Transformers, beside another toolkit.
+"""Speed of search for sentences and words, with recurrent models and Transformers, beside another toolkit.
 
     python -P benchmarks/sentences.py [--joeynmt ENVIRONMENT/bin/python] [--threads 2] [--rounds 3]
 
-The models are untrained, because speed does not depend on the weights, and every output has 14 tokens,
-as many as an average caption. The sources are 1,000 lists of 5 to 25 random ids, in batches of 64 of
-similar length; then 200 of them are translated one at a time on one thread. Their encoding is included.
-The LSTM models have additive attention and input feeding, 512 units (per direction in the encoder) and
-embeddings of 256; the Transformers have 4 + 4 layers of width 128. Toolkits take turns, and the medians
-of all rounds are printed. "Bfloat16" has products of matrices in bfloat16, where the processor has them, and
-"steps" is the model in float32 without the kernel of its search. JoeyNMT runs in float32, in an environment of its own, with
-models of the same sizes.
+The models are untrained, because speed does not depend on the weights. Sentences have the size of those of
+Multi30k: sources of 5 to 25 random ids, outputs of 14 tokens, as many as an average caption, vocabularies of
+6,000. Words have the size of those of CMUdict: 4 to 11 letters, 6 phones, vocabularies of 45. 1,000 sources are
+searched in batches of similar length, 64 sentences or 256 words; then 200 of them one at a time on one thread.
+Their encoding is included. The LSTM models have additive attention; that for sentences has input feeding, 512
+units (per direction in the encoder) and embeddings of 256, that for words 256 and 128. The Transformers have
+4 + 4 layers of width 128. Toolkits take turns, and the medians of all rounds are printed. "Bfloat16" has
+products of matrices in bfloat16, where the processor has them, and "steps" is the model in float32 without the
+kernel of its search. JoeyNMT runs in float32, in an environment of its own, with models of the same sizes; its
+LSTM for words has input feeding, too, because it attends first. "Share" divides the products with weights that
+a source needs by the largest throughput of a matrix product in float32, measured in the same run.
 """
 
 import argparse
+import dataclasses
 import itertools
 import json
 import random
@@ -27,21 +31,51 @@ import torch
 from regard.batching import pad
 from regard.config import ModelConfig, Precision
 from regard.inference import InferenceModel, set_precision
+from regard.kernels.linear import FrozenLinear
 from regard.models import build
 from regard.search import beam_search
 from regard.text import EOS
 
-VOCABULARY, LENGTH, BATCH = 6000, 14, 64
 BEAMS = (1, 5)
-MODELS: dict[str, dict[str, Any]] = {
-    "LSTM": {
-        "decoder": "luong", "embedding_dim": 256, "encoder_dim": 512, "decoder_dim": 512,
-        "attention_dim": 512, "encoder_layers": 1, "input_feeding": True,
-    },
-    "Transformer": {
-        "kind": "transformer", "encoder_dim": 128, "decoder_dim": 128, "encoder_layers": 4,
-        "decoder_layers": 4, "heads": 4, "feed_forward_dim": 256,
-    },
+SOURCES, ONE_BY_ONE = 1000, 200
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model and what it searches."""
+
+    model: dict[str, Any]
+    """Settings of the model."""
+    peer: dict[str, Any]
+    """Sizes of JoeyNMT's model."""
+    vocabulary: int = 6000
+    sources: tuple[int, int] = (5, 25)
+    """The shortest and the longest source, without EOS."""
+    steps: int = 14
+    """Number of tokens of every output."""
+    batch: int = 64
+
+
+def _lstm(embedding: int, width: int, **options: Any) -> dict[str, Any]:
+    return {
+        "decoder": "luong", "embedding_dim": embedding, "encoder_dim": width, "decoder_dim": width,
+        "attention_dim": width, "encoder_layers": 1, **options,
+    }  # fmt: skip
+
+
+CASES = {
+    "LSTM": Case(_lstm(256, 512, input_feeding=True), {"embedding": 256, "width": 512}),
+    "Transformer": Case(
+        {
+            "kind": "transformer", "encoder_dim": 128, "decoder_dim": 128, "encoder_layers": 4,
+            "decoder_layers": 4, "heads": 4, "feed_forward_dim": 256,
+        },
+        {"embedding": 128, "width": 128, "feed_forward": 256, "layers": 4, "heads": 4},
+    ),
+    "LSTM, words": Case(
+        _lstm(128, 256, decoder="bahdanau"), {"embedding": 128, "width": 256},
+        vocabulary=45, sources=(4, 11), steps=6, batch=256,
+    ),
 }  # fmt: skip
 
 JOEYNMT = """
@@ -58,37 +92,40 @@ torch.manual_seed(1)
 special = dict(unk_token="<unk>", unk_id=0, pad_token="<pad>", pad_id=1, bos_token="<s>", bos_id=2,
     eos_token="</s>", eos_id=3, lang_tags=[], sep_token=None, sep_id=None)
 vocabulary = Vocabulary([str(i) for i in range(given["vocabulary"] - 4)], SimpleNamespace(**special))
-common = dict(embeddings=dict(embedding_dim=256, scale=False), rnn_type="lstm", hidden_size=512, num_layers=1,
-    dropout=0.0, type="recurrent")
-rnn = dict(encoder=dict(common, bidirectional=True), decoder=dict(common, hidden_dropout=0.0, input_feeding=True,
-    init_hidden="bridge", attention="bahdanau"))
-layers = dict(embeddings=dict(embedding_dim=128, scale=True), hidden_size=128, ff_size=256, num_layers=4, num_heads=4,
-    dropout=0.0, type="transformer", layer_norm="pre")
+sizes = given["sizes"]
+if "heads" in sizes:
+    encoder = dict(embeddings=dict(embedding_dim=sizes["embedding"], scale=True), hidden_size=sizes["width"],
+        ff_size=sizes["feed_forward"], num_layers=sizes["layers"], num_heads=sizes["heads"], dropout=0.0,
+        type="transformer", layer_norm="pre")
+    decoder = encoder
+else:
+    common = dict(embeddings=dict(embedding_dim=sizes["embedding"], scale=False), rnn_type="lstm",
+        hidden_size=sizes["width"], num_layers=1, dropout=0.0, type="recurrent")
+    encoder = dict(common, bidirectional=True)
+    decoder = dict(common, hidden_dropout=0.0, input_feeding=True, init_hidden="bridge", attention="bahdanau")
 initial = dict(initializer="xavier_uniform", embed_initializer="xavier_uniform", bias_initializer="zeros",
     init_rnn_orthogonal=False, lstm_forget_gate=0.0)
-models = {"LSTM": dict(initial, **rnn), "Transformer": dict(initial, encoder=layers, decoder=layers)}
-rates = {}
-for name, config in models.items():
-    model = build_model(config, vocabulary, vocabulary).eval()
-    for beam in given["beams"]:
-        for count in (2, None):  # the first batches warm up
-            start, sources = time.perf_counter(), 0
-            for ids in given["batches"][:count]:
-                ids = sorted(ids, key=len, reverse=True)  # as JoeyNMT requires
-                length = torch.tensor([len(row) for row in ids])
-                rows = torch.full((len(ids), max(length)), vocabulary.pad_index)
-                for row, source in zip(rows, ids):
-                    row[: len(source)] = torch.tensor(source)
-                batch = Batch(rows, length, None, None, None, torch.arange(len(ids)), torch.device("cpu"),
-                    vocabulary.pad_index, vocabulary.eos_index, is_train=False)
-                output, _, _ = search(model, batch, given["length"], beam, 1.0, min_output_length=given["length"],
-                    generate_unk=True)
-                assert output.shape[1] == given["length"], output.shape
-                sources += len(ids)
-            rates[f"{name} {beam}"] = sources / (time.perf_counter() - start)
+model = build_model(dict(initial, encoder=encoder, decoder=decoder), vocabulary, vocabulary).eval()
+rates = []
+for beam in given["beams"]:
+    for count in (2, None):  # the first batches warm up
+        start, sources = time.perf_counter(), 0
+        for ids in given["batches"][:count]:
+            ids = sorted(ids, key=len, reverse=True)  # as JoeyNMT requires
+            length = torch.tensor([len(row) for row in ids])
+            rows = torch.full((len(ids), max(length)), vocabulary.pad_index)
+            for row, source in zip(rows, ids):
+                row[: len(source)] = torch.tensor(source)
+            batch = Batch(rows, length, None, None, None, torch.arange(len(ids)), torch.device("cpu"),
+                vocabulary.pad_index, vocabulary.eos_index, is_train=False)
+            output, _, _ = search(model, batch, given["steps"], beam, 1.0, min_output_length=given["steps"],
+                generate_unk=True)
+            assert output.shape[1] == given["steps"], output.shape
+            sources += len(ids)
+    rates.append(sources / (time.perf_counter() - start))
 print(json.dumps(rates))
 """
-"""Prints the sentences per second of JoeyNMT's models."""
+"""Prints the sources per second of a model of JoeyNMT, for every beam size."""
 
 
 class Steps:
@@ -106,33 +143,30 @@ KINDS: dict[str, tuple[Callable[[Any], Any], Precision]] = {
 """What is searched with, given a decoder, and the precision of products."""
 
 
-def make_batches() -> list[list[list[int]]]:
+def make_batches(case: Case) -> list[list[list[int]]]:
     """Return random sources in batches of similar length, each with EOS, whose id is the same in both toolkits."""
     rng = random.Random(1)
     sources = [
-        [*(rng.randrange(4, VOCABULARY) for _ in range(rng.randint(5, 25))), EOS]
-        for _ in range(1000)
+        [*(rng.randrange(4, case.vocabulary) for _ in range(rng.randint(*case.sources))), EOS]
+        for _ in range(SOURCES)
     ]
     sources.sort(key=len)
-    return [sources[start : start + BATCH] for start in range(0, len(sources), BATCH)]
+    return [sources[start : start + case.batch] for start in range(0, len(sources), case.batch)]
 
 
-def make_model(name: str) -> InferenceModel:
+def make_model(case: Case) -> InferenceModel:
     """Return an untrained model that never predicts EOS."""
     torch.manual_seed(1)
-    model = build(ModelConfig(**MODELS[name]), VOCABULARY, VOCABULARY).eval()
+    model = build(ModelConfig(**case.model), case.vocabulary, case.vocabulary).eval()
     with torch.no_grad():
         model.decoder.output.bias[EOS] = -1e4
     return InferenceModel(model)
 
 
 def measure(
-    prepared: InferenceModel,
-    batches: list[list[list[int]]],
-    beam: int,
-    kind: str,
+    prepared: InferenceModel, batches: list[list[list[int]]], steps: int, beam: int, kind: str
 ) -> float:
-    """Return the sentences per second."""
+    """Return the sources per second."""
     adapt, precision = KINDS[kind]
     start = 0.0
     set_precision(precision)
@@ -142,17 +176,19 @@ def measure(
                 start = time.perf_counter()
             model, decoder = prepared.prepared()
             memory = model.encode(pad(batch), torch.tensor([len(source) for source in batch]))
-            limits = torch.full((len(batch),), LENGTH)
+            limits = torch.full((len(batch),), steps)
             outputs = beam_search(adapt(decoder), memory, limits, beam)
-            assert all(len(output[0].ids) == LENGTH for output in outputs)
+            assert all(len(output[0].ids) == steps for output in outputs)
     return sum(map(len, batches)) / (time.perf_counter() - start)
 
 
-def measure_joeynmt(python: str, batches: list[list[list[int]]], threads: int) -> dict[str, float]:
-    """Return the sentences per second of JoeyNMT by model and beam size."""
+def measure_joeynmt(
+    python: str, case: Case, batches: list[list[list[int]]], threads: int
+) -> list[float]:
+    """Return the sources per second of JoeyNMT for every beam size."""
     given = {
-        "batches": batches, "beams": BEAMS, "length": LENGTH, "threads": threads,
-        "vocabulary": VOCABULARY,
+        "sizes": case.peer, "batches": batches, "beams": BEAMS, "steps": case.steps, "threads": threads,
+        "vocabulary": case.vocabulary,
     }  # fmt: skip
     command = [python, "-c", JOEYNMT]
     result = subprocess.run(
@@ -164,25 +200,61 @@ def measure_joeynmt(python: str, batches: list[list[list[int]]], threads: int) -
 def measure_all(
     models: dict[str, InferenceModel], joeynmt: str | None, rounds: int, threads: int
 ) -> dict[tuple[str, str, int], float]:
-    """Return the median sentences per second by toolkit, model and beam size."""
-    batches, rates = make_batches(), dict[tuple[str, str, int], list[float]]()
-    for round_number in range(rounds):
-        found = measure_joeynmt(joeynmt, batches, threads) if joeynmt else {}
-        for key, rate in found.items():
-            name, beam = key.split()
-            rates.setdefault(("JoeyNMT", name, int(beam)), []).append(rate)
-        for (name, model), beam, kind in itertools.product(models.items(), BEAMS, KINDS):
+    """Return the median sources per second by toolkit, model and beam size."""
+    rates = dict[tuple[str, str, int], list[float]]()
+    for round_number, (name, model) in itertools.product(range(rounds), models.items()):
+        case = CASES[name]
+        batches = make_batches(case)
+        found = measure_joeynmt(joeynmt, case, batches, threads) if joeynmt else []
+        for beam, rate in zip(BEAMS, found, strict=False):
+            rates.setdefault(("JoeyNMT", name, beam), []).append(rate)
+        for beam, kind in itertools.product(BEAMS, KINDS):
             if not round_number:
-                measure(model, batches[:2], beam, kind)  # warms up
-            rate = measure(model, batches, beam, kind)
+                measure(model, batches[:2], case.steps, beam, kind)  # warms up
+            rate = measure(model, batches, case.steps, beam, kind)
             rates.setdefault((kind, name, beam), []).append(rate)
     return {key: statistics.median(of_key) for key, of_key in rates.items()}
 
 
-def one_by_one(model: InferenceModel, beam: int, kind: str) -> float:
-    """Return the median milliseconds of one sentence."""
-    sources = [source for batch in make_batches() for source in batch][400:600]
-    return statistics.median(1000 / measure(model, [[source]], beam, kind) for source in sources)
+def one_by_one(name: str, model: InferenceModel, beam: int, kind: str) -> float:
+    """Return the median milliseconds of one source."""
+    case = CASES[name]
+    sources = [source for batch in make_batches(case) for source in batch]
+    middle = sources[(SOURCES - ONE_BY_ONE) // 2 :][:ONE_BY_ONE]
+    rates = (measure(model, [[source]], case.steps, beam, kind) for source in middle)
+    return statistics.median(1000 / rate for rate in rates)
+
+
+def multiplications(case: Case, beam: int) -> float:
+    """Return the number of multiplications by weights for one source, whose length is the mean."""
+    model = ModelConfig(**case.model).resolved()
+    source, dim = sum(case.sources) / 2 + 1, model.decoder_dim
+    steps, logits = (case.steps + 1) * beam, dim * case.vocabulary
+    if model.kind == "transformer":
+        feed = 2 * dim * model.feed_forward_dim
+        encoder = model.encoder_layers * (4 * dim**2 + feed) + model.decoder_layers * 2 * dim**2
+        return source * encoder + steps * (model.decoder_layers * (6 * dim**2 + feed) + logits)
+    states, gates = 2 * model.encoder_dim, 4
+    attends_first = model.decoder == "bahdanau"  # its values are projected for the cell, too
+    # the embeddings are projected once per vocabulary entry where there are few
+    inputs = 0 if case.vocabulary < 2048 else states * gates * model.embedding_dim
+    encoder = 2 * gates * model.encoder_dim**2 + inputs
+    encoder += states * (model.attention_dim + dim + (gates * dim if attends_first else 0))
+    cells = gates * dim * (dim + (dim if model.input_feeding else 0))
+    return source * encoder + steps * (cells + dim * (model.attention_dim + dim) + logits)
+
+
+def matrix_product_peak() -> float:
+    """Return the floating-point operations per second of the fastest of several products in float32."""
+    set_precision("float32")
+    best, linear = 0.0, FrozenLinear(torch.randn(1024, 1024))
+    for rows in (256, 512, 1024, 2048):
+        x = torch.randn(rows, 1024)
+        for _ in range(30):
+            start = time.perf_counter()
+            linear(x)
+            best = max(best, 2 * rows * 1024**2 / (time.perf_counter() - start))
+    return best
 
 
 def main() -> None:
@@ -194,23 +266,28 @@ def main() -> None:
     parser.add_argument("--joeynmt", metavar="PYTHON", help="interpreter that has JoeyNMT")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    models = {name: make_model(name) for name in MODELS}
+    models = {name: make_model(case) for name, case in CASES.items()}
+    peak = matrix_product_peak()
     rates = measure_all(models, args.joeynmt, args.rounds, args.threads)
-    print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds; sentences/s\n")
     print(
-        "| model | beam | regard | bfloat16 | steps | JoeyNMT | multiples of JoeyNMT |\n"
-        "|---|---|---|---|---|---|---|"
+        f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds; matrix products: "
+        f"{peak / 1e9:,.0f} GFLOP/s; sentences or words per second\n\n"
+        "| model | beam | regard | share | bfloat16 | steps | JoeyNMT | multiples of JoeyNMT |\n"
+        "|---|---|---|---|---|---|---|---|"
     )
-    for name, beam in itertools.product(MODELS, BEAMS):
+    for name, beam in itertools.product(CASES, BEAMS):
         ours, rounded, steps = (rates[kind, name, beam] for kind in KINDS)
+        share = ours * 2 * multiplications(CASES[name], beam) / peak
         peer = rates.get(("JoeyNMT", name, beam))
         compared = f"{peer:,.0f} | {ours / peer:.1f}x, {rounded / peer:.1f}x" if peer else " | "
-        print(f"| {name} | {beam} | {ours:,.0f} | {rounded:,.0f} | {steps:,.0f} | {compared} |")
+        print(
+            f"| {name} | {beam} | {ours:,.0f} | {share:.0%} | {rounded:,.0f} | {steps:,.0f} | {compared} |"
+        )
     torch.set_num_threads(1)
-    print("\nOne sentence at a time, one thread, median of 200, ms:\n")
+    print(f"\nOne at a time, one thread, median of {ONE_BY_ONE}, ms:\n")
     print("| model | beam | regard | bfloat16 | steps |\n|---|---|---|---|---|")
-    for name, beam in itertools.product(MODELS, BEAMS):
-        times = " | ".join(f"{one_by_one(models[name], beam, kind):.1f}" for kind in KINDS)
+    for name, beam in itertools.product(CASES, BEAMS):
+        times = " | ".join(f"{one_by_one(name, models[name], beam, kind):.1f}" for kind in KINDS)
         print(f"| {name} | {beam} | {times} |", flush=True)
 
 
