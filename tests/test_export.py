@@ -220,7 +220,7 @@ def test_the_runner_reports_bad_input_in_one_sentence(
             values = onnx.numpy_helper.to_array(tensor) * np.float32("nan")
             tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
     onnx.save(graph, folder / "decoder.onnx")
-    assert "are NaN; export it again" in sentence(b"a b\n")
+    assert "are infinite or NaN; export the model again" in sentence(b"a b\n")
     (folder / "decoder.onnx").write_bytes(b"?")
     assert "decoder.onnx" in sentence(b"a b\n")
 
@@ -291,6 +291,25 @@ def test_a_dictionary_is_read_as_by_regard_translate(
     assert found[0][0] == "x  y"  # the first of two targets
     for line, other in zip(found, expected, strict=True):
         assert list(map(float, line[1:])) == pytest.approx([*map(float, other[1:])], abs=1e-4)
+
+
+def test_outputs_of_probability_0_are_left_out(
+    export_once: Callable[[int], tuple[regard.Translator, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, folder = export_once(0)
+    with parity._python_runner() as runner:
+        model = runner.Model(folder)
+        run: Any = runner.run
+
+        def only_token_4(session: Any, feeds: Any) -> dict[str, np.ndarray]:
+            output = run(session, feeds)
+            if "log_probs" in output:
+                output["log_probs"][:, np.arange(output["log_probs"].shape[1]) != 4] = -np.inf
+            return output
+
+        monkeypatch.setattr(runner, "run", only_token_4)
+        with pytest.raises(ValueError, match="infinite or NaN"):  # EOS is impossible at the limit
+            model.translate("a b", n_best=5)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -394,6 +413,16 @@ def test_features_follow_a_tab(features: list[str]) -> None:
 
         exported = Exported(json.loads(tokenizer.to_json()))
         assert exported.encode("ba\tN;V|x") == (expected.tokens, expected.ids)
+
+
+@pytest.mark.parametrize("tokens", [["▁a", "▁▁", "b▁c"], ["▁▁", "▁"], ["a▁"], []])
+def test_a_mark_inside_a_token_is_kept(tokens: list[str]) -> None:
+    tokenizer = Tokenizer.train(["ab ba"], TextConfig(unit="bpe"))
+    with parity._python_runner():
+        from tokens import Tokenizer as Exported
+
+        exported = Exported(json.loads(tokenizer.to_json()))
+        assert exported.decode(tokens) == tokenizer.detokenize(tokens)
 
 
 def _graphs(folder: Path) -> conversion.OnnxGraphs:

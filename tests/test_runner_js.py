@@ -120,6 +120,12 @@ def test_a_dictionary_is_looked_up_first(
     result = _command(tmp_path / "out", "\ufeffa b \r\nb a\r\n")
     expected = exported(0)[0].translate("b a").text
     assert result.stdout == f"X  y\n{expected}\n"
+    for line in ("d\x1c", "\x85d"):  # whitespace to Python, but not to String.trim
+        assert _command(tmp_path / "out", f"{line}\n").stdout == "z\n"
+    marked = _command(
+        tmp_path / "out", "d\n\ufeffd\n"
+    ).stdout.splitlines()  # no whitespace to Python
+    assert marked == ["z", exported(0)[0].translate("\ufeffd").text]
     result = _command(tmp_path / "out", "a b\nd\n", "--confidence")
     assert result.stdout == "X  y\t1.000000\t0.000000\nz\t1.000000\t1.000000\n"
 

@@ -223,9 +223,9 @@ def test_the_size_of_the_attention_weights_is_bounded(monkeypatch: pytest.Monkey
     memory, limits = _memory(model), _limits(9, 9, 9)
     found = beam_search(model.decoder, memory, limits, 2)
     steps = max(len(best[0].ids) + 1 for best in found)
-    monkeypatch.setattr("regard.search._MOST_WEIGHT_BYTES", 4 * 4 * 2 * 10)
+    monkeypatch.setattr("regard.search.MOST_WEIGHT_BYTES", 4 * 4 * 2 * 10)
     beam_search(model.decoder, memory, limits, 2)
-    monkeypatch.setattr("regard.search._MOST_WEIGHT_BYTES", 4 * 4 * 2)
+    monkeypatch.setattr("regard.search.MOST_WEIGHT_BYTES", 4 * 4 * 2)
     assert steps >= 5  # so that the weights of the whole batch exceed the first limit
     with pytest.raises(
         DataError, match=r"attention weights of a text take more than .* after \d+ steps"

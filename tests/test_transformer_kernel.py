@@ -315,6 +315,20 @@ def test_a_call_computes_several_steps_whatever_their_work() -> None:
     assert calls == [True] * 5  # of 8 steps each
 
 
+def test_the_weights_of_a_call_are_bounded() -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.decoder.output.bias[EOS] = -100
+    decoder, memory = folded(model), encoded(model, [5])
+    calls = record_calls(decoder)
+    layers, heads = model.decoder.attention_layers, model.decoder.attention_heads
+    three_steps = 3 * 4 * 2 * layers * heads * 5
+    with mock.patch("regard.kernels.transformer.launch.MOST_WEIGHT_BYTES", three_steps):
+        found = beam_search(decoder, memory, torch.tensor([11]), 2)
+    assert calls == [True] * 4  # of 3 steps each
+    assert_equal_outputs(found, beam_search(decoder, memory, torch.tensor([11]), 2), 0)
+
+
 def test_modules_of_others_and_modules_with_hooks_are_called() -> None:
     model = make_model()
     calls = list[int]()

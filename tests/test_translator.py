@@ -562,6 +562,22 @@ def test_a_removed_hook_has_no_effect() -> None:
     assert translator.translate("a b c", 1).score == before.score
 
 
+@pytest.mark.parametrize("model", [{}, SMALL_TRANSFORMER], ids=["rnn", "transformer"])
+@pytest.mark.parametrize("name", ["decoder.output", "encoder.embedding"])
+def test_a_replaced_forward_is_called(model: dict[str, object], name: str) -> None:
+    translator = _translator(**model)
+    before = translator.translate("a b c")
+    layer = translator.trained.model.get_submodule(name)
+    forward = layer.forward
+    layer.forward = lambda *inputs: -forward(*inputs)
+    after = translator.translate("a b c")
+    assert after.score != before.score
+    assert translator.translate("a b c", top_logprobs=1).score == pytest.approx(after.score)
+    assert translator.align("a b c", after.text).score == pytest.approx(after.score)
+    del layer.forward
+    assert translator.translate("a b c").score == before.score
+
+
 def test_a_hook_sees_the_layers_that_search_folds() -> None:
     translator, rows = _translator(), []
     readout = translator.trained.model.decoder.readout

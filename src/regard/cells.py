@@ -90,7 +90,7 @@ def is_plain(layer: nn.Module) -> TypeGuard[nn.RNNBase]:
     """
     if not isinstance(layer, nn.LSTM | nn.GRU) or type(layer) not in (nn.LSTM, nn.GRU):
         return False
-    if has_hooks(layer) or "forward" in vars(layer) or layer.proj_size:
+    if has_hooks(layer) or layer.proj_size:
         return False
     options = layer.num_layers == 1, layer.bias, layer.batch_first, not layer.bidirectional
     return all(options) and all(

@@ -84,7 +84,8 @@ class _Snapshot:
 def _structure(module: nn.Module) -> list[Any]:
     """Return values that change with the type, the hooks, the submodules and the tensors of a module."""
     parts = [*module._modules.values(), *module._parameters.values()]  # pyright: ignore[reportPrivateUsage]
-    return [type(module), has_hooks(module), *map(id, parts)]
+    replaced = vars(module).get("forward")
+    return [type(module), has_hooks(module), replaced, *map(id, parts)]
 
 
 def _counts(weight: Tensor) -> tuple[Any, ...]:

@@ -27,7 +27,7 @@ from regard.hypotheses import (
     best_continuations,
     length_normalization,
 )
-from regard.kernels.decoding.op import OpenHypotheses
+from regard.kernels.decoding.op import MOST_WEIGHT_BYTES, OpenHypotheses
 from regard.kernels.weighted_sum import to_compute_dtype
 from regard.setting_checks import (
     check_beam_size,
@@ -39,9 +39,6 @@ from regard.setting_checks import (
 from regard.text import BOS, EOS, PAD
 
 _log = logging.getLogger(__name__)
-
-_MOST_WEIGHT_BYTES = 4_000_000_000
-"""Maximum size of the attention weights that the search for one source keeps, of all hypotheses and steps."""
 
 
 class SearchConstraints(NamedTuple):
@@ -149,9 +146,9 @@ def beam_search(
         held += sum(
             step.weights.nbytes // len(step.items) for step in new if step.weights is not None
         )
-        if held > _MOST_WEIGHT_BYTES:
+        if held > MOST_WEIGHT_BYTES:
             raise DataError(
-                f"the attention weights of a text take more than {_MOST_WEIGHT_BYTES / 1e9:.0f} GB after "
+                f"the attention weights of a text take more than {MOST_WEIGHT_BYTES / 1e9:.0f} GB after "
                 f"{len(steps):,} steps; divide long texts, or choose a smaller beam size"
             )
     _check_finite(np.isfinite(search.finished.scores[:, 0]).all())

@@ -84,10 +84,13 @@ class InferenceLinear(nn.Linear):
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Return whether hooks are called before or after the module's `forward` or its gradients."""
+    """Return whether the module computes more or other than its type.
+
+    Hooks are called before or after `forward` or its gradients, or `forward` is replaced, as Accelerate does.
+    """
     own = vars(module)  # faster than the attributes
     kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    return any(map(own.__getitem__, kinds))
+    return "forward" in own or any(map(own.__getitem__, kinds))
 
 
 def _padded_count(count: int) -> int:

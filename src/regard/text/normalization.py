@@ -45,7 +45,7 @@ def _check_marks(text: str) -> None:
             )
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def _is_mark(character: str) -> bool:
     """Return whether the decomposition of a character begins with a combining character."""
     return unicodedata.combining(unicodedata.normalize("NFKD", character)[0]) > 0

@@ -80,7 +80,7 @@ class Tokenizer:
         if self.unit == "word":
             return detach(tokens)
         if self.unit in ("bpe", "unigram"):
-            parts = ["▁" if token == "▁▁" else token.replace("▁", " ", 1) for token in tokens]
+            parts = ["▁" if t == "▁▁" else " " + t[1:] if t.startswith("▁") else t for t in tokens]
             return "".join(parts).removeprefix(" ")
         return (" " if self.unit == "whitespace" else "").join(tokens)
 

@@ -31,7 +31,7 @@ async function search(model, line, beamSize) {
 }
 
 function lookUp(dictionary, { source, target }, line) {
-  const key = source.normalize(source.parse(line).text, source.document.lowercase).trim();
+  const key = source.trim(source.parse(line).text);
   if (!Object.hasOwn(dictionary, key)) return null;
   return dictionary[key].map((text) => ({ text, tokens: target.encode({ text, features: null }).tokens, score: 0, log_prob: 0, attention: null }));
 }

@@ -47,12 +47,15 @@ class Model:
             output = run(self.decoder, rows | fixed | {"token": last, "step": step})
             if output["log_probs"].shape[1] != vocabulary + info["copying"] * len(copies):
                 raise ValueError("model.json does not fit decoder.onnx; export the model again")
-            if np.isnan(output["log_probs"]).any():
-                raise ValueError("the log-probabilities of the model are NaN; export it again")
             weights = output.get("weights", unattended)[:, info["attention_layer"]].mean(1)
             totals = output["log_probs"] + np.array([[total] for _, total, _ in beams])
             totals[:, [PAD, BOS] if step < limit else np.arange(totals.shape[1]) != EOS] = -np.inf
             candidates = (-totals).argsort(axis=None)[: 2 * beam_size if beam_size > 1 else 1]
+            candidates = candidates[totals.flat[candidates] > -np.inf]
+            if np.isnan(totals).any() or not (candidates.size or finished):
+                raise ValueError(
+                    "the log-probabilities are infinite or NaN; export the model again"
+                )
             parents, following = [], []
             for parent, id in zip(*np.unravel_index(candidates, totals.shape), strict=True):
                 (path, _, attention), total = beams[parent], float(totals[parent, id])
@@ -61,7 +64,7 @@ class Model:
                     found = {"tokens": [names[id] for id in path[1:]], "attention": kept}
                     found |= {"log_prob": total, "score": total / divisors[step + 1]}
                     finished.append(found | {"text": self.target.decode(found["tokens"])})
-                elif total > -np.inf and len(following) < beam_size:
+                elif len(following) < beam_size:
                     parents.append(parent)
                     following.append(([*path, int(id)], total, [*attention, weights[parent]]))
             finished = sorted(finished, key=lambda output: -output["score"])[:n_best]

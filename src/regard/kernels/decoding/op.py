@@ -5,6 +5,9 @@ from typing import Any, NamedTuple
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+MOST_WEIGHT_BYTES = 4_000_000_000
+"""Maximum size of the attention weights that the search for one source keeps, of all hypotheses and steps."""
+
 Matrix = tuple[Tensor, Tensor | None]
 """A weight (E, D) and its bias (E,)."""
 

@@ -11,7 +11,13 @@ from regard.kernels.decoding import launch as decoding
 from regard.kernels.decoding import layout as shared
 from regard.kernels.decoding.launch import INTEGERS, sources_per_task
 from regard.kernels.decoding.matrices import pack_matrices
-from regard.kernels.decoding.op import FinishedTensors, Matrix, OpenHypotheses, SearchOutput
+from regard.kernels.decoding.op import (
+    MOST_WEIGHT_BYTES,
+    FinishedTensors,
+    Matrix,
+    OpenHypotheses,
+    SearchOutput,
+)
 from regard.kernels.transformer import cpu, layout
 from regard.kernels.transformer.op import (
     LayerWeights,
@@ -22,6 +28,7 @@ from regard.kernels.transformer.op import (
     TransformerWeights,
 )
 
+_FLOAT_BYTES = 4
 _LEAST_STEPS = 8
 """Steps of a call at least, if the outputs are not shorter: every call copies the keys and values so far."""
 
@@ -114,7 +121,10 @@ def search(
         return None
     longest = len(sources.padding[0]) + opened.length + len(positions)
     attention = 2 * longest * weights.sizes[layout.LAYERS] * weights.sizes[layout.HEADS_WIDTH]
-    finished = finished._replace(divisors=finished.divisors[: len(positions)])
+    # all steps of a call keep their weights, also those that no output needs
+    row = weights.sizes[layout.LAYERS] * weights.sizes[layout.HEADS] * len(sources.padding[0])
+    steps = max(1, MOST_WEIGHT_BYTES // (_FLOAT_BYTES * opened.beams * row))
+    finished = finished._replace(divisors=finished.divisors[: min(len(positions), steps)])
     return decoding.search(
         opened, finished, weights.numbers.numel() + attention,
         lambda search, given: _run(weights, search, given, positions, past, sources), _LEAST_STEPS,

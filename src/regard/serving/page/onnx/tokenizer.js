@@ -48,9 +48,14 @@ export class Tokenizer {
     return lowercase ? compose(compose(text).toLowerCase()) : compose(text);
   }
 
+  // The normalised text without whitespace at its ends, as Python's strip removes it.
+  trim(text) {
+    return this.normalize(text, this.document.lowercase).replace(OUTER_SPACES, "");
+  }
+
   // {ids, tokens, leftOut}, without BOS and EOS; unknown tokens keep their spelling.
   encode({ text, features }) {
-    const encoding = this.encodeText(this.normalize(text, this.document.lowercase).replace(OUTER_SPACES, ""));
+    const encoding = this.encodeText(this.trim(text));
     const tags = features === null ? [] : splitAtSpaces(this.normalize(features).replace(/[;|,]/g, " "));
     const tagIds = tags.map((tag) => this.featureIds.get(tag) ?? UNK);
     return { ...encoding, ids: [...encoding.ids, ...tagIds], tokens: [...encoding.tokens, ...tags] };
