@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -846,6 +847,8 @@ def _invalid_arguments() -> dict[str, tuple[dict[str, Tensor], str]]:
             "floating-point dtype, got torch.int64, torch.int64 and torch.int64",
         ),
         "value dtype": ({"value": key.bfloat16()}, "torch.float32 and torch.bfloat16; convert"),
+        "devices": ({"key": key.to("meta")}, "same device, got cpu and meta"),
+        "value device": ({"value": key.to("meta")}, "device of key, cpu, got meta"),
     }
 
 
@@ -1092,6 +1095,28 @@ def test_errors_without_a_batch_name_the_shapes_that_were_given(unchecked: None)
 def test_masks_are_tensors(name: str, unchecked: None) -> None:
     with pytest.raises(ShapeError, match=f"expected {name} to be a tensor, got list"):
         Attention("dot")(torch.randn(1, 2, 5), torch.randn(1, 3, 5), **{name: [[False] * 3]})
+
+
+@pytest.mark.parametrize("make", [lambda: Attention("dot"), lambda: regard.MultiHeadAttention(5, 1)])
+def test_inputs_are_tensors(make: Callable[[], Any], unchecked: None) -> None:
+    rows = torch.randn(1, 2, 5)
+    for inputs in ((rows.numpy(), rows), (rows, [1]), (rows, rows, rows.numpy()), (None, rows)):
+        with pytest.raises(ShapeError, match="expected query, key and value to be tensors, got"):
+            make()(*inputs)
+    with pytest.raises(ShapeError, match="got NoneType, NoneType, NoneType"):
+        regard.SelfAttention(4, causal=True)(None)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: Attention("additive", query_dim=5), lambda: regard.MultiHeadAttention(5, 1)]
+)
+def test_parameters_have_the_dtype_of_the_input(make: Callable[[], Any]) -> None:
+    layer, rows = make(), torch.randn(1, 2, 5)
+    with pytest.raises(ShapeError, match=r"dtype torch.float32, and query torch.float64: convert"):
+        layer(rows.double(), rows.double())
+    assert layer.double()(rows.double(), rows.double()).context.dtype == torch.float64
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer.float()(rows, rows).context.isfinite().all()
 
 
 @pytest.mark.parametrize("score", [0.1, None, 3, Dot])

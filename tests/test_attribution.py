@@ -208,3 +208,18 @@ def test_no_hook_is_left_on_the_model(make_translator: Make) -> None:
     attribution.gradient(model, EXAMPLE)
     assert not any(module._forward_hooks for module in model.modules())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("method", ["erasure", "gradient", "integrated_gradients"])
+def test_the_mode_of_the_caller_has_no_effect(method: Method, folders: list[Path]) -> None:
+    translator = regard.Translator.load(folders[0], "cpu")
+    expected = translator.attribute("a b", "b a", method).attributions
+    assert expected is not None
+    with torch.inference_mode():
+        loaded = regard.Translator.load(folders[0], "cpu")
+        inside = translator.attribute("a b", "b a", method).attributions
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = translator.attribute("a b", "b a", method).attributions
+    for found in (inside, rounded, loaded.attribute("a b", "b a", method).attributions):
+        assert found is not None
+        np.testing.assert_allclose(found, expected, atol=1e-6)

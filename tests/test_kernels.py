@@ -33,7 +33,7 @@ from oracle import (
 from regard.errors import ConfigError, ShapeError
 from regard.kernels import additive, reference
 from regard.kernels.additive import autograd, dispatch, pytorch
-from regard.kernels.normalizers import normalize
+from regard.kernels.normalizers import apply_normalizer, normalize
 from selection import covering
 
 SIZES = [(1, 1, 1, 1, 1), (2, 3, 5, 7, 4), (3, 1, 9, 2, 1), (1, 7, 2, 5, 3)]
@@ -769,3 +769,13 @@ def test_operands_that_do_not_fit_are_refused(b: Tensor, v: Tensor, message: str
         additive.scores(a, b, v)
     with pytest.raises(ShapeError, match=message):
         additive.attend(a, b, v, torch.zeros(2, 4, 6))
+
+
+@pytest.mark.parametrize("normalizer", ["sparsemax", "entmax15"])
+def test_sparse_weights_of_many_similar_scores_sum_to_1(normalizer: str) -> None:
+    similar = torch.full((1, 9999), -1.8) + torch.randn(1, 9999) * 1e-3
+    scores = torch.cat([torch.zeros(1, 1), similar], 1)
+    weights = apply_normalizer(scores, normalizer)
+    assert float(weights.double().sum()) == pytest.approx(1, abs=1e-5)
+    expected = apply_normalizer(scores.double(), normalizer)
+    torch.testing.assert_close(weights.double(), expected, atol=1e-6, rtol=0)

@@ -358,6 +358,12 @@ def test_widths_are_whole_numbers_of_at_least_1(width: Any, unchecked: None) -> 
     for name in ("query_dim", "key_dim", "hidden_dim"):
         with pytest.raises(ConfigError, match=f"{name} {message}"):
             make_score("additive", **{"query_dim": 5, name: width})
+    for make in (Bilinear, lambda a, b: Additive(a, b, 5), lambda a, b: Concat(5, a, b)):
+        for widths in ((width, 5), (5, width)):
+            with pytest.raises(ConfigError, match=message):
+                make(*widths)
+    with pytest.raises(ConfigError, match=message):
+        InnerProduct(width)
     for name in ("embed_dim", "num_heads", "kdim", "vdim"):
         with pytest.raises(ConfigError, match=f"{name} {message}"):
             regard.MultiHeadAttention(**{"embed_dim": 8, "num_heads": 2, name: width})

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from regard.batching import Example, collate
 from regard.errors import ExtraError, not_one_of
+from regard.kernels.weighted_sum import without_autocast
 from regard.models import Seq2Seq
 from regard.text import UNK
 from regard.translation import Translation
@@ -75,8 +76,8 @@ def gradient(model: Seq2Seq, example: Example) -> Float[np.ndarray, "L T"]:
     """
     parts: list[np.ndarray] = []
     for positions in _slices(example):
-        embedded = [rows.requires_grad_() for rows in _embedded(model, example, len(positions))]
-        with _differentiable():
+        with _differentiable(model):
+            embedded = [rows.requires_grad_() for rows in _embedded(model, example, len(positions))]
             log_probs = _own_log_probs(model, example, embedded, positions)
             gradients = torch.autograd.grad(log_probs.sum(), embedded)
         products = (rows * grad for rows, grad in zip(embedded, gradients, strict=True))
@@ -110,7 +111,7 @@ def integrated_gradients(model: Seq2Seq, example: Example) -> Float[np.ndarray, 
         def forward(*embedded: Tensor, positions: range = positions) -> Tensor:
             return _own_log_probs(model, example, embedded, positions)
 
-        with _differentiable():
+        with _differentiable(model):
             attributions = IntegratedGradients(forward).attribute(
                 tuple(_embedded(model, example, len(positions))),
                 baselines=tuple(_embedded(model, unknown, len(positions))),
@@ -169,10 +170,12 @@ def normalize_rows(attributions: Float[np.ndarray, "L T"]) -> Float[np.ndarray, 
 
 
 def _log_probs(model: Seq2Seq, variants: Sequence[Example]) -> Float[Tensor, "N L"]:
-    batch = collate(variants).to(next(model.parameters()).device)
-    memory = model.encode(batch.source, batch.lengths, batch.copies)
-    unrolled = model.decoder.unroll(memory, batch.inputs, need_weights=True)
-    logits = model.decoder.predict(unrolled.states, unrolled.weights, memory.copies)
+    device = next(model.parameters()).device
+    batch = collate(variants).to(device)
+    with without_autocast(device):
+        memory = model.encode(batch.source, batch.lengths, batch.copies)
+        unrolled = model.decoder.unroll(memory, batch.inputs, need_weights=True)
+        logits = model.decoder.predict(unrolled.states, unrolled.weights, memory.copies)
     log_probs = torch.log_softmax(logits.float(), dim=-1)
     # a copied token that is erased from all of these sources has no logit
     missing = max(0, int(batch.targets.max()) + 1 - log_probs.shape[2])
@@ -239,9 +242,14 @@ def _replaced_output(layer: nn.Module, output: Tensor) -> Generator[None]:
 
 
 @contextlib.contextmanager
-def _differentiable() -> Generator[None]:
+def _differentiable(model: Seq2Seq) -> Generator[None]:
     """Enable gradients in evaluation mode, in which cuDNN computes none for recurrent layers."""
-    with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+    with (
+        without_autocast(next(model.parameters()).device),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.backends.cudnn.flags(enabled=False),
+    ):
         yield
 
 

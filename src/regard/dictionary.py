@@ -8,7 +8,7 @@ from typing import Any
 from regard.errors import ConfigError, DataError
 from regard.pairs import read_pairs
 from regard.request import prepare, to_list
-from regard.setting_checks import check_beam_size
+from regard.setting_checks import check_beam_size, check_length_penalty
 from regard.text import SourceLike, split_source
 from regard.translation import Translation, with_alternatives
 from regard.translator import Translator
@@ -106,6 +106,7 @@ class Dictionary:
             return self.translator.search(request, beam_size, n_best, length_penalty)
 
         check_beam_size(beam_size=beam_size, n_best=n_best)
+        check_length_penalty(length_penalty)
         answers = [outputs[:n_best] for outputs in self.answer(to_list(texts), search)]
         results = answers if n_best > 1 else [outputs[0] for outputs in answers]
         return results[0] if isinstance(texts, str) else results

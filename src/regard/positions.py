@@ -67,8 +67,9 @@ class RotaryPositions(HeadPositions):
     """Rotate queries and keys by angles proportional to the position (Su et al. 2021, arXiv:2104.09864).
 
     Feature d of the first half and feature d of the second half of a head form a plane, which is rotated by
-    position x 10000^(-2d / D) (eq. 34), so that inner products depend only on the distance between
-    positions. No parameters; for scores that are inner products.
+    position x 10000^(-2d / D) (eq. 34), so that `dot`, `scaled_dot` and `cosine` scores depend only on the
+    distance between positions. The matrix of `bilinear` and `inner_product` scores is applied to the rotated
+    keys, so these scores also depend on the positions themselves. No parameters; not for `additive` and `concat`.
     """
 
     def check(self, score: str, pairwise: bool, head_dim: int) -> None:

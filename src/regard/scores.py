@@ -164,6 +164,7 @@ class Bilinear(InnerProductScore):
 
     def __init__(self, query_dim: int, key_dim: int, scaled: bool = False) -> None:
         super().__init__()
+        check_widths(query_dim=query_dim, key_dim=key_dim)
         self.widths = query_dim, key_dim
         self.weight = nn.Parameter(torch.empty(query_dim, key_dim))
         self.scale = 1 / math.sqrt(query_dim) if scaled else 1.0
@@ -188,6 +189,7 @@ class InnerProduct(InnerProductScore):
 
     def __init__(self, dim: int, eps: float = 1e-3) -> None:
         super().__init__()
+        check_widths(dim=dim)
         check_positive("the eps of InnerProduct", eps)
         self.widths = dim, dim
         self.factor = nn.Parameter(torch.empty(dim, dim))
@@ -237,6 +239,7 @@ class Additive(PairwiseScore):
 
     def __init__(self, query_dim: int, key_dim: int, hidden_dim: int, bias: bool = False) -> None:
         super().__init__()
+        check_widths(query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim)
         self.widths = query_dim, key_dim
         self.query_proj = nn.Linear(query_dim, hidden_dim, bias=False)
         self.key_proj = nn.Linear(key_dim, hidden_dim, bias=bias)
@@ -270,6 +273,7 @@ class Concat(PairwiseScore):
 
     def __init__(self, query_dim: int, key_dim: int, hidden_dim: int, bias: bool = False) -> None:
         super().__init__()
+        check_widths(query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim)
         self.weight = nn.Parameter(torch.empty(hidden_dim, query_dim + key_dim))
         self.bias = nn.Parameter(torch.zeros(hidden_dim)) if bias else None
         self.vector = nn.Parameter(torch.empty(hidden_dim))
@@ -377,9 +381,13 @@ def shape(tensor: Tensor) -> str:
 
 
 def check_pair(query: Tensor, key: Tensor) -> None:
-    """Raise a ShapeError unless query and key are (B, L, Dq) and (B, T, Dk) with equal B."""
+    """Raise a ShapeError unless query and key are (B, L, Dq) and (B, T, Dk) with equal B, on one device."""
     if query.dim() != 3 or key.dim() != 3 or query.shape[0] != key.shape[0]:
         raise ShapeError(
             "expected query (B, L, Dq) and key (B, T, Dk) with equal B, got query "
             f"{shape(query)} and key {shape(key)}"
+        )
+    if query.device != key.device:
+        raise ShapeError(
+            f"expected query and key on the same device, got {query.device} and {key.device}"
         )

@@ -84,10 +84,11 @@ class Translator:
             FolderError: the folder is missing, damaged or in a newer format.
             ConfigError: the device is not available.
         """
-        translator = cls(ensemble.load(folder), find_device(device))
-        for part in (translator.trained, translator.trained.reranker):
-            if part is not None:
-                part.model.to(translator.device)
+        with torch.inference_mode(False):  # weights created in this mode have no gradients
+            translator = cls(ensemble.load(folder), find_device(device))
+            for part in (translator.trained, translator.trained.reranker):
+                if part is not None:
+                    part.model.to(translator.device)
         return translator
 
     @property
@@ -275,6 +276,8 @@ class Translator:
         """
         check_count("batch_tokens", batch_tokens, 1)
         sources = to_list(texts)
+        if not isinstance(targets, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise DataError(f"expected a target or an iterable of targets, got {targets!r}")
         references = [targets] if isinstance(targets, str) else list(targets)
         if len(sources) != len(references):
             raise DataError(

@@ -137,6 +137,7 @@ class Attention(nn.Module):
         Raises:
             ShapeError: the shapes or dtypes are incompatible; the message states them.
         """
+        check_tensors(query, key, value)
         if query.dim() == key.dim() == 2:
             return unbatched(
                 self.forward, query, key, value, key_padding_mask, key_lengths,
@@ -146,6 +147,7 @@ class Attention(nn.Module):
         check_rows(query, key, value)
         if isinstance(self.score, Score):
             self.score.check(query, key)
+            check_dtype(self.score, query)
         masks = resolve_masks(key, query.shape[1], key_padding_mask, attn_mask, key_lengths)
         return self.attend_masked(
             query, key, value, lambda q, k, v: (q, self.project_key(k), v), masks, need_weights,
@@ -293,6 +295,27 @@ def _with_batch_axis(mask: Tensor | None) -> Tensor | None:
     return mask[None] if isinstance(mask, Tensor) else mask
 
 
+def check_tensors(query: Any, key: Any, value: Any) -> None:
+    """Raise a ShapeError unless query and key are tensors, and value is one or None."""
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor)) or not isinstance(
+        value, Tensor | None
+    ):
+        types = ", ".join(type(rows).__name__ for rows in (query, key, value))
+        raise ShapeError(f"expected query, key and value to be tensors, got {types}")
+
+
+def check_dtype(layer: nn.Module, query: Tensor) -> None:
+    """Raise a ShapeError if a layer, which is one or has one of PyTorch's, has weights of another dtype."""
+    weight = next(layer.parameters(), None)
+    if weight is None or not weight.is_floating_point() or weight.dtype == query.dtype:
+        return
+    if not is_autocast_enabled(query.device):
+        raise ShapeError(
+            f"the parameters have dtype {weight.dtype}, and query {query.dtype}: convert the layer (layer.to(dtype)) "
+            "or the input"
+        )
+
+
 def check_rows(query: Tensor, key: Tensor, value: Tensor) -> None:
     """Raise a ShapeError unless query, key and value fit together."""
     if query.is_nested or key.is_nested or value.is_nested:
@@ -301,6 +324,8 @@ def check_rows(query: Tensor, key: Tensor, value: Tensor) -> None:
             "enable_nested_tensor=False to torch.nn.TransformerEncoder"
         )
     check_pair(query, key)
+    if value.device != key.device:
+        raise ShapeError(f"expected value on the device of key, {key.device}, got {value.device}")
     if value.dim() != 3 or value.shape[:2] != key.shape[:2]:
         raise ShapeError(
             f"expected value of shape (B, T, Dv) with the same B and T as key, got value "

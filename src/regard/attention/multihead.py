@@ -15,7 +15,14 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from regard import scores
-from regard.attention.attention import Attention, AttentionOutput, check_rows, unbatched
+from regard.attention.attention import (
+    Attention,
+    AttentionOutput,
+    check_dtype,
+    check_rows,
+    check_tensors,
+    unbatched,
+)
 from regard.attention.masks import check_mask, nonfinite_rows, resolve_masks
 from regard.attention.score_modules import check_no_options
 from regard.attention.torch_layer import (
@@ -214,6 +221,7 @@ class MultiHeadAttention(nn.Module):
             ShapeError: the shapes or dtypes are incompatible, or a tensor is nested; the message states
                 which.
         """
+        check_tensors(query, key, value)
         if query.dim() == key.dim() == 2:
             return unbatched(
                 self.forward, query, key, value, key_padding_mask, key_lengths,
@@ -254,6 +262,8 @@ class MultiHeadAttention(nn.Module):
                 f"values of widths {self.kdim} and {self.vdim}, got query {shape(query)}, key "
                 f"{shape(key)} and value {shape(value)}"
             )
+        if type(self.query_proj) is nn.Linear:
+            check_dtype(self.query_proj, query)
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, *others: Any, **options: Any

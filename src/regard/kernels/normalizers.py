@@ -113,4 +113,8 @@ def _entmax15(scores: Tensor) -> Tensor:
     variance = sorted_scores.square().cumsum(-1) / ranks - mean.square()
     tau = mean - (1 / ranks - variance).clamp(min=0).sqrt()
     support = (tau <= sorted_scores).sum(-1, keepdim=True).clamp(min=1)
-    return (scores - tau.gather(-1, support - 1)).clamp(min=0).square()
+    tau = tau.gather(-1, support - 1)
+    # the variance of many similar scores cancels: a step of Newton's method makes the sum exact
+    roots = (scores - tau).clamp(min=0)
+    tau = tau + (roots.square().sum(-1, keepdim=True) - 1) / (2 * roots.sum(-1, keepdim=True))
+    return (scores - tau).clamp(min=0).square()
