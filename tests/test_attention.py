@@ -1097,7 +1097,9 @@ def test_masks_are_tensors(name: str, unchecked: None) -> None:
         Attention("dot")(torch.randn(1, 2, 5), torch.randn(1, 3, 5), **{name: [[False] * 3]})
 
 
-@pytest.mark.parametrize("make", [lambda: Attention("dot"), lambda: regard.MultiHeadAttention(5, 1)])
+@pytest.mark.parametrize(
+    "make", [lambda: Attention("dot"), lambda: regard.MultiHeadAttention(5, 1)]
+)
 def test_inputs_are_tensors(make: Callable[[], Any], unchecked: None) -> None:
     rows = torch.randn(1, 2, 5)
     for inputs in ((rows.numpy(), rows), (rows, [1]), (rows, rows, rows.numpy()), (None, rows)):

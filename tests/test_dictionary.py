@@ -135,7 +135,7 @@ def test_the_command_answers_from_the_file(translate: Run, words: Path) -> None:
     assert columns[3] == ["1.000000", "1.000000"]
     words.write_text(LISTED + "hola\thi\n")
     assert translate()[2] == (
-        f"regard translate: {words}: 1 line without effect, because an earlier line is the same: 4\n"
+        f"regard: {words}: 1 line without effect, because an earlier line is the same: 4\n"
     )
 
 

@@ -146,14 +146,14 @@ def test_bad_input_is_one_sentence(
     result = _command(exported(0)[1], "a\n\udcff\n")  # the byte 0xff
     assert (result.returncode, result.stdout) == (1, "")
     assert "not valid for encoding utf-8" in result.stderr
-    assert _command(exported(0)[1], "a\0\n").stderr.startswith("a line contains NUL: convert")
+    assert _command(exported(0)[1], "a\0\n").stderr.startswith("line 1: it contains NUL; convert")
     folder = shutil.copytree(exported(0)[1], tmp_path / "out", symlinks=True)
     description = json.loads((folder / "model.json").read_bytes())
     description["target"]["vocabulary"].pop()
     (folder / "model.json").write_text(json.dumps(description))
     result = _command(folder, "a\n")
     assert (result.returncode, result.stdout) == (1, "")
-    assert result.stderr == "model.json does not fit decoder.onnx: export the model again\n"
+    assert result.stderr == "line 1: model.json does not fit decoder.onnx: export the model again\n"
 
 
 @pytest.mark.soak

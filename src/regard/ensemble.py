@@ -16,7 +16,7 @@ from typing import Any
 
 from regard import migrations, model_folder, models, pretrained
 from regard.errors import ConfigError, FolderError
-from regard.files import require_empty_folder, write_json, write_text
+from regard.files import require_empty_folder, write_errors_reported, write_json, write_text
 from regard.model_folder import TrainedModel
 from regard.text import Tokenizer
 from regard.version import __version__
@@ -133,22 +133,19 @@ def save(folders: Sequence[str | Path], out: str | Path) -> TrainedModel:
     paths = (path for folder in found for path in _members(folder))
     members = [(path, model_folder.load(path)) for path in paths]
     combine(members)
-    try:
-        place = (
-            out if out.exists() else out.parent
-        )  # which may be write-protected around a mount point
+    place = out if out.exists() else out.parent  # which may be write-protected around a mount point
+    with write_errors_reported(out):
         out.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".", dir=place) as temporary:
             new = Path(temporary) / out.name
             for index, (path, _) in enumerate(members):
                 _copy_member(path, member_folder(new, index))
             combined = complete(new, len(members))
-            for part in new.iterdir():
+            parts = [*new.iterdir()]
+            if any((out / part.name).exists() for part in parts):
+                raise ConfigError(f"another process has written {out}; choose another folder (out)")
+            for part in parts:
                 shutil.move(part, out)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write {out}: {error.strerror}; choose another folder (out)"
-        ) from None
     return combined
 
 

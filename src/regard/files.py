@@ -149,6 +149,15 @@ def _append(content: Path, path: Path) -> None:
         raise DataError(f"cannot write {path}: {error.strerror}; choose another path") from None
 
 
+def reason_of(error: OSError) -> str:
+    """Return why a file cannot be read or written; of several files that are copied, the first."""
+    copied = error.args[0] if isinstance(error, shutil.Error) and error.args else None
+    if isinstance(copied, list) and copied:
+        number = re.match(r"\[Errno (\d+)\]", str(copied[0][-1]))
+        return os.strerror(int(number[1])) if number else str(copied[0][-1])
+    return error.strerror or str(error)
+
+
 @contextlib.contextmanager
 def write_errors_reported(folder: Path) -> Generator[None]:
     """Raise a ConfigError for a failure to write in an output folder."""
@@ -156,7 +165,7 @@ def write_errors_reported(folder: Path) -> Generator[None]:
         yield
     except OSError as error:
         raise ConfigError(
-            f"cannot write {folder}: {error.strerror or error}; choose another folder (out)"
+            f"cannot write {folder}: {reason_of(error)}; choose another folder (out)"
         ) from None
 
 

@@ -143,10 +143,12 @@ def _outputs(
         checkpoints.locked(out / _STUDENT),  # two processes would mix their outputs
         Progress("translating", len(sources), "sources") as progress,
     ):
-        outputs = write_outputs(teacher, sources, path, args.beam_size, advance)
+        try:
+            outputs = write_outputs(teacher, sources, path, args.beam_size, advance)
+        finally:  # a resumed call does not count those again
+            if truncated:
+                progress.print(f"{quantity(truncated, 'output')} truncated at the length limit")
         progress.print(f"{path} contains the outputs for {quantity(len(sources), 'source')}")
-        if truncated:
-            progress.print(f"{quantity(truncated, 'output')} truncated at the length limit")
         if empty := len(sources) - len(outputs):
             progress.print(f"{quantity(empty, 'output')} left out, because nothing was written")
     return outputs

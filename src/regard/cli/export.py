@@ -80,9 +80,9 @@ def _warn(message: str) -> None:
 def _read_dictionary(path: str | None, translator: "Translator") -> dict[str, list[str]]:
     if path is None:
         return {}
-    from regard.dictionary import Dictionary
+    from regard.cli.pairs import read_dictionary
 
-    return Dictionary.read(path, translator).targets
+    return read_dictionary(path, translator).targets
 
 
 def _recorded_figures(folder: Path, weights: str) -> list[str]:

@@ -145,8 +145,10 @@ def _sentence(error: Exception) -> str | None:
     if is_out_of_memory(error):
         return "there is not enough memory; use less data, smaller batches or a smaller model"
     if isinstance(error, OSError):
-        reason = error.strerror or str(error)
-        return f"{error.filename}: {reason}" if error.filename else f"cannot continue: {reason}"
+        from regard.files import reason_of  # not needed to print the help
+
+        why = reason_of(error)
+        return f"{error.filename}: {why}" if error.filename else f"cannot continue: {why}"
     if isinstance(error, RecursionError):
         return "the input is nested too deeply"
     if isinstance(error, UnicodeError) or type(error).__name__ == "SafetensorError":

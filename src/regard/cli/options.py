@@ -130,6 +130,10 @@ def check_output_files(args: Namespace, *names: str, data: Iterable[str | None] 
         if args[name] is None or Path(args[name]).is_char_device():
             continue
         path = os.path.realpath(args[name])
+        if str(args[name]) == "-":
+            raise ConfigError(
+                f"--{name} takes the path of a file, got -, which stands for no file here; a file of this name is ./-"
+            )
         if os.path.isdir(path):
             raise ConfigError(f"--{name} takes an output file, got the folder {args[name]}")
         check_parent(args[name])

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from regard.alignment import GoldAlignment, read_gold
 from regard.config import DataConfig
@@ -11,6 +12,11 @@ from regard.lines import read_lines
 from regard.pairs import Pair, ParsedPairs, read_pairs, refuse_pipes
 from regard.table_files import is_table
 
+if TYPE_CHECKING:
+    from regard.dictionary import Dictionary
+    from regard.translator import Translator
+
+_MOST_LISTED = 10
 _REMEDY = "correct or remove them"
 
 
@@ -35,6 +41,23 @@ def read_valid_pairs(path: str, data: DataConfig, skip: bool = False) -> ParsedP
     for note in notes:
         print(f"regard: {note}", file=sys.stderr)
     return parsed
+
+
+def read_dictionary(path: str, translator: "Translator") -> "Dictionary":
+    """Return a dictionary of sources and targets; print which of its lines have no effect."""
+    from regard.dictionary import Dictionary
+
+    repeated: list[int] = []
+    dictionary = Dictionary.read(path, translator, repeated.append)
+    if repeated:
+        listed = ", ".join(map(str, repeated[:_MOST_LISTED]))
+        more = ", …" if len(repeated) > _MOST_LISTED else ""
+        print(
+            f"regard: {path}: {quantity(len(repeated), 'line')} without effect, because an earlier line is "
+            f"the same: {listed}{more}",
+            file=sys.stderr,
+        )
+    return dictionary
 
 
 def read_gold_links(path: str, parsed: ParsedPairs) -> list[GoldAlignment]:

@@ -11,7 +11,7 @@ import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from jsonargparse import Namespace
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from regard.translator import Translator
 
 _CHUNK = 1000
-_MOST_LISTED = 10
+_NOT_IN_COLUMNS = dict.fromkeys(map(ord, "\t\r\n"), " ")
 _PIN = re.compile(r"(\d{1,9}):(\d{1,9})=((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)")
 _SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
 _HEAD = re.compile(r"(\d{1,9}):(\d{1,9})")
@@ -47,6 +47,8 @@ _HEAD = re.compile(r"(\d{1,9}):(\d{1,9})")
 def run(arguments: list[str]) -> None:
     """Translate a file or standard input to standard output."""
     args = make_parser().parse_args(arguments)
+    if args.file == "-":
+        args.file = None
     check_output_files(args, "out", "attention", "alignments")
     if args.file is not None:
         require_lines(args.file)
@@ -121,7 +123,7 @@ def make_parser() -> Parser:
         "file",
         nargs="?",
         metavar="FILE",
-        help="file of lines to translate (default: standard input)",
+        help="file of lines to translate; standard input by default, and for -",
     )
     parser.add_argument(
         "--out",
@@ -189,7 +191,7 @@ def make_parser() -> Parser:
 
 def _columns(output: "Translation", number: int, rank: int, args: Namespace) -> list[str]:
     """Return the columns of one line of output."""
-    columns = [output.text.replace("\n", " ")]
+    columns = [output.text.translate(_NOT_IN_COLUMNS)]
     if args.n_best > 1:
         columns = [str(number), str(rank), f"{output.score:.6f}", *columns]
     if args.confidence:
@@ -258,19 +260,9 @@ def _dictionary(translator: "Translator", args: Namespace) -> "Dictionary | None
                 f"--{option.replace('_', '-')} does not apply to the outputs of a dictionary; omit it or "
                 "--dictionary"
             )
-    from regard.dictionary import Dictionary
+    from regard.cli.pairs import read_dictionary
 
-    repeated: list[int] = []
-    dictionary = Dictionary.read(args.dictionary, translator, repeated.append)
-    if repeated:
-        listed = ", ".join(map(str, repeated[:_MOST_LISTED]))
-        more = ", …" if len(repeated) > _MOST_LISTED else ""
-        print(
-            f"regard translate: {args.dictionary}: {quantity(len(repeated), 'line')} without effect, because "
-            f"an earlier line is the same: {listed}{more}",
-            file=sys.stderr,
-        )
-    return dictionary
+    return read_dictionary(args.dictionary, translator)
 
 
 def _translate(
@@ -294,15 +286,23 @@ def _translate(
         lines, first = lines[begin:end], begin + 1
         chunks = (lines[start : start + _CHUNK] for start in range(0, len(lines), _CHUNK))
         total = len(lines)
-    results = _search(translator, args, chunks, first, pins, heads, dictionary)
     with _progress(total, args.out is None) as progress:
+        shown, end = 0, 0
+
+        def advance(count: int) -> None:
+            nonlocal shown
+            shown += count
+            if progress is not None:
+                progress.advance(count)
+
+        results = _search(translator, args, chunks, first, pins, heads, dictionary, advance)
         for number, sources, outputs in results:
             for source, hypotheses in zip(sources, outputs, strict=True):
                 yield number, source, hypotheses
                 number += 1
             sys.stdout.flush()
-            if progress is not None:
-                progress.advance(len(sources))
+            end += len(sources)
+            advance(end - shown)  # blank lines, and those that a dictionary lists
 
 
 def _search(
@@ -313,8 +313,12 @@ def _search(
     pins: dict[int, dict[int, float]],
     heads: list[tuple[int, int]],
     dictionary: "Dictionary | None",
+    advance: Callable[[int], None],
 ) -> Iterator[tuple[int, list[tuple[str, str | None]], list[list["Translation"]]]]:
-    """Yield the number of the first line of each chunk, the sources and their outputs."""
+    """Yield the number of the first line of each chunk, the sources and their outputs.
+
+    `advance` is called with the number of sources of each batch.
+    """
     from regard.request import prepare
 
     # the margin needs a second output; a greedy search must stay greedy
@@ -327,7 +331,8 @@ def _search(
         prefixes = ["" if skip else args.prefix or "" for skip in blank]
         pinned: list[Any] = [{} if skip else pins for skip in blank]
         request = prepare(translator.trained, sources, prefixes, pinned, heads)
-        return translator.search(request, args.beam_size, n_best, args.length_penalty)
+        options = args.beam_size, n_best, args.length_penalty
+        return translator.search(request, *options, on_progress=advance)
 
     need_weights = bool(args.attention or args.alignments or args.heatmap)
     for chunk in chunks:
@@ -337,24 +342,27 @@ def _search(
                 outputs = search(sources)
             else:
                 outputs = dictionary.answer(sources, search, need_weights)
-        except DataError:
-            _name_line(translator, sources, first)
+        except (ConfigError, DataError):
+            _name_line(translator, sources, first, pins)
             raise
         yield first, sources, outputs
         first += len(chunk)
 
 
 def _name_line(
-    translator: "Translator", sources: Sequence[tuple[str, str | None]], first: int
+    translator: "Translator",
+    sources: Sequence[tuple[str, str | None]],
+    first: int,
+    pins: dict[int, dict[int, float]],
 ) -> None:
-    """Raise a DataError with the number of the first line that cannot be translated."""
+    """Raise an error with the number of the first line that cannot be translated, or lacks a pinned token."""
     from regard.request import prepare
 
     for number, source in enumerate(sources, first):
         try:
-            prepare(translator.trained, [source])
-        except DataError as error:
-            raise DataError(f"line {number:,}: {error}") from None
+            prepare(translator.trained, [source], pin=pins if source[0].strip() else None)
+        except (ConfigError, DataError) as error:
+            raise type(error)(f"line {number:,}: {error}") from None
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 
 from regard.charts.base import script_json
 from regard.export.folder import PAGE, Exported, export, move, size
-from regard.files import require_empty_folder
+from regard.files import require_empty_folder, write_errors_reported
 from regard.model_info import describe_model
 from regard.translator import Translator
 
@@ -47,7 +47,10 @@ def export_site(
     out = require_empty_folder(Path(os.path.realpath(out)))
     out.parent.mkdir(parents=True, exist_ok=True)
     place = out if out.exists() else out.parent  # which may be write-protected around a mount point
-    with tempfile.TemporaryDirectory(prefix=".export-", dir=place) as temporary:
+    with (
+        write_errors_reported(out),
+        tempfile.TemporaryDirectory(prefix=".export-", dir=place) as temporary,
+    ):
         exported = export(translator, Path(temporary) / "model", **options)
         site = Path(temporary) / "site"
         write_site(exported.folder, describe_model(name, translator), runtime, site)

@@ -41,10 +41,11 @@ async function main() { // --confidence appends TAB probability TAB margin
   const options = { "beam-size": { type: "string", default: "5" }, confidence: { type: "boolean", default: false } };
   const { values, positionals: [folder = dirname(fileURLToPath(import.meta.url))] } = parseArgs({ allowPositionals: true, options });
   const { translate } = await load(folder), input = new TextDecoder("utf-8", { fatal: true }).decode(readFileSync(0));
-  for (const line of input ? input.replace(/\r?\n$/, "").split(/\r?\n/) : []) {
-    if (line.includes("\0")) throw new Error("a line contains NUL: convert the lines to UTF-8 first");
-    const { text, probability, margin } = await translate(line, { beamSize: Number(values["beam-size"]) });
-    console.log([text.replaceAll("\n", " "), ...(values.confidence ? [probability.toFixed(6), margin.toFixed(6)] : [])].join("\t"));
+  for (const [index, line] of (input ? input.replace(/\r?\n$/, "").split(/\r?\n/) : []).entries()) {
+    const fail = ({ message }) => { throw new Error(`line ${index + 1}: ${message}`); };
+    if (line.includes("\0")) fail({ message: "it contains NUL; convert the lines to UTF-8 first" });
+    const { text, probability, margin } = await translate(line, { beamSize: Number(values["beam-size"]) }).catch(fail);
+    console.log([text.replace(/[\t\r\n]/g, " "), ...(values.confidence ? [probability.toFixed(6), margin.toFixed(6)] : [])].join("\t"));
   }
 }
 

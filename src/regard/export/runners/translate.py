@@ -86,20 +86,29 @@ def main():
     parser.add_argument("--confidence", action="store_true", help="append probability and margin")
     args, model = parser.parse_args(), Model(Path(__file__).parent)
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")
-    for number, line in enumerate(open(0, encoding="utf-8-sig", newline="\n"), start=1):
-        line = line.removesuffix("\n").removesuffix("\r")
-        if "\0" in line:
-            raise ValueError(f"line {number} contains NUL; convert the lines to UTF-8 first")
-        outputs = model.translate(line, args.beam_size, 2 if args.confidence else 1)
+    for number, data in enumerate(open(0, "rb"), start=1):
+        try:
+            line = data.decode("utf-8-sig" if number == 1 else "utf-8")
+            if "\0" in line:
+                raise ValueError("it contains NUL; convert the lines to UTF-8 first")
+            outputs = model.translate(line, args.beam_size, 2 if args.confidence else 1)
+        except UnicodeDecodeError:
+            raise ValueError(
+                f"line {number}: not UTF-8; convert the lines to UTF-8 first"
+            ) from None
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
         first, *others = [(output["text"], float(np.exp(output["log_prob"]))) for output in outputs]
         margin = first[1] - max((other for text, other in others if text != first[0]), default=0)
         columns = [f"{first[1]:.6f}", f"{margin:.6f}"] if args.confidence else []
-        print(first[0].replace("\n", " "), *columns, sep="\t", flush=True)
+        print(first[0].translate(dict.fromkeys(b"\t\r\n", " ")), *columns, sep="\t", flush=True)
 
 
 if __name__ == "__main__":
     try:
         main()
+    except KeyboardInterrupt:
+        sys.exit(130)
     except BrokenPipeError:  # the reader of the output has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     except Exception as error:  # a damaged folder, or lines that are not UTF-8
