@@ -28,6 +28,7 @@ from regard.cli import options as shared_options
 from regard.cli.main import COMMANDS, _signals_as_exceptions, main
 from regard.kernels.linear import rounds_to_bfloat16
 from regard.lines import read_lines
+from regard.progress import Progress
 from regard.symmetrization import symmetrize
 from regard.text import EOS
 from regard.translator import Translator
@@ -968,6 +969,44 @@ def test_interventions_that_do_not_exist_are_reported(
 ) -> None:
     outcome = regard("translate", folders.model, *arguments.split(), stdin="abc\n")
     assert message in error_line(outcome, 1)
+
+
+def test_a_line_without_a_pinned_token_is_named(regard: Command, folders: Folders) -> None:
+    outcome = regard("translate", folders.model, "--pin", "0:3=0.5", stdin="abc\n\nd\n")
+    assert "line 3: pins for 'd' must have" in error_line(outcome, 1)
+
+
+def test_a_hyphen_is_standard_input_but_no_output(
+    regard: Command, folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    expected = regard("translate", folders.model, stdin="abc\nd\n")
+    assert regard("translate", folders.model, "-", stdin="abc\nd\n") == expected
+    outcome = regard("translate", folders.model, "--attention", "-", stdin="abc\n")
+    assert "--attention takes the path of a file, got -" in error_line(outcome, 1)
+    assert not any(tmp_path.iterdir())
+
+
+def test_progress_counts_every_line_once(
+    regard: Command, folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    advance = Progress.advance
+
+    def record(self: Progress, count: int, *others: Any) -> None:
+        counts.append(count)
+        advance(self, count, *others)
+
+    monkeypatch.setattr(Progress, "advance", record)
+    monkeypatch.setattr("regard.cli.translate._CHUNK", 3)
+    text = "abc\n\nd\nda\n\n"
+    assert regard("translate", folders.model, "--out", tmp_path / "out", stdin=text).status == 0
+    assert sum(counts) == 5
+    (tmp_path / "words.tsv").write_text("abc\tA\n")
+    counts.clear()
+    options = ["--dictionary", tmp_path / "words.tsv", "--out", tmp_path / "out"]
+    assert regard("translate", folders.model, *options, stdin=text).status == 0
+    assert sum(counts) == 5
 
 
 @pytest.mark.parametrize("option", ["--beam-size", "--n-best"])

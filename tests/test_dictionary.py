@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import regard
+from regard.cli.export import _read_dictionary
 from regard.cli.main import main
 from regard.errors import ConfigError, DataError
 from regard.translation import Translation
@@ -136,6 +137,23 @@ def test_the_command_answers_from_the_file(translate: Run, words: Path) -> None:
     words.write_text(LISTED + "hola\thi\n")
     assert translate()[2] == (
         f"regard: {words}: 1 line without effect, because an earlier line is the same: 4\n"
+    )
+
+
+def test_an_output_stays_in_its_column(translate: Run, tmp_path: Path) -> None:
+    listed = tmp_path / "listed.jsonl"
+    listed.write_text(json.dumps({"source": "hola", "target": "X\tY\rZ\n!"}) + "\n")
+    _, out, _ = translate("--dictionary", str(listed), "--confidence")
+    assert out.split("\n")[3] == "X Y Z !\t1.000000\t1.000000"
+
+
+def test_export_reports_repeated_lines(
+    translator: regard.Translator, words: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words.write_text(LISTED + "hola\thi\n")
+    assert _read_dictionary(str(words), translator)["hola"] == ["hi"]
+    assert (
+        "1 line without effect, because an earlier line is the same: 4" in capsys.readouterr().err
     )
 
 

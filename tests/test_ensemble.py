@@ -278,6 +278,23 @@ def test_an_interrupted_copy_leaves_nothing(
     assert [*tmp_path.iterdir()] == [out]
 
 
+def test_an_ensemble_that_another_process_has_written_is_kept(
+    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, complete = tmp_path / "all", ensemble.complete
+
+    def write_first(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        ensemble.save(folders[:1], out)
+        return complete(*arguments)
+
+    monkeypatch.setattr(ensemble, "complete", write_first)
+    with pytest.raises(ConfigError, match=r"another process has written .*all; choose another"):
+        ensemble.save(folders, out)
+    assert [*tmp_path.iterdir()] == [out]
+    assert len([*(out / "members").iterdir()]) == 1
+
+
 @pytest.mark.parametrize("count", [0, -1, True, "2", [1, 2], 1.5])
 def test_a_wrong_number_of_members_is_reported(folder: Path, count: Any) -> None:
     config = {**json.loads((folder / "config.json").read_text()), "members": count}

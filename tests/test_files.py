@@ -1,6 +1,7 @@
 import errno
 import gzip
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -245,3 +246,21 @@ def test_a_loop_of_links_is_replaced_or_reported(tmp_path: Path) -> None:
         write_text(loop / "x", "text")
     write_text(loop, "text")
     assert loop.read_text() == "text"
+
+
+def test_the_reason_of_a_failed_copy_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for name in ("b", "c"):
+        (tmp_path / "a" / name).touch()
+
+    def full(source: str, target: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), source)
+
+    with (
+        pytest.raises(ConfigError, match=r"cannot write .*: No space left on device; choose"),
+        files.write_errors_reported(tmp_path / "out"),
+    ):
+        shutil.copytree(tmp_path / "a", tmp_path / "out", copy_function=full)
+    message = "Destination path already exists"
+    assert files.reason_of(shutil.Error(message)) == message
+    assert files.reason_of(shutil.Error([("a", "b", "no number")])) == "no number"

@@ -343,7 +343,7 @@ def _search(
             else:
                 outputs = dictionary.answer(sources, search, need_weights)
         except (ConfigError, DataError):
-            _name_line(translator, sources, first, pins)
+            _name_line(translator, sources, first, args.prefix or "", pins)
             raise
         yield first, sources, outputs
         first += len(chunk)
@@ -353,14 +353,16 @@ def _name_line(
     translator: "Translator",
     sources: Sequence[tuple[str, str | None]],
     first: int,
+    prefix: str,
     pins: dict[int, dict[int, float]],
 ) -> None:
-    """Raise an error with the number of the first line that cannot be translated, or lacks a pinned token."""
+    """Raise an error with the number of the first line that cannot be translated with the prefix and the pins."""
     from regard.request import prepare
 
     for number, source in enumerate(sources, first):
+        interventions: tuple[Any, Any] = (prefix, pins) if source[0].strip() else ("", {})
         try:
-            prepare(translator.trained, [source], pin=pins if source[0].strip() else None)
+            prepare(translator.trained, [source], *interventions)
         except (ConfigError, DataError) as error:
             raise type(error)(f"line {number:,}: {error}") from None
 
