@@ -305,7 +305,7 @@ def check_tensors(query: Any, key: Any, value: Any) -> None:
 
 
 def check_dtype(layer: nn.Module, query: Tensor) -> None:
-    """Raise a ShapeError if a layer, which is one or has one of PyTorch's, has weights of another dtype."""
+    """Raise a ShapeError if the parameters of a layer do not have the dtype of the queries, unless autocast is on."""
     weight = next(layer.parameters(), None)
     if weight is None or not weight.is_floating_point() or weight.dtype == query.dtype:
         return

@@ -123,7 +123,7 @@ def search(
     attention = 2 * longest * weights.sizes[layout.LAYERS] * weights.sizes[layout.HEADS_WIDTH]
     # all steps of a call keep their weights, also those that no output needs
     row = weights.sizes[layout.LAYERS] * weights.sizes[layout.HEADS] * len(sources.padding[0])
-    steps = max(1, MOST_WEIGHT_BYTES // (_FLOAT_BYTES * opened.beams * row))
+    steps = max(1, MOST_WEIGHT_BYTES // max(1, _FLOAT_BYTES * opened.beams * row))
     finished = finished._replace(divisors=finished.divisors[: min(len(positions), steps)])
     return decoding.search(
         opened, finished, weights.numbers.numel() + attention,
