@@ -1119,6 +1119,8 @@ def test_parameters_have_the_dtype_of_the_input(make: Callable[[], Any]) -> None
     assert layer.double()(rows.double(), rows.double()).context.dtype == torch.float64
     with torch.autocast("cpu", torch.bfloat16):
         assert layer.float()(rows, rows).context.isfinite().all()
+    cosine = Attention("cosine", query_dim=5)  # its temperature is a number
+    assert cosine(rows.double(), rows.double()).context.dtype == torch.float64
 
 
 @pytest.mark.parametrize("score", [0.1, None, 3, Dot])

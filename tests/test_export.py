@@ -8,7 +8,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -181,21 +180,6 @@ def test_the_runner_prints_one_line_for_an_output_with_line_breaks(
     command = [sys.executable, folder / "translate.py"]
     run = subprocess.run(command, input=b"a\n", capture_output=True, check=True)
     assert run.stdout == b"x y z !\n"
-
-
-def test_the_runner_ends_quietly_on_ctrl_c(
-    export_once: Callable[[int], tuple[regard.Translator, Path]],
-) -> None:
-    command = [sys.executable, export_once(0)[1] / "translate.py"]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    with subprocess.Popen(command, bufsize=0, **pipes) as run:
-        assert run.stdin is not None
-        assert run.stdout is not None
-        run.stdin.write(b"a\n")
-        run.stdout.readline()  # it waits for the next line
-        run.send_signal(signal.SIGINT)
-        assert run.communicate() == (b"", b"")
-    assert run.returncode == 130
 
 
 def test_the_runner_ends_quietly_when_the_reader_of_its_output_has_gone(

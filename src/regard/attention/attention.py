@@ -305,8 +305,8 @@ def check_tensors(query: Any, key: Any, value: Any) -> None:
 
 
 def check_dtype(layer: nn.Module, query: Tensor) -> None:
-    """Raise a ShapeError if the parameters of a layer do not have the dtype of the queries, unless autocast is on."""
-    weight = next(layer.parameters(), None)
+    """Raise a ShapeError if the matrix of a layer does not have the dtype of the queries, unless autocast is on."""
+    weight = next((weight for weight in layer.parameters() if weight.dim() > 1), None)
     if weight is None or not weight.is_floating_point() or weight.dtype == query.dtype:
         return
     if not is_autocast_enabled(query.device):
