@@ -28,7 +28,7 @@ def assert_close(actual: Tensor | None, expected: Tensor | None, tolerance: floa
     if actual.numel():
         actual, expected = actual.detach().double(), expected.detach().double()
         error = float((actual - expected).abs().max())
-        assert error <= tolerance * max(1.0, float(expected.abs().max()))
+        assert error <= tolerance * max(1.0, float(expected.abs().max())), error
 
 
 def assert_all_close(

@@ -126,12 +126,13 @@ from triton.compiler import ASTSource
 from regard.kernels.additive import cuda
 
 capability = int(sys.argv[1])
-pointers = {"range_a": "*i32", "range_b": "*i32"}
+pointers = dict.fromkeys(("range_a", "range_b", "in_range_b"), "*i32")
 sizes = {"rows", "keys", "other_rows", "width", "heads"}
 fixed = {
-    cuda.score_kernel: {"tile_rows": 64, "tile_keys": 64, "compiled": True},
-    cuda.gradient_kernel: {"tile": 32, "features": 64, "compiled": True},
+    cuda.score_kernel: {"tile_rows": 8, "tile_keys": 64, "compiled": True},
+    cuda.gradient_kernel: {"tile": 16, "features": 32, "with_grad_v": True, "compiled": True},
 }
+options = {"num_warps": cuda.WARPS}
 nvdisasm = next(Path(triton.__file__).parent.rglob("nvdisasm*"), None)
 for kernel, constants in fixed.items():
     signature = {
@@ -141,7 +142,7 @@ for kernel, constants in fixed.items():
     }
     constexprs = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(kernel, signature, constexprs)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
         cubin.flush()
@@ -164,13 +165,13 @@ def test_the_kernels_compile_ahead_of_time(capability: int) -> None:
         name: list(map(int, numbers))
         for name, *numbers in map(str.split, completed.stdout.splitlines())
     }
-    # 64 x 64 scores, or 32 x 64 elements of a gradient, on 128 threads; a few more for integer division
+    # 16 scores or elements of a gradient for each thread; a few more for integer division
     reciprocals, exponentials, clamps, atomics, reductions = counts["score_kernel"]
-    assert 96 <= reciprocals <= 104  # 32 in each of the three loops over the features
-    assert exponentials == 32
-    assert clamps == 64
+    assert 48 <= reciprocals <= 56  # 16 in each of the three loops over the features
+    assert exponentials == 16
+    assert clamps == 32
     assert atomics == reductions == 0
     reciprocals, exponentials, clamps, atomics, reductions = counts["gradient_kernel"]
-    assert 32 <= reciprocals <= 40
+    assert 32 <= reciprocals <= 40  # 16 in each of the two loops over the other rows
     assert exponentials == 16
     assert clamps == atomics == reductions == 0

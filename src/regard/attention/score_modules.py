@@ -4,7 +4,7 @@ The fast operators compute a score from its projections, without calling `forwar
 """
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeGuard, TypeVar
 
 from torch import nn
@@ -22,16 +22,18 @@ def projects_separately(score: nn.Module) -> TypeGuard[Score]:
     It may not if a class of another package overrides `forward`, or if hooks run before or after
     it, as those of `torch.nn.utils.prune` and `torch.nn.utils.weight_norm` do.
     """
-    return isinstance(score, Score) and _is_own(score.forward) and not has_hooks(score)
+    return isinstance(score, Score) and _is_own(score, "forward") and not has_hooks(score)
 
 
 def has_form(score: nn.Module, form: type[_Form]) -> TypeGuard[_Form]:
     """Return whether the operators for a form, a base class of scores, compute the score."""
-    return isinstance(score, form) and projects_separately(score) and _is_own(score.compare)
+    return isinstance(score, form) and projects_separately(score) and _is_own(score, "compare")
 
 
-def _is_own(method: Callable[..., Any]) -> bool:
-    return method.__module__.startswith("regard.")
+def _is_own(score: nn.Module, method: str) -> bool:
+    # of the class: PyTorch 2.11 cannot compile the module of a bound method
+    function = getattr(type(score), method)
+    return method not in vars(score) and function.__module__.startswith("regard.")
 
 
 def check_no_options(score: nn.Module, *options: Mapping[str, Any]) -> None:

@@ -27,11 +27,14 @@ MAX_UNCLAMPED = 10.0
 CEILING = tl.constexpr(1e18)
 """Upper bound of 1 + e^{2(a+b)}, so that the product of two stays finite; tanh is 1 long before."""
 
-SCORE_TILE = 64
-"""Maximum number of queries, and of keys, in a tile of scores."""
+WARPS = 1
+"""Number of warps of a program: exchanging what they read would make several wait for each other."""
 
-TILE_ROWS, TILE_FEATURES = 32, 64
-"""Maximum numbers of rows and features in a tile of gradients."""
+TILE = 512
+"""Maximum number of elements in a tile, 16 for each thread."""
+
+TILE_KEYS, TILE_FEATURES = 64, 32
+"""Maximum number of keys in a tile of scores, and of features in a tile of gradients."""
 
 # the interpreter does not support inline assembly
 _COMPILED = not knobs.runtime.interpret
@@ -58,12 +61,12 @@ def scores(a: Tensor, b: Tensor, v: Tensor, prepared: Tensor | None = None) -> T
         # two features share a reciprocal; a feature with v = 0 adds nothing
         a, b, v = (functional.pad(tensor, (0, 1)) for tensor in (a, b, v))
     operands = *_operand(a, features_first=True), *_operand(b, features_first=True)
-    tile = [min(SCORE_TILE, triton.next_power_of_2(size)) for size in (rows, keys)]
+    tile = _tile(rows, keys, TILE_KEYS)
     grid = (items * triton.cdiv(rows, tile[0]) * triton.cdiv(keys, tile[1]),)
     with torch.cuda.device_of(out):  # Triton launches on the current device
         score_kernel[grid](
             *operands, v.contiguous(), out,
-            rows, keys, width + width % 2, v.shape[0], *tile, _COMPILED,
+            rows, keys, width + width % 2, v.shape[0], *tile, _COMPILED, num_warps=WARPS,
         )  # fmt: skip
     return out
 
@@ -76,10 +79,17 @@ def gradients(
         return None
     queries, sources, v = _operand(a), _operand(b), v.contiguous()
     heads, width = v.shape
-    grad_a, _ = _gradient(grad_scores.mT, queries, sources, v)
-    grad_b, parts = _gradient(grad_scores, sources, queries, v)
+    grad_a, _ = _gradient(grad_scores.mT, queries, sources, v, False)
+    grad_b, parts = _gradient(grad_scores, sources, queries, v, True)
     grad_v = parts.view(a.shape[0] // heads, heads, parts.shape[1], width).sum((0, 2))
     return grad_a, grad_b, grad_v
+
+
+def _tile(rows: int, columns: int, max_columns: int) -> tuple[int, int]:
+    """Return the numbers of rows and columns of a tile, powers of 2."""
+    rows, columns = (triton.next_power_of_2(max(1, size)) for size in (rows, columns))
+    columns = min(max_columns, columns)
+    return min(TILE // columns, rows), columns
 
 
 def _operand(rows: Tensor, features_first: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -98,25 +108,30 @@ def _operand(rows: Tensor, features_first: bool = False) -> tuple[Tensor, Tensor
 
 
 def _gradient(
-    grad_scores: Tensor, operand: tuple[Tensor, ...], other: tuple[Tensor, ...], v: Tensor
+    grad_scores: Tensor,
+    operand: tuple[Tensor, ...],
+    other: tuple[Tensor, ...],
+    v: Tensor,
+    with_grad_v: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of an operand, and partial sums of the gradient of v.
+    """Return the gradient of an operand and, if requested, partial sums of the gradient of v.
 
     `grad_scores` is (N, rows of the other operand, rows of this one).
     """
     items, rows, width = operand[0].shape
     other_rows = other[0].shape[1]
     out = torch.empty_like(operand[0])
-    tile = min(TILE_ROWS, triton.next_power_of_2(max(1, rows)))
-    features = min(TILE_FEATURES, triton.next_power_of_2(max(1, width)))
+    tile, features = _tile(rows, width, TILE_FEATURES)
     blocks = triton.cdiv(rows, tile)
-    parts = operand[0].new_zeros(items, blocks, width)
+    parts = operand[0].new_zeros(items, blocks, width) if with_grad_v else out
     grid = (items * blocks * triton.cdiv(width, features),)
     if grid[0]:
+        in_range = (other[2] > 0).all(1).int()
         with torch.cuda.device_of(out):
             gradient_kernel[grid](
-                *operand, *other, v, grad_scores.contiguous(), out, parts,
-                rows, other_rows, width, v.shape[0], tile, features, _COMPILED,
+                *operand, *other[:2], in_range, v, grad_scores.contiguous(), out, parts,
+                rows, other_rows, width, v.shape[0], tile, features, with_grad_v, _COMPILED,
+                num_warps=WARPS,
             )  # fmt: skip
     return out, parts
 
@@ -188,10 +203,18 @@ def score_kernel(  # noqa: D103
 
 
 @triton.jit
+def add_pair(sums, grad_v, g, r, with_grad_v: tl.constexpr):  # noqa: D103
+    gr = g * r
+    if with_grad_v:
+        grad_v += gr
+    return sums + (gr - gr * r), grad_v
+
+
+@triton.jit
 def gradient_kernel(  # noqa: D103
-    raw_a, exp_a, range_a, raw_b, exp_b, range_b, vectors, grad_scores, out, parts,
+    raw_a, exp_a, range_a, raw_b, exp_b, in_range_b, vectors, grad_scores, out, parts,
     rows, other_rows, width, heads, tile: tl.constexpr, features: tl.constexpr,
-    compiled: tl.constexpr,
+    with_grad_v: tl.constexpr, compiled: tl.constexpr,
 ):  # fmt: skip
     blocks, slices = tl.cdiv(rows, tile), tl.cdiv(width, features)
     item = (tl.program_id(0) // (blocks * slices)).to(tl.int64)
@@ -202,24 +225,36 @@ def gradient_kernel(  # noqa: D103
     i_mask, d_mask = i < rows, d < width
     mask = i_mask[:, None] & d_mask[None, :]
     a_offset = (item * rows + i[:, None]) * width + d[None, :]
-    exp_i, raw = tl.load(exp_a + a_offset, mask, 1.0), tl.load(raw_a + a_offset, mask, 0.0)
-    range_i = tl.min(tl.load(range_a + item * rows + i, i_mask, 2), 0)
+    b_offset, g_offset = item * other_rows * width + d, item * other_rows * rows + i
+    range_class = tl.min(tl.load(range_a + item * rows + i, i_mask, 2), 0)
     sums = tl.zeros((tile, features), tl.float32)
     grad_v = tl.zeros((tile, features), tl.float32)
-    for j in range(0, other_rows):
-        b_offset = (item * other_rows + j) * width + d
-        g = tl.load(grad_scores + (item * other_rows + j) * rows + i, i_mask, 0.0)[:, None]
-        if tl.minimum(range_i, tl.load(range_b + item * other_rows + j)) > 0:
-            b = tl.load(exp_b + b_offset, d_mask, 1.0)[None, :]
-            r = reciprocal(tl.fma(exp_i, b, 1.0), compiled)
-        else:
-            b = tl.load(raw_b + b_offset, d_mask, 0.0)[None, :]
-            r = reciprocal(1.0 + tl.exp(2.0 * (raw + b)), compiled)
+    total = tl.zeros((tile,), tl.float32)
+    if tl.minimum(range_class, tl.load(in_range_b + item)) > 0:
+        exp_i = tl.load(exp_a + a_offset, mask, 1.0)
+        for _ in range(0, other_rows):
+            g = tl.load(grad_scores + g_offset, i_mask, 0.0)
+            b = tl.load(exp_b + b_offset, d_mask, 1.0)
+            r = reciprocal(tl.fma(exp_i, b[None, :], 1.0), compiled)
+            sums, grad_v = add_pair(sums, grad_v, g[:, None], r, with_grad_v)
+            total += g
+            b_offset += width
+            g_offset += rows
+    else:
+        raw = tl.load(raw_a + a_offset, mask, 0.0)
+        for _ in range(0, other_rows):
+            g = tl.load(grad_scores + g_offset, i_mask, 0.0)
+            b = tl.load(raw_b + b_offset, d_mask, 0.0)
+            r = reciprocal(1.0 + tl.exp(2.0 * (raw + b[None, :])), compiled)
             # a pair with gradient 0 contributes nothing, even if it contains NaN
-            r = tl.where(g == 0.0, 0.5, r)
-        gr = g * r
-        sums += gr - gr * r
-        grad_v += gr - 0.5 * g
+            r = tl.where(g[:, None] == 0.0, 0.5, r)
+            sums, grad_v = add_pair(sums, grad_v, g[:, None], r, with_grad_v)
+            total += g
+            b_offset += width
+            g_offset += rows
     v = tl.load(vectors + (item % heads) * width + d, d_mask, 0.0)[None, :]
     tl.store(out + a_offset, 4.0 * v * sums, mask)
-    tl.store(parts + (item * blocks + block) * width + d, tl.sum(-2.0 * grad_v, 0), d_mask)
+    if with_grad_v:
+        # tanh = 1 - 2 r
+        part = tl.sum(total[:, None] - 2.0 * grad_v, 0)
+        tl.store(parts + (item * blocks + block) * width + d, part, d_mask)

@@ -11,12 +11,21 @@ import importlib
 import warnings
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.kernels.additive import pytorch
 
 BACKENDS = {"cpu": "cpu.launch", "cuda": "cuda"}
 """Module of the backend of each device type."""
+
+GPU_WORKSPACE = 16 * pytorch.WORKSPACE
+"""Default workspace on a GPU, which needs many rows at once to be busy."""
+
+
+def default_workspace(device: torch.device) -> int:
+    """Return the default bound, in bytes, on the memory of one call."""
+    return GPU_WORKSPACE if device.type == "cuda" else pytorch.WORKSPACE
 
 
 def prepare_keys(b: Tensor) -> Tensor | None:
