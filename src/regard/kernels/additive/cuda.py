@@ -7,8 +7,9 @@
 The exponentials are computed once per row. In the scores, two features share a reciprocal:
 v / x + w / y = (v y + w x) / (x y). In the gradients, a program owns a tile of queries or keys by
 features and loops over the other side, so nothing is summed across programs and results are
-reproducible. A tile that contains NaN, an infinity or a number out of the range of the exponentials
-computes e^{2(a+b)} for every pair, which is exact at any magnitude; the host reads nothing back.
+reproducible. Where its rows, or the other side, contain NaN, an infinity or a number out of the range of
+the exponentials, e^{2(a+b)} is computed for every pair, which is exact at any magnitude; the host reads
+nothing back.
 """
 
 import torch
