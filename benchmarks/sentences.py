@@ -1,6 +1,7 @@
-"""Speed of search for sentences and words, with recurrent models and Transformers, beside another toolkit.
+"""Speed of search for sentences and words, with recurrent models and Transformers, beside other toolkits.
 
-    python -P benchmarks/sentences.py [--joeynmt ENVIRONMENT/bin/python] [--threads 2] [--rounds 3]
+    python -P benchmarks/sentences.py [--joeynmt ENVIRONMENT/bin/python] [--yoyodyne ENVIRONMENT/bin/python]
+        [--threads 2] [--rounds 3]
 
 The models are untrained, because speed does not depend on the weights. Sentences have the size of those of
 Multi30k: sources of 5 to 25 random ids, outputs of 14 tokens, as many as an average caption, vocabularies of
@@ -10,8 +11,9 @@ Their encoding is included. The LSTM models have additive attention; that for se
 units (per direction in the encoder) and embeddings of 256, that for words 256 and 128. The Transformers have
 4 + 4 layers of width 128. Toolkits take turns, and the medians of all rounds are printed. "Bfloat16" has
 products of matrices in bfloat16, where the processor has them, and "steps" is the model in float32 without the
-kernel of its search. JoeyNMT runs in float32, in an environment of its own, with models of the same sizes; its
-LSTM for words has input feeding, too, because it attends first. "Share" divides the products with weights that
+kernel of its search. The other toolkits run in float32, in environments of their own, with models of the same
+sizes; JoeyNMT's LSTM for words has input feeding, too, because it attends first. yoyodyne, whose beam search visits
+every entry of the vocabulary in Python, searches only the words. "Share" divides the products with weights that
 a source needs by the largest throughput of a matrix product in float32, measured in the same run.
 """
 
@@ -47,13 +49,14 @@ class Case:
     model: dict[str, Any]
     """Settings of the model."""
     peer: dict[str, Any]
-    """Sizes of JoeyNMT's model."""
+    """Sizes of the other toolkits' models."""
     vocabulary: int = 6000
     sources: tuple[int, int] = (5, 25)
     """The shortest and the longest source, without EOS."""
     steps: int = 14
     """Number of tokens of every output."""
     batch: int = 64
+    peers: tuple[str, ...] = ("JoeyNMT",)
 
 
 def _lstm(embedding: int, width: int, **options: Any) -> dict[str, Any]:
@@ -74,7 +77,7 @@ CASES = {
     ),
     "LSTM, words": Case(
         _lstm(128, 256, decoder="bahdanau"), {"embedding": 128, "width": 256},
-        vocabulary=45, sources=(4, 11), steps=6, batch=256,
+        vocabulary=45, sources=(4, 11), steps=6, batch=256, peers=("JoeyNMT", "yoyodyne"),
     ),
 }  # fmt: skip
 
@@ -126,6 +129,42 @@ for beam in given["beams"]:
 print(json.dumps(rates))
 """
 """Prints the sources per second of a model of JoeyNMT, for every beam size."""
+
+YOYODYNE = """
+import json, logging, sys, time
+import lightning, torch
+from yoyodyne import models, special
+from yoyodyne.data.batches import Batch, PaddedTensor
+from yoyodyne.models.modules import LSTMEncoder
+logging.disable()  # of what Lightning finds and recommends
+given = json.load(sys.stdin)
+torch.set_num_threads(given["threads"])
+sizes, size = given["sizes"], given["vocabulary"]
+rates = []
+for beam in given["beams"]:
+    torch.manual_seed(1)
+    encoder = LSTMEncoder(bidirectional=True, dropout=0, embedding_size=sizes["embedding"],
+        hidden_size=sizes["width"])
+    model = models.SoftAttentionLSTMModel(source_encoder=encoder, decoder_hidden_size=sizes["width"],
+        decoder_dropout=0, embedding_size=sizes["embedding"], vocab_size=size, target_vocab_size=size,
+        beam_width=beam, max_target_length=given["steps"] + 1).eval()
+    model.classifier.bias.data[special.END_IDX] = -1e4
+    model.trainer = lightning.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    with torch.inference_mode():
+        for count in (1, None):  # the first batch warms up
+            start, sources = time.perf_counter(), 0
+            for ids in given["batches"][:count]:
+                rows = [torch.tensor([*row[:-1], special.END_IDX]) for row in ids]
+                output = model(Batch(PaddedTensor(rows)))
+                output = output[0] if beam > 1 else output.argmax(1)
+                assert given["steps"] + 1 <= output.shape[-1] <= given["steps"] + 2, output.shape
+                sources += len(ids)
+    rates.append(sources / (time.perf_counter() - start))
+print(json.dumps(rates))
+"""
+"""The same for yoyodyne."""
+
+PEERS = {"JoeyNMT": JOEYNMT, "yoyodyne": YOYODYNE}
 
 
 class Steps:
@@ -182,15 +221,15 @@ def measure(
     return sum(map(len, batches)) / (time.perf_counter() - start)
 
 
-def measure_joeynmt(
-    python: str, case: Case, batches: list[list[list[int]]], threads: int
+def measure_peer(
+    toolkit: str, python: str, case: Case, batches: list[list[list[int]]], threads: int
 ) -> list[float]:
-    """Return the sources per second of JoeyNMT for every beam size."""
+    """Return the sources per second of another toolkit for every beam size."""
     given = {
         "sizes": case.peer, "batches": batches, "beams": BEAMS, "steps": case.steps, "threads": threads,
         "vocabulary": case.vocabulary,
     }  # fmt: skip
-    command = [python, "-c", JOEYNMT]
+    command = [python, "-c", PEERS[toolkit]]
     result = subprocess.run(
         command, check=True, stdout=subprocess.PIPE, text=True, input=json.dumps(given)
     )
@@ -198,16 +237,17 @@ def measure_joeynmt(
 
 
 def measure_all(
-    models: dict[str, InferenceModel], joeynmt: str | None, rounds: int, threads: int
+    models: dict[str, InferenceModel], pythons: dict[str, str], rounds: int, threads: int
 ) -> dict[tuple[str, str, int], float]:
     """Return the median sources per second by toolkit, model and beam size."""
     rates = dict[tuple[str, str, int], list[float]]()
     for round_number, (name, model) in itertools.product(range(rounds), models.items()):
         case = CASES[name]
         batches = make_batches(case)
-        found = measure_joeynmt(joeynmt, case, batches, threads) if joeynmt else []
-        for beam, rate in zip(BEAMS, found, strict=False):
-            rates.setdefault(("JoeyNMT", name, beam), []).append(rate)
+        for toolkit in pythons.keys() & case.peers:
+            found = measure_peer(toolkit, pythons[toolkit], case, batches, threads)
+            for beam, rate in zip(BEAMS, found, strict=True):
+                rates.setdefault((toolkit, name, beam), []).append(rate)
         for beam, kind in itertools.product(BEAMS, KINDS):
             if not round_number:
                 measure(model, batches[:2], case.steps, beam, kind)  # warms up
@@ -263,23 +303,31 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--joeynmt", metavar="PYTHON", help="interpreter that has JoeyNMT")
+    for toolkit in PEERS:
+        help_text = f"interpreter that has {toolkit}"
+        parser.add_argument(f"--{toolkit.lower()}", metavar="PYTHON", help=help_text)
     args = parser.parse_args()
+    given = {toolkit: getattr(args, toolkit.lower()) for toolkit in PEERS}
+    pythons = {toolkit: python for toolkit, python in given.items() if python}
     torch.set_num_threads(args.threads)
     models = {name: make_model(case) for name, case in CASES.items()}
     peak = matrix_product_peak()
-    rates = measure_all(models, args.joeynmt, args.rounds, args.threads)
+    rates = measure_all(models, pythons, args.rounds, args.threads)
     print(
         f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds; matrix products: "
         f"{peak / 1e9:,.0f} GFLOP/s; sentences or words per second\n\n"
-        "| model | beam | regard | share | bfloat16 | steps | JoeyNMT | multiples of JoeyNMT |\n"
-        "|---|---|---|---|---|---|---|---|"
+        "| model | beam | regard | share | bfloat16 | steps | others (multiples in float32, bfloat16) |\n"
+        "|---|---|---|---|---|---|---|"
     )
     for name, beam in itertools.product(CASES, BEAMS):
         ours, rounded, steps = (rates[kind, name, beam] for kind in KINDS)
         share = ours * 2 * multiplications(CASES[name], beam) / peak
-        peer = rates.get(("JoeyNMT", name, beam))
-        compared = f"{peer:,.0f} | {ours / peer:.1f}x, {rounded / peer:.1f}x" if peer else " | "
+        found = {toolkit: rates.get((toolkit, name, beam)) for toolkit in PEERS}
+        compared = "; ".join(
+            f"{toolkit} {rate:,.0f} ({ours / rate:.1f}x, {rounded / rate:.1f}x)"
+            for toolkit, rate in found.items()
+            if rate
+        )
         print(
             f"| {name} | {beam} | {ours:,.0f} | {share:.0%} | {rounded:,.0f} | {steps:,.0f} | {compared} |"
         )
