@@ -15,7 +15,7 @@ from regard import attribution, ensemble
 from regard.alignment import from_weights
 from regard.attribution import SIGNED, Method
 from regard.batching import Example
-from regard.errors import ConfigError, ExtraError
+from regard.errors import ConfigError, DataError, ExtraError
 from regard.models import Seq2Seq
 from regard.text import BOS, EOS, UNK
 
@@ -175,6 +175,25 @@ def test_attributions_of_the_models_own_outputs(folders: list[Path]) -> None:
     assert translator.attribute("a b", ["c", "d"]).tokens == ["c", "d"]
     assert translator.attribute(["a b"], "c d")[0].tokens == ["c", "d"]
     assert translator.attribute("a b", "").attention.shape == (0, 3)
+
+
+def test_attributions_of_targets_given_as_iterators(make_translator: Make) -> None:
+    translator = make_translator()
+    expected = translator.attribute("a b", ["c", "a", "b"])
+    for output in (
+        translator.attribute("a b", iter(["c", "a", "b"])),
+        *translator.attribute(["a b"], iter([iter(["c", "a", "b"])])),
+    ):
+        assert output.tokens == expected.tokens
+        assert np.array_equal(output.attention, expected.attention)
+
+
+def test_invalid_arguments_of_attributions(make_translator: Make) -> None:
+    translator = make_translator()
+    with pytest.raises(DataError, match="expected a target or an iterable of targets, got 5"):
+        translator.attribute(["a"], 5)  # pyright: ignore
+    with pytest.raises(ConfigError, match="the method takes one of attention"):
+        translator.attribute([], method="x")  # pyright: ignore
 
 
 def test_models_without_attention_have_attributions(make_translator: Make) -> None:

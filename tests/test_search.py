@@ -1,5 +1,6 @@
 """Beam search compared with brute force, and its attention weights with forced decoding."""
 
+import functools
 import itertools
 from dataclasses import dataclass
 
@@ -160,6 +161,13 @@ def test_hypotheses_come_best_first_and_differ() -> None:
         scores = [output.score for output in best]
         assert scores == sorted(scores, reverse=True)
         assert len({tuple(output.ids) for output in best}) == len(best) == 6
+
+
+def test_a_beam_size_is_any_whole_number(unchecked: None) -> None:
+    model = _model()
+    search = functools.partial(beam_search, model.decoder, _memory(model), _limits(4, 4, 4))
+    for size in (np.int64(3), torch.tensor(3)):
+        assert [best[0].ids for best in search(size)] == [best[0].ids for best in search(3)]
 
 
 def test_a_batch_equals_its_sources_alone() -> None:

@@ -496,6 +496,12 @@ def _step_fused(model: Seq2Seq) -> None:
     torch.optim.AdamW(model.parameters(), lr=0.1, fused=True).step()
 
 
+def _set_normalizer(model: Seq2Seq) -> None:
+    for module in model.modules():
+        if isinstance(module, regard.Attention):
+            module.normalizer = "sparsemax"
+
+
 def _write_to_data(model: Seq2Seq) -> None:
     for weight in model.parameters():
         weight.data.mul_(1.5)
@@ -506,7 +512,7 @@ def _write_to_data(model: Seq2Seq) -> None:
     "change",
     [
         _replace_output, _assign_weights, _hook, _prune, _parametrize, _halve, _step_fused,
-        _write_to_data,
+        _set_normalizer, _write_to_data,
     ],
 )  # fmt: skip
 def test_changes_of_the_model_have_an_effect(

@@ -130,6 +130,12 @@ SIGNED: dict[Method, Callable[[Seq2Seq, Example], Float[np.ndarray, "L T"]]] = {
 """The methods that return signed attributions; the weights of `attention` are in every translation."""
 
 
+def check_method(method: str) -> None:
+    """Raise a ConfigError if there is no such method."""
+    if method not in (known := get_args(Method)):
+        raise not_one_of("the method", method, known)
+
+
 def attribute(
     model: Seq2Seq, example: Example, translation: Translation, method: Method
 ) -> Translation:
@@ -145,8 +151,7 @@ def attribute(
         ConfigError: there is no such method.
         ExtraError: a package that the method needs is not installed.
     """
-    if method not in (known := get_args(Method)):
-        raise not_one_of("the method", method, known)
+    check_method(method)
     if method == "attention":
         return translation
     size = len(translation.tokens), len(translation.source_tokens)

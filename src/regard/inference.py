@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import itertools
 from typing import Any, cast
 
 import torch
@@ -36,7 +37,7 @@ _SMALL = 4096
 class InferenceModel:
     """A model and the steps of its decoder, prepared for inference.
 
-    The weights, modules, types and hooks of the model may change: it is prepared again if necessary.
+    The weights, buffers, modules, settings, types and hooks of the model may change: it is prepared again if necessary.
     """
 
     def __init__(self, model: Seq2Seq) -> None:
@@ -66,16 +67,21 @@ class _Snapshot:
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(module, _structure(module)) for module in model.modules()]
-        self._weights = [(weight, _counts(weight)) for weight in model.parameters()]
+        self._settings = [(module, _settings(module)) for module in model.modules()]
+        tensors = [*model.parameters(), *model.buffers()]
+        self._weights = [(weight, _counts(weight)) for weight in tensors]
         samples = [_sample(weight.detach()) for weight, _ in self._weights]
         self._samples = [(sample, sample.clone()) for sample in samples]
         self._rounded = rounds_to_bfloat16()
 
     def has_changed(self) -> bool:
-        """Return whether the modules, their hooks, the weights or PyTorch's precision have changed since."""
+        """Return whether modules, their settings and hooks, weights or PyTorch's precision have changed since."""
         return (
             self._rounded != rounds_to_bfloat16()
             or any(_structure(module) != structure for module, structure in self._modules)
+            or any(
+                not settings.items() <= vars(module).items() for module, settings in self._settings
+            )
             or any(_counts(weight) != counts for weight, counts in self._weights)
             or not all(torch.equal(sample, copied) for sample, copied in self._samples)
         )
@@ -83,9 +89,16 @@ class _Snapshot:
 
 def _structure(module: nn.Module) -> list[Any]:
     """Return values that change with the type, the hooks, the submodules and the tensors of a module."""
-    parts = [*module._modules.values(), *module._parameters.values()]  # pyright: ignore[reportPrivateUsage]
-    replaced = vars(module).get("forward")
-    return [type(module), has_hooks(module), replaced, *map(id, parts)]
+    own = vars(module)  # faster than the attributes
+    kinds = ("_modules", "_parameters", "_buffers")
+    parts = itertools.chain.from_iterable(own[kind].values() for kind in kinds)
+    return [type(module), has_hooks(module), own.get("forward"), *map(id, parts)]
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of a module that are flags, numbers or strings, except `training`."""
+    own = vars(module).items()
+    return {name: x for name, x in own if type(x) in (bool, int, float, str) and name != "training"}
 
 
 def _counts(weight: Tensor) -> tuple[Any, ...]:

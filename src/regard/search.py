@@ -5,6 +5,7 @@ Hypotheses carry the attention weights of their steps, so every output of a sear
 
 import functools
 import logging
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -125,6 +126,7 @@ def beam_search(
         ShapeError: the number of limits differs from the number of sources.
     """
     _check_options(memory, limits, beam_size, n_best, length_penalty, top_logprobs)
+    beam_size, n_best, top_logprobs = map(operator.index, (beam_size, n_best, top_logprobs))
     search = _Search(
         decoder=decoder,
         finished=FinishedHypotheses(limits, n_best, length_penalty),

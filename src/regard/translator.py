@@ -1,10 +1,10 @@
 """Translator: maps texts to translations with their attention."""
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack, cast, overload
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 
@@ -178,6 +178,7 @@ class Translator:
                 source tokens counted from 0, as in `attention`: one dict for all texts, or a list
                 with one dict per text. The other source tokens share the remaining weight in
                 proportion to their own weights; if those are all 0, as in sparse attention, they stay 0.
+                A posterior decoder imposes them on the prior; `attention` contains the posterior.
             ablate_heads: Transformer heads whose weights are set to 0, as (layer, head) pairs,
                 counted from 0.
             return_tree: store the search tree in the field `tree` of each output.
@@ -339,13 +340,16 @@ class Translator:
             ConfigError: there is no such method.
             ExtraError: `integrated_gradients` needs captum, which is not installed.
         """
+        attribution.check_method(method)
         single = isinstance(texts, str)
         sources = to_list(texts)
+        given: Any = targets
         if targets is None:
-            given: list[TextOrTokens] = [output.tokens for output in self.translate(sources)]
-        else:
-            one = single or isinstance(targets, str)
-            given = [cast("TextOrTokens", targets)] if one else list(targets)
+            given = [output.tokens for output in self.translate(sources)]
+        elif single or isinstance(targets, str):
+            given = [targets]
+        if isinstance(given, Iterable):  # tokens are read twice
+            given = [_repeatable(each) for each in given]
         outputs = self.align(sources, given)
         request = prepare(self.trained, sources, given, forced=True)
         attributed = [
@@ -379,6 +383,11 @@ class Translator:
             if on_progress is not None:
                 on_progress(len(indices))
         return outputs
+
+
+def _repeatable(target: Any) -> Any:
+    """Return a list of the tokens of an iterator, and other targets as they are."""
+    return list(target) if isinstance(target, Iterator) else target
 
 
 def find_device(name: str) -> torch.device:
