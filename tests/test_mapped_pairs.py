@@ -299,6 +299,8 @@ def test_rows_of_jsonl_that_hold_no_texts_are_bad(tmp_path: Path) -> None:
         '{"source": "a", ',
         '{"source": "a\\ud800", "target": "b"}',
         "",
+        '{"source": "a", "source": "b", "target": "c"}',
+        '{"source": "a\\u0000", "target": "b"}',
         '{"target": "b\\u2028", "source": "2024-05-01"}',
     ]
     path.write_text("\n".join(lines), encoding="utf-8")
@@ -307,9 +309,10 @@ def test_rows_of_jsonl_that_hold_no_texts_are_bad(tmp_path: Path) -> None:
         "row 3 has a list or an object as target, expected text; row 4 has an empty target; "
         "row 5 has no field target \\(data.target_column\\); row 6 is not a JSON object; row 7 is not valid "
         "JSON; "
-        "row 8 has a lone surrogate in source; row 9 is empty; correct them"
+        "row 8 has a lone surrogate in source; row 9 is empty; row 10 has 2 fields source; "
+        "row 11 contains a NUL character; correct them"
     )
-    with pytest.raises(DataError, match=f"8 of 10 rows cannot be used: {reasons}"):
+    with pytest.raises(DataError, match=f"10 of 12 rows cannot be used: {reasons}"):
         corpus(path)
     assert len(corpus(path, data={"bad_lines": "skip"}).train) == 2
 
@@ -317,13 +320,13 @@ def test_rows_of_jsonl_that_hold_no_texts_are_bad(tmp_path: Path) -> None:
 def test_every_row_of_csv_has_one_field_per_column(tmp_path: Path) -> None:
     path = tmp_path / "f.csv"
     first = [f"{n},{'b' * 1000}" for n in range(1500)]  # more than a block of any reader
-    last = ['"a\nb","c"', "hello,well, hello there", "", "short", '"x" y,z', 'say "a",b']
+    last = ['"a\nb","c"', "hello,well, hello there", "", "short", '"x" y,z', "a\0,b", 'say "a",b']
     path.write_text("\n".join(["source,target", *first, *last, ""]), encoding="utf-8")
     reasons = (
-        "row 1502 has 3 fields, expected 2; row 1503 has 1 field, expected 2; "
-        "row 1504 is not valid CSV .*; correct them"
+        "row 1502 has 3 fields, expected 2; row 1503 is empty; row 1504 has 1 field, expected 2; "
+        "row 1505 is not valid CSV .*; row 1506 contains a NUL character; correct them"
     )
-    with pytest.raises(DataError, match=f"3 of 1,505 rows cannot be used: {reasons}"):
+    with pytest.raises(DataError, match=f"5 of 1,507 rows cannot be used: {reasons}"):
         corpus(path)
     result = corpus(path, None, data={"bad_lines": "skip"}, training={"seed": 1})
     assert len(result.train) + len(result.dev) == 1502
@@ -417,10 +420,18 @@ def test_nulls_of_parquet_are_empty(tmp_path: Path) -> None:
             r"f.csv: the row on lines 2 to 3 is not valid CSV \(unex",
         ),
         ("f.csv", b"source,source,target\n", "f.csv has 2 columns source; rename all but one"),
-        ("f.csv", b"source,target\na,\xff\n", "f.csv: not UTF-8; convert the file to UTF-8 first"),
+        (
+            "f.csv",
+            b"source,target\na,\xff\n",
+            "f.csv, line 2: not UTF-8; convert the file to UTF-8 first",
+        ),
         ("f.CSV", b"source,target\n", "f.CSV contains no pair; expected rows of source and target"),
         ("f.csv", b"", "f.csv is empty; expected a line with the column names"),
-        ("f.jsonl", b'{"source": "\xff"}\n', "f.jsonl: not UTF-8; convert the file to UTF-8 first"),
+        (
+            "f.jsonl",
+            b'{"source": "\xff"}\n',
+            "f.jsonl, line 1: not UTF-8; convert the file to UTF-8 first",
+        ),
         ("f.jsonl", b"", "f.jsonl contains no pair; expected rows of source and target"),
         ("f.csv", b"source,target\n", "f.csv contains no pair; expected rows of source and target"),
         ("f.jsonl.gz", b"", "f.jsonl.gz: decompress it first"),

@@ -31,6 +31,7 @@ _MOST_CHARACTERS = 1 << 26
 quotation mark."""
 _field_limit = threading.Lock()
 """Held while the limit of the module `csv`, which is global, is another one."""
+_NUL = "contains a NUL character"
 _KINDS = {str: "text", bool: "true or false", int: "a number", float: "a number"}
 
 
@@ -206,7 +207,8 @@ def reading(path: str, cache: Path | None = None) -> Generator[None]:
         if isinstance(cause, DataError):
             raise cause from None
         if isinstance(cause, UnicodeDecodeError):
-            raise DataError(f"{path}: not UTF-8; convert the file to UTF-8 first") from None
+            place = f"{path}{_place_of_other_bytes(path)}"
+            raise DataError(f"{place}: not UTF-8; convert the file to UTF-8 first") from None
         reason = getattr(cause, "strerror", None) or str(cause).strip() or type(cause).__name__
         unreadable = isinstance(cause, ValueError) or (
             isinstance(cause, OSError) and cause.errno in (None, errno.ENOENT)
@@ -350,12 +352,19 @@ def _csv_rows(file: str, columns: Sequence[str | int | None]) -> Iterator[Row]:
                     raise DataError(f"{file} contains no pair; expected rows of source and target")
                 return
             empty = empty and not fields
-            if fields and len(fields) != len(header):
-                found = quantity(len(fields), "field")
-                yield Row(fault=f"has {found}, expected {len(header)}")
-            elif fields:  # not a blank line
-                source, target, features = (None if i is None else fields[i] for i in indices)
-                yield Row(source or "", target or "", features)
+            yield _csv_row(fields, len(header), indices)
+
+
+def _csv_row(fields: list[str], count: int, indices: Sequence[int | None]) -> Row:
+    """Return the row with these fields, of which there should be `count`; a blank line has none."""
+    if not fields:
+        return Row()
+    if len(fields) != count:
+        return Row(fault=f"has {quantity(len(fields), 'field')}, expected {count}")
+    if any("\0" in field for field in fields):
+        return Row(fault=_NUL)
+    source, target, features = (None if i is None else fields[i] for i in indices)
+    return Row(source or "", target or "", features)
 
 
 def _next_row(reader: Any, file: str) -> list[str] | None:
@@ -382,12 +391,37 @@ def _next_row(reader: Any, file: str) -> list[str] | None:
         ) from None
 
 
+def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object as a dict; raise a DataError if it has a field twice."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"has {names.count(repeated)} fields {repeated}")
+    return fields
+
+
+def _place_of_other_bytes(path: str) -> str:
+    """Return `, line N`, the first line of a text file that is not UTF-8; nothing for other files."""
+    if not path.endswith((".csv", ".json", ".jsonl")):
+        return ""
+    with contextlib.suppress(OSError), open(path, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError:
+                return f", line {number:,}"
+    return ""
+
+
 def _parse_line(line: str, data: DataConfig) -> Row:
     """Return the row of one JSON document."""
     if not line.strip():
         return Row()
     try:
-        document = json.loads(line)
+        document = json.loads(line, object_pairs_hook=_unique_fields)
+    except DataError as error:
+        return Row(fault=str(error))
     except (ValueError, RecursionError):
         return Row(fault="is not valid JSON")
     if not isinstance(document, dict):
@@ -404,5 +438,7 @@ def _parse_line(line: str, data: DataConfig) -> Row:
             return Row(fault=f"has {kind} as {name}, expected text")
         if not is_utf8(value):
             return Row(fault=f"has a lone surrogate in {name}")
+        if "\0" in value:
+            return Row(fault=_NUL)
         fields.append(value)
     return Row(fields[0], fields[1], None if data.features_column is None else fields[2])
