@@ -176,6 +176,9 @@ def test_the_search_tree_holds_every_output(client: TestClient) -> None:
         ({"texts": ["a"] * 100_000}, "at most 1000"),
         ({"text": " " * 200_000}, "characters"),
         ({"text": "a", "prefix": "a " * 200_000}, "characters"),
+        ({"texts": ["a"] * 256, "prefix": "a " * 9000}, "got 4,608,256"),
+        ({"texts": ["a"] * 256, "features": "a " * 9000}, "got 4,608,256"),
+        ({"texts": ["a"] * 256, "prefix_tokens": ["a"] * 900}, "got 230,656"),
         ({"texts": ["a"] * 9, "prefix": "a " * 499, "beam_size": 20}, "smaller beam"),
         (
             {

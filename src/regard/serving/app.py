@@ -271,7 +271,7 @@ def _check_target(
 ) -> tuple[Translator, list[int]]:
     """Reject a request that exceeds a limit; return its model and its source and target lengths."""
     translator, limits = _translator(batcher, request.model), batcher.limits
-    limits.check_text(request.strings)
+    limits.check_text(request.strings, request.characters)
     (prepared,) = prepare(
         translator.trained, [request.source], [request.target], forced=True
     ).sources
@@ -301,7 +301,7 @@ def _prepare(
         if (value := getattr(request, name)) > limits.beam_size:
             got = shortened(str(value))
             raise ConfigError(f"{name} is at most {limits.beam_size}, got {got}")
-    limits.check_text(request.strings)
+    limits.check_text(request.strings, request.characters)
     _check_pinned(count_pins(request), limits)
     prepared = prepare(
         translator.trained, texts, request.prefixes, request.pin, request.ablate_heads

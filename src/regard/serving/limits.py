@@ -45,7 +45,7 @@ class Limits:
     texts: int = 256
     """Texts in one request."""
     characters: int = 20_000
-    """Characters in all texts and prefixes of one request."""
+    """Characters in all texts, features and prefixes of one request; those for all texts count once for each."""
     tokens: int = 500
     """Tokens in one text, prefix or target, `</s>` included."""
     beam_size: int = 20
@@ -70,14 +70,17 @@ class Limits:
     batch_texts: int = 256
     """Texts in one batch."""
 
-    def check_text(self, texts: Sequence[str]) -> None:
+    def check_text(self, texts: Sequence[str], characters: int) -> None:
         """Reject texts that would take too long to tokenise.
+
+        Args:
+            texts: all strings of a request.
+            characters: number of characters to tokenise.
 
         Raises:
             ConfigError: there are too many characters, combining marks on one character, or flags in a
                 row.
         """
-        characters = sum(map(len, texts))
         if characters > self.characters:
             raise ConfigError(
                 f"at most {quantity(self.characters, 'character')} per request, got {characters:,}"

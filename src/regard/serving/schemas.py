@@ -62,6 +62,11 @@ class _Request(BaseModel):
         values = (value if isinstance(value, list) else [value] for _, value in self)
         return [item for value in values for item in value if isinstance(item, str)]
 
+    @property
+    def characters(self) -> int:
+        """Number of characters to tokenise."""
+        return sum(map(len, self.strings))
+
 
 class TranslateRequest(_Request):
     """One text or several, with search settings and interventions."""
@@ -120,6 +125,13 @@ class TranslateRequest(_Request):
     def all_texts(self) -> list[str]:
         """All texts, always as a list."""
         return [self.text] if self.text is not None else self.texts or []
+
+    @property
+    def characters(self) -> int:
+        """Number of characters to tokenise; features or a prefix for all texts count once for each."""
+        values = self.features, self.prefix, "".join(self.prefix_tokens or ())
+        shared = sum(len(value) for value in values if isinstance(value, str))
+        return super().characters + shared * (len(self.all_texts) - 1)
 
     @property
     def search(self) -> tuple[object, ...]:
