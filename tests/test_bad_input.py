@@ -378,6 +378,22 @@ def test_pairs_with_lone_surrogates_are_bad_lines(name: str) -> None:
     assert parsed.bad == [(2, f"has a lone surrogate in its {name}")]
 
 
+@pytest.mark.parametrize("name", ["source", "target", "features"])
+def test_pairs_with_too_many_combining_characters_are_bad_lines(name: str) -> None:
+    values = {"source": "a", "target": "b", "features": "V"}
+    most, more = ({**values, name: "e" + "\u0301" * count} for count in (1000, 1001))
+    parsed = pairs_from([tuple(pair.values()) for pair in (most, more)])
+    assert parsed.numbers == [1]
+    reason = f"has more than 1,000 combining characters in a row in its {name}"
+    assert parsed.bad == [(2, reason)]
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_seeds_of_datasets_are_bounded(sentence: Call, tmp_path: Path, seed: int) -> None:
+    line = sentence("data", "reverse", "--out", tmp_path / "out", "--seed", seed)
+    assert line.endswith(f"--seed must lie in [0, 2^63), got {seed}")
+
+
 def test_settings_and_pairs_that_are_none_are_refused() -> None:
     pairs = [("a", "b")]
     values: list[Any] = [None, TrainingConfig()]
@@ -490,6 +506,7 @@ def edit(folder: Path, name: str, value: Any, *keys: str) -> None:
     for key in keys[:-1]:
         inner = inner[key]
     inner[keys[-1]] = value
+    document.pop("sha256", None)
     (folder / name).write_text(json.dumps(document))
 
 

@@ -241,6 +241,14 @@ def test_a_folder_without_a_comparison_is_not_resumed(tmp_path: Path) -> None:
     assert (tmp_path / "settings.json").read_text() == "mine"
 
 
+def test_a_comparison_that_was_killed_before_its_first_training_is_resumed(tmp_path: Path) -> None:
+    settings, out = _settings(tmp_path), tmp_path / "out"
+    out.mkdir()
+    (out / "settings.json").write_text(json.dumps({name: settings[name] for name in settings}))
+    (run,) = compare(settings, ["dot"], out, _pairs(5, 3), resume=True)
+    assert run.name == "dot"
+
+
 def test_settings_that_are_left_out_count_as_their_defaults(tmp_path: Path) -> None:
     settings, out = _settings(tmp_path), tmp_path / "out"
     (out / "dot" / "seed-1").mkdir(parents=True)
@@ -256,6 +264,9 @@ def test_settings_that_are_left_out_count_as_their_defaults(tmp_path: Path) -> N
     [
         (["--attention", "none,sum"], "unknown model 'sum'"),
         (["--seeds", "1,1"], "seeds have a duplicate: 1, 1"),
+        (["--seeds", "1,-1"], "--seeds must lie in [0, 2^63), got 1,-1"),
+        (["--attention", "dot,luong:dot"], "dot and luong:dot are the same model; leave out one"),
+        (["--attention", "additive,mlp"], "additive and mlp are the same model; leave out one"),
         (["--attention", "dot,none,dot"], "models have a duplicate: dot, none, dot"),
         (["--beam-size", "0"], "beam_size must be at least 1, got 0"),
         (["--beam-size", "999999999"], "beam_size must be at most 1,000, got 999,999,999"),

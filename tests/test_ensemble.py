@@ -264,11 +264,12 @@ def test_an_interrupted_copy_leaves_nothing(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     out = tmp_path / "all"
-    monkeypatch.setattr(ensemble, "write_json", fail)
+    monkeypatch.setattr(model_folder, "write_json", fail)
     with pytest.raises(ConfigError, match=r"cannot write .*all: No space left on device; choose"):
         ensemble.save(folders, out)
-    assert [*tmp_path.rglob("*")] == [out]
+    assert not [*tmp_path.rglob("*")]
     monkeypatch.undo()
+    out.mkdir()
     monkeypatch.chdir(out)
     with pytest.raises(ConfigError, match=r"members is inside .*; choose another folder"):
         ensemble.save(folders, folders[0] / "members")
@@ -303,8 +304,18 @@ def test_a_wrong_number_of_members_is_reported(folder: Path, count: Any) -> None
         regard.Translator.load(folder)
 
 
+def test_a_damaged_number_of_members_is_reported(folder: Path) -> None:
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace('"members": 2', '"members": 1'))
+    with pytest.raises(
+        FolderError, match=r"config\.json is damaged: the checksum differs; restore"
+    ):
+        regard.Translator.load(folder)
+
+
 def test_more_members_than_folders_are_reported(folder: Path) -> None:
     config = {**json.loads((folder / "config.json").read_text()), "members": 10**12}
+    del config["sha256"]
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(FolderError, match="members/2 is not a model folder"):
         regard.Translator.load(folder)
@@ -331,6 +342,9 @@ def test_tokenizers_that_differ_are_named(folders: list[Path], tmp_path: Path) -
     path = tmp_path / "other" / "target.json"
     tokenizer = json.loads(path.read_text())
     path.write_text(json.dumps({**tokenizer, "vocabulary": [*tokenizer["vocabulary"][:-1], "x"]}))
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    del config["sha256"]
+    (tmp_path / "other" / "config.json").write_text(json.dumps(config))
     with pytest.raises(
         ConfigError,
         match=r"their target tokenizers differ in the vocabulary \(4 and 4 entries, '.' in only one "

@@ -211,6 +211,12 @@ def test_the_runner_reports_bad_input_in_one_sentence(
     assert "line 2: a text has 20000 tokens, above 10000; split" in sentence(
         b"b\n" + b"a " * 20_000 + b"\n"
     )
+    for name in ("model.json", "encoder.onnx", "decoder.onnx"):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+        assert f"{name} is damaged; export the model again" in sentence(b"a b\n")
+        (folder / name).write_bytes(content)
+    (folder / "checksums.json").write_text("{}")
     description = json.loads((folder / "model.json").read_bytes())
     description["target"]["vocabulary"].pop()
     (folder / "model.json").write_text(json.dumps(description))
@@ -373,6 +379,7 @@ def matching(
     translator = regard.Translator(trained, torch.device("cpu"))
     folder = shutil.copytree(export_once(0)[1], tmp_path / "matching")
     (folder / "model.json").write_text(json.dumps(describe(translator, "matching")))
+    (folder / "checksums.json").write_text("{}")
     return translator, folder
 
 

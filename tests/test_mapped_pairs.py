@@ -395,6 +395,12 @@ def test_a_parquet_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
             read(tmp_path / "f.parquet")
 
 
+def test_nul_in_parquet_is_a_bad_row(tmp_path: Path) -> None:
+    path = write(tmp_path / "f.parquet", [("a", "b"), ("c\0", "d"), ("e", "f\0")])
+    with pytest.raises(DataError, match="row 2 contains a NUL character; row 3 contains a NUL"):
+        corpus(path)
+
+
 def test_nulls_of_parquet_are_empty(tmp_path: Path) -> None:
     path = write(tmp_path / "f.parquet", [("a", None), (None, "b"), ("c", "d")])
     with pytest.raises(

@@ -149,6 +149,31 @@ def test_invalid_settings_are_reported_as_damage(
         model_folder.load(folder)
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("config.json", '"normalizer": "softmax"', '"normalizer": "entmax15"'),
+        ("config.json", '"max_target_length"', '"mcx_target_length"'),
+        ("source.json", '"b"', '"x"'),
+        ("target.json", '"B"', '"x"'),
+    ],
+)
+def test_damage_that_leaves_valid_settings_is_reported(
+    folder: Path, name: str, before: str, after: str, unchecked: None
+) -> None:
+    text = (folder / name).read_text()
+    assert before in text
+    (folder / name).write_text(text.replace(before, after))
+    with pytest.raises(
+        FolderError, match=r"target\.json is damaged: the checksum differs; restore"
+    ):
+        model_folder.load(folder)
+    values = json.loads((folder / "config.json").read_text())
+    del values["sha256"]
+    (folder / "config.json").write_text(json.dumps(values))
+    model_folder.load(folder)  # an intended change
+
+
 def test_a_newer_format_is_refused(folder: Path) -> None:
     values = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**values, "format": 4, "regard": "9.9"}))
@@ -212,6 +237,7 @@ def test_sizes_in_the_settings_occupy_no_memory(
     weights, occupied = list[int](), list[int]()
     values = json.loads((folder / "config.json").read_text())
     values["model"]["encoder_dim"] = 4000
+    del values["sha256"]
     (folder / "config.json").write_text(json.dumps(values))
     monkeypatch.setattr(model_folder, "load_tensors", load_tensors)
     before = resident()

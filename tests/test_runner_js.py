@@ -133,10 +133,16 @@ def test_a_dictionary_is_looked_up_first(
 def test_bad_input_is_one_sentence(
     exported: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
 ) -> None:
+    damaged = shutil.copytree(exported(0)[1], tmp_path / "damaged", symlinks=True)
+    text = (damaged / "model.json").read_text()
+    (damaged / "model.json").write_text(
+        text.replace('"length_penalty": 1.0', '"length_penalty": 9.0')
+    )
     for options, message in [
+        ([str(damaged)], "model.json is damaged; export the model again"),
         (["--beam-size", "0"], "expected a whole number from 1 to 100 as the beam size"),
         (["--beam-size", "101"], "expected a whole number from 1 to 100 as the beam size"),
-        ([str(tmp_path)], "model.json"),
+        ([str(tmp_path)], "checksums.json"),
         (["--beam"], "--beam"),
     ]:
         result = _command(exported(0)[1], "a\n", *options)
@@ -148,6 +154,7 @@ def test_bad_input_is_one_sentence(
     assert "not valid for encoding utf-8" in result.stderr
     assert _command(exported(0)[1], "a\0\n").stderr.startswith("line 1: it contains NUL; convert")
     folder = shutil.copytree(exported(0)[1], tmp_path / "out", symlinks=True)
+    (folder / "checksums.json").write_text("{}")
     description = json.loads((folder / "model.json").read_bytes())
     description["target"]["vocabulary"].pop()
     (folder / "model.json").write_text(json.dumps(description))

@@ -18,6 +18,7 @@ from regard.files import atomic_write, remove_temporary_files, require_empty_fol
 from regard.hidden_markov import ROUNDS, HiddenMarkovAligner
 from regard.pairs import Pair, PairLike, ParsedPairs, pairs_from, refuse_pipes, to_pairs
 from regard.progress import Progress
+from regard.setting_checks import check_positive
 from regard.symmetrization import symmetrize
 from regard.text import Tokenizer
 from regard.training import train
@@ -79,7 +80,7 @@ def train_both(
         data["train_links"] = str(guide)
     groups: dict[str, Mapping[str, Any]] = {**settings, "data": data}
     if max_minutes is not None:
-        groups["training"] = {**settings.get("training", {}), "max_minutes": max_minutes / 2}
+        groups["training"] = {**settings.get("training", {}), "max_minutes": _half(max_minutes)}
 
     def run(name: str, swap: bool, links: Sequence[Iterable[Link]] | None = None) -> Translator:
         config = from_dict({**groups, "out": str(Path(out) / name), "device": device})
@@ -119,6 +120,12 @@ def train_both(
     groups["training"] = {**limits, **groups.get("training", {})}
     links = data.pop("train_links", None)
     return forward, run("reverse", swap=True, links=None if links is None else _swapped(links))
+
+
+def _half(max_minutes: float) -> float:
+    """Return the time budget of one of two models."""
+    check_positive("max_minutes", max_minutes)
+    return max_minutes / 2
 
 
 def guide_of(out: str | Path, settings: Mapping[str, Mapping[str, Any]]) -> Path | None:

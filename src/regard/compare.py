@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby, product
+from itertools import combinations, groupby, product
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, get_args
@@ -135,6 +135,7 @@ def compare(
     plans = [
         (name, _config({**settings, **common}, name, seed, out)) for name, seed in specifications
     ]
+    _require_different_models(plans)
     file = out / _SETTINGS
     models_before, before = _configs(out), file.read_bytes() if file.exists() else None
     write_json(file, common)
@@ -147,6 +148,13 @@ def compare(
                 with contextlib.suppress(OSError):
                     Path(str(config.out)).parent.rmdir()
         raise
+
+
+def _require_different_models(plans: Sequence[tuple[str, Config]]) -> None:
+    """Raise a ConfigError if two specifications name the same model."""
+    for (name, config), (other, same) in combinations(plans, 2):
+        if name != other and config.model == same.model:
+            raise ConfigError(f"{name} and {other} are the same model; leave out one of them")
 
 
 def _configs(out: Path) -> dict[Path, bytes]:
@@ -244,7 +252,8 @@ def _common_settings(
         minutes = MINUTES / len(specifications) if stored is None else stored.training.max_minutes
         common["training"]["max_minutes"] = minutes
     folders = {_folder(out, name, seed) for name, seed in specifications}
-    if resume and not begun and not any((each / "checkpoints").exists() for each in folders):
+    has_checkpoints = any((each / "checkpoints").exists() for each in folders)
+    if resume and not (begun or has_checkpoints or _has_only_settings(out)):
         require_empty_folder(out, "it has no models to resume: choose another folder (out)")
     for folder in begun:
         if folder not in folders:
@@ -260,6 +269,17 @@ def _common_settings(
 def _begun(out: Path) -> list[Path]:
     """Return the folders of the models whose training has begun."""
     return sorted(path.parent for path in out.glob("*/seed-*/config.json"))
+
+
+def _has_only_settings(out: Path) -> bool:
+    """Return whether a comparison in this folder was killed before its first training began."""
+    if not out.is_dir() or [path.name for path in out.iterdir()] != [_SETTINGS]:
+        return False
+    try:
+        _read_settings(out)
+    except ConfigError:
+        return False
+    return True
 
 
 def _read_settings(out: Path) -> Config:

@@ -16,7 +16,7 @@ from typing import Any
 
 from regard import migrations, model_folder, models, pretrained
 from regard.errors import ConfigError, FolderError
-from regard.files import require_empty_folder, write_errors_reported, write_json, write_text
+from regard.files import move_folder, require_empty_folder, write_errors_reported, write_text
 from regard.model_folder import TrainedModel
 from regard.text import Tokenizer
 from regard.version import __version__
@@ -135,17 +135,13 @@ def save(folders: Sequence[str | Path], out: str | Path) -> TrainedModel:
     combine(members)
     place = out if out.exists() else out.parent  # which may be write-protected around a mount point
     with write_errors_reported(out):
-        out.mkdir(parents=True, exist_ok=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".", dir=place) as temporary:
             new = Path(temporary) / out.name
             for index, (path, _) in enumerate(members):
                 _copy_member(path, member_folder(new, index))
             combined = complete(new, len(members))
-            parts = [*new.iterdir()]
-            if any((out / part.name).exists() for part in parts):
-                raise ConfigError(f"another process has written {out}; choose another folder (out)")
-            for part in parts:
-                shutil.move(part, out)
+            move_folder(new, out)
     return combined
 
 
@@ -176,7 +172,7 @@ def complete(out: Path, count: int) -> TrainedModel:
     )
     write_text(out / "README.md", card)
     description = {"format": migrations.FORMAT, "regard": __version__, "members": count}
-    write_json(out / "config.json", description)
+    model_folder.write_config(out, description)
     return combined
 
 
@@ -197,6 +193,8 @@ def _count(folder: Path) -> int | None:
             f"{folder / 'config.json'} is damaged: members must be a number from 1, got {count!r}; "
             "create the ensemble again"
         )
+    if count is not None:
+        model_folder.require_intact(folder)
     return count
 
 

@@ -262,6 +262,22 @@ def require_empty_folder(path: Path, remedy: str = "choose another folder (out)"
     return path
 
 
+def move_folder(folder: Path, out: Path) -> None:
+    """Give a folder the path of another one, which was empty or did not exist.
+
+    Raises:
+        ConfigError: another process has written `out` in the meantime.
+    """
+    if not out.exists():
+        folder.rename(out)
+        return
+    parts = [*folder.iterdir()]
+    if any((out / part.name).exists() for part in parts):
+        raise ConfigError(f"another process has written {out}; choose another folder (out)")
+    for part in parts:  # `out` may be a mount point, which cannot be replaced
+        shutil.move(part, out)
+
+
 def write_text(path: str | Path, text: str) -> None:
     """Write `text` as UTF-8 with LF line endings, atomically; compress it if `path` is named .gz."""
     content = text.encode("utf-8")

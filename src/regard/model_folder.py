@@ -1,6 +1,7 @@
 """Model folders: everything that a trained model needs, without executable content.
 
-config.json          resolved settings, format and package version, training metadata
+config.json          resolved settings, format and package version, training metadata, and a checksum of these
+                     and the tokenizers
 model.safetensors    the best weights, in float32, float16 or int8 (quantization.py)
 source.json target.json    the tokenizers
 metrics.jsonl        one line per validation (written by training)
@@ -12,6 +13,7 @@ checkpoints/         training states for --resume (checkpoints.py)
 import errno
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -28,6 +30,11 @@ from regard.models import Seq2Seq, build
 from regard.quantization import WeightType, compress, expand
 from regard.text import Tokenizer
 from regard.version import __version__
+
+_TOKENIZERS = ("source.json", "target.json")
+
+_NOT_SETTINGS = ("format", "regard", "sha256")
+"""What config.json contains besides the settings and the metadata."""
 
 _SENTENCES = ("warning", "description", "attribution")
 """Metadata that are texts for the user."""
@@ -79,9 +86,26 @@ def save_description(folder: str | Path, trained: TrainedModel) -> None:
         **asdict(trained.config),
         "metadata": trained.metadata,
     }
-    write_text(folder / "source.json", trained.source.to_json() + "\n")
-    write_text(folder / "target.json", trained.target.to_json() + "\n")
-    write_json(folder / "config.json", config)
+    for name, tokenizer in zip(_TOKENIZERS, (trained.source, trained.target), strict=True):
+        write_text(folder / name, tokenizer.to_json() + "\n")
+    write_config(folder, config, _TOKENIZERS)
+
+
+def write_config(folder: Path, document: dict[str, Any], others: Sequence[str] = ()) -> None:
+    """Write config.json with a checksum of its content and of other files in the folder."""
+    sha256 = _checksum_of_description(folder, document, others)
+    write_json(folder / "config.json", {**document, "sha256": sha256})
+
+
+def _checksum_of_description(
+    folder: Path, document: dict[str, Any], others: Sequence[str] = ()
+) -> str:
+    """Return the SHA-256 of the content of config.json, without its checksum, and of other files."""
+    content = {name: value for name, value in document.items() if name != "sha256"}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
+    for name in others:
+        digest.update((folder / name).read_bytes())
+    return digest.hexdigest()
 
 
 def save_weights(
@@ -202,10 +226,11 @@ def describe(folder: str | Path) -> TrainedModel:
             )
         metadata = values.pop("metadata", {})
         config = from_dict(values)
-        source, target = (_read_tokenizer(folder / name) for name in ("source.json", "target.json"))
+        source, target = (_read_tokenizer(folder / name) for name in _TOKENIZERS)
         with _WithoutInitialization():
             model = build(config.model, len(source), len(target))
         _check_metadata(metadata, config, model)
+        require_intact(folder, _TOKENIZERS)
     except FolderError:
         raise
     except Exception as error:  # a damaged document can raise any exception
@@ -248,8 +273,20 @@ def load(folder: str | Path) -> TrainedModel:
     return trained
 
 
+def require_intact(folder: Path, others: Sequence[str] = ()) -> None:
+    """Raise a FolderError if the checksum in config.json is not that of its content and of the other files."""
+    document = parse_json(_read_text(folder / "config.json"))
+    checked = document.get("sha256")  # earlier versions have not recorded it
+    if checked not in (None, _checksum_of_description(folder, document, others)):
+        names = " or ".join(", ".join(("config.json", *others)).rsplit(", ", 1))
+        raise FolderError(
+            f"{folder}: {names} is damaged: the checksum differs; restore it from a copy, or train again (after an "
+            'intended change, remove "sha256" from config.json)'
+        )
+
+
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return the content of config.json, without the versions.
+    """Return the content of config.json, without the versions and the checksum.
 
     Raises:
         FolderError: the file is missing, damaged or in a newer format.
@@ -287,7 +324,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
             f"{folder} was written by a newer version of regard ({values.get('regard', '?')}); upgrade regard to read it"
         )
     settings = migrations.convert_config(values)
-    return {name: value for name, value in settings.items() if name not in ("format", "regard")}
+    return {name: value for name, value in settings.items() if name not in _NOT_SETTINGS}
 
 
 def _check_metadata(metadata: Any, config: Config, model: Seq2Seq) -> None:

@@ -11,6 +11,7 @@ from regard.errors import ConfigError, DataError, is_utf8, quantity
 from regard.files import is_descriptor
 from regard.lines import read_lines
 from regard.text import format_source, remove_line_ending, split_features
+from regard.text.normalization import MOST_MARKS, excess_mark
 
 MAX_LISTED = 20
 """Number of bad lines that an error lists."""
@@ -348,4 +349,6 @@ def _reason(
     for name, text in (("source", source), ("target", target), ("features", features or "")):
         if not is_utf8(text):
             return f"has a lone surrogate in its {name}"
+        if excess_mark(text):
+            return f"has more than {MOST_MARKS:,} combining characters in a row in its {name}"
     return None if target.strip() else "has an empty target"

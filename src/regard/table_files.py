@@ -166,11 +166,16 @@ def rows(batch: Mapping[str, Sequence[Any]], path: str, data: DataConfig) -> lis
         return [Row(*row) for row in zip(*(batch[name] for name in Row._fields), strict=True)]
     sources, targets = batch[data.source_column], batch[data.target_column]
     if data.features_column is None:
-        return [Row(s or "", t or "") for s, t in zip(sources, targets, strict=True)]
+        return [_row(s, t) for s, t in zip(sources, targets, strict=True)]
     features = batch[str(data.features_column)]
-    return [
-        Row(s or "", t or "", f or "") for s, t, f in zip(sources, targets, features, strict=True)
-    ]
+    return [_row(s, t, f or "") for s, t, f in zip(sources, targets, features, strict=True)]
+
+
+def _row(source: str | None, target: str | None, features: str | None = None) -> Row:
+    """Return the row with these fields."""
+    if any("\0" in (field or "") for field in (source, target, features)):
+        return Row(fault=_NUL)
+    return Row(source or "", target or "", features)
 
 
 @contextlib.contextmanager
@@ -361,10 +366,7 @@ def _csv_row(fields: list[str], count: int, indices: Sequence[int | None]) -> Ro
         return Row()
     if len(fields) != count:
         return Row(fault=f"has {quantity(len(fields), 'field')}, expected {count}")
-    if any("\0" in field for field in fields):
-        return Row(fault=_NUL)
-    source, target, features = (None if i is None else fields[i] for i in indices)
-    return Row(source or "", target or "", features)
+    return _row(*(None if i is None else fields[i] for i in indices))
 
 
 def _next_row(reader: Any, file: str) -> list[str] | None:

@@ -129,6 +129,9 @@ def make_parser() -> Parser:
 
 def _seeds(text: str) -> list[int]:
     try:
-        return [int(seed) for seed in text.split(",")]
+        seeds = [int(seed) for seed in text.split(",")]
     except ValueError:
         raise ConfigError(f"--seeds takes comma-separated integers, got {text!r}") from None
+    if not all(0 <= seed < 2**63 for seed in seeds):
+        raise ConfigError(f"--seeds must lie in [0, 2^63), got {text}")
+    return seeds

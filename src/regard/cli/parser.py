@@ -42,7 +42,7 @@ _load_yaml = get_loader("yaml")
 _NEGATIVE_NUMBER = re.compile(r"-[\d.]")
 _OTHER_BASE = re.compile(r".*:.*|[-+]?0[0-9_]+")
 """Numbers that YAML reads in base 60 (1:30 is 90) or in base 8 (010 is 8)."""
-_NOT_SETTINGS = ("format", "regard", "metadata", "facts")
+_NOT_SETTINGS = ("format", "regard", "metadata", "sha256", "facts")
 """What the config.json of a model folder contains besides the settings; it begins with the first two."""
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _TYPE_NAMES = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "a string"}

@@ -72,14 +72,16 @@ def run(arguments: list[str]) -> None:
             translator, args, shard, pins, heads, dictionary
         ):
             best = outputs[0]
-            truncated += not best.complete
-            too_short += bool(pins and best.source.strip()) and max(pins) > len(best.tokens)
+            printed = outputs[: args.n_best]
+            truncated += sum(not output.complete for output in printed)
+            last_pin = max(pins, default=0) if best.source.strip() else 0
+            too_short += sum(last_pin > len(output.tokens) for output in printed)
             without_features += reads_features and bool(best.tokens) and features is None
             with_tab += "\t" in text
-            unreliable += best.warning is not None
+            unreliable += sum(output.warning is not None for output in printed)
             unknown.update(best.unknown)
             left_out.update(best.left_out)
-            for rank, output in enumerate(outputs[: args.n_best], start=1):
+            for rank, output in enumerate(printed, start=1):
                 print(*_columns(output, number, rank, args), sep="\t", file=file)
                 if attention:
                     attention.write(json.dumps(output.to_dict(), ensure_ascii=False) + "\n")

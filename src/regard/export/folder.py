@@ -2,12 +2,14 @@
 
 encoder.onnx decoder.onnx         the graphs
 model.json                        sizes, search settings and the tables of both tokenizers
+checksums.json                    SHA-256 of the three files above, which the runners compare
 dictionary.json                   listed targets by source; empty without a dictionary
 translate.py tokens.py words.py   the runner in Python
 translate.mjs onnx/               the runner in JavaScript, and its modules, which are those of the page
 README.md NOTICE                  how to use the folder; the licence of its data, if the model has one
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -21,7 +23,13 @@ from regard.errors import ConfigError, quantity
 from regard.export.compression import compress_weights
 from regard.export.conversion import convert, require_packages
 from regard.export.parity import RUNNERS, Parity, check_parity
-from regard.files import require_empty_folder, write_errors_reported, write_json, write_text
+from regard.files import (
+    move_folder,
+    require_empty_folder,
+    write_errors_reported,
+    write_json,
+    write_text,
+)
 from regard.quantization import WeightType
 from regard.translator import Translator
 from regard.version import __version__
@@ -86,6 +94,7 @@ def export(
             compress_weights(graph, weights)
             (folder / f"{name}.onnx").write_bytes(graph.SerializeToString())
         write_json(folder / "model.json", describe(translator, out.name))
+        write_json(folder / "checksums.json", _checksums(folder))
         write_json(folder / "dictionary.json", {})
         copy_runners(folder)
         on_stage("comparing the outputs of the folder with those of PyTorch …")
@@ -94,8 +103,16 @@ def export(
         if notice is not None and notice.is_file():
             shutil.copyfile(notice, folder / "NOTICE")
         write_text(folder / "README.md", _card(out.name, translator, weights, parity, figures))
-        move(folder, out)
+        move_folder(folder, out)
     return Exported(out, size(out), parity)
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file in a folder, by name."""
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.iterdir())
+    }
 
 
 def copy_runners(folder: Path) -> None:
@@ -104,15 +121,6 @@ def copy_runners(folder: Path) -> None:
         shutil.copyfile(path, folder / path.name)
     in_browser = shutil.ignore_patterns("worker.js", "files.js")
     shutil.copytree(PAGE / "onnx", folder / "onnx", ignore=in_browser)
-
-
-def move(folder: Path, out: Path) -> None:
-    """Give a folder the path of another one, which is empty or does not exist."""
-    if not out.exists():
-        folder.rename(out)
-        return
-    for path in folder.iterdir():  # `out` may be a mount point, which cannot be replaced
-        shutil.move(path, out / path.name)
 
 
 def size(folder: Path) -> int:

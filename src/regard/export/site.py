@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from regard.charts.base import script_json
-from regard.export.folder import PAGE, Exported, export, move, size
-from regard.files import require_empty_folder, write_errors_reported
+from regard.export.folder import PAGE, Exported, export, size
+from regard.files import move_folder, require_empty_folder, write_errors_reported
 from regard.model_info import describe_model
 from regard.translator import Translator
 
@@ -54,7 +54,7 @@ def export_site(
         exported = export(translator, Path(temporary) / "model", **options)
         site = Path(temporary) / "site"
         write_site(exported.folder, describe_model(name, translator), runtime, site)
-        move(site, out)
+        move_folder(site, out)
     return exported._replace(folder=out, size=size(out))
 
 

@@ -6,7 +6,7 @@ import unicodedata
 from regard.config import NormalForm
 from regard.errors import DataError
 
-_MOST_MARKS = 1000
+MOST_MARKS = 1000
 """Maximum combining characters in a row; normalising them takes quadratic time."""
 
 
@@ -26,23 +26,25 @@ def normalize(text: str, form: NormalForm, lowercase: bool = False) -> str:
         ) from None
     if form == "none":
         return text.lower() if lowercase else text
-    _check_marks(text)
+    if position := excess_mark(text):
+        raise DataError(
+            f"more than {MOST_MARKS:,} combining characters in a row, up to character {position}; correct the text"
+        )
     text = unicodedata.normalize(form, text)
     # a capital letter may have no composed form, unlike its lower case
     return unicodedata.normalize(form, text.lower()) if lowercase else text
 
 
-def _check_marks(text: str) -> None:
-    if len(text) <= _MOST_MARKS or text.isascii():
-        return
+def excess_mark(text: str) -> int:
+    """Return the position, from 1, of the first combining character after `MOST_MARKS` in a row; 0 if there is none."""
+    if len(text) <= MOST_MARKS or text.isascii():
+        return 0
     marks = 0
     for position, character in enumerate(text, start=1):
         marks = marks + 1 if _is_mark(character) else 0
-        if marks > _MOST_MARKS:
-            raise DataError(
-                f"more than {_MOST_MARKS:,} combining characters in a row, up to character "
-                f"{position}; correct the text"
-            )
+        if marks > MOST_MARKS:
+            return position
+    return 0
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,5 +1,6 @@
 // Translate lines with an exported model: node translate.mjs [FOLDER] [--beam-size K] [--confidence] < lines
 // Needs onnxruntime-node: npm install --ignore-scripts onnxruntime-node (its script downloads CUDA)
+import { createHash } from "node:crypto";
 import { existsSync, readFileSync, realpathSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
@@ -11,6 +12,9 @@ import { loadModel, translate } from "./onnx/translation.js";
 export async function load(folder) {
   const path = (name) => join(folder, name);
   const read = (name) => JSON.parse(readFileSync(path(name), "utf8"));
+  const sha256 = (name) => createHash("sha256").update(readFileSync(path(name))).digest("hex");
+  const damaged = Object.entries(read("checksums.json")).find(([name, expected]) => sha256(name) !== expected);
+  if (damaged) throw new Error(`${damaged[0]} is damaged; export the model again`);
   const model = await loadModel(ort, read("model.json"), path("encoder.onnx"), path("decoder.onnx"));
   const dictionary = existsSync(path("dictionary.json")) ? read("dictionary.json") : {};
   return {

@@ -1,6 +1,7 @@
 """Translate lines: python translate.py < lines. Needs numpy, onnxruntime, tokenizers."""
 
 import argparse
+import hashlib
 import json
 import os
 import sys
@@ -15,6 +16,9 @@ MAX_TOKENS = 10_000
 
 class Model:
     def __init__(self, folder):
+        for name, expected in json.loads(Path(folder, "checksums.json").read_text()).items():
+            if hashlib.sha256(Path(folder, name).read_bytes()).hexdigest() != expected:
+                raise ValueError(f"{name} is damaged; export the model again")
         files = (Path(folder, f"{name}.json") for name in ("model", "dictionary"))
         self.info, self.listed = (json.loads(file.read_text("utf-8")) for file in files)
         self.source, self.target = Tokenizer(self.info["source"]), Tokenizer(self.info["target"])
