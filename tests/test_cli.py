@@ -355,6 +355,21 @@ def test_all_settings_can_be_printed(regard: Command) -> None:
     assert not any(line.startswith("out:") for line in result.lines)
 
 
+@pytest.mark.parametrize("text", ['"no"', "1"])
+def test_a_switch_in_a_settings_file_is_true_or_false(
+    regard: Command, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "my.yaml").write_text(f"adapt: {text}\n")
+    result = regard("train", "--config", tmp_path / "my.yaml", "--print-config")
+    value = yaml.safe_load(text)
+    assert f"adapt takes true or false, got {value!r}; see" in error_line(result, 2)
+
+
+def test_only_settings_that_can_be_used_are_printed(regard: Command) -> None:
+    result = regard("train", "--training.max_minutes", ".nan", "--print-config")
+    assert "training.max_minutes must be above 0, got nan" in error_line(result, 1)
+
+
 @pytest.mark.parametrize("options", [(), ("--config", "my.yaml", "--adapt")])
 def test_printed_settings_train_the_same_model(
     regard: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
@@ -1441,6 +1456,7 @@ def test_a_model_that_outputs_nothing_is_reported(
     )
     config = json.loads((model / "config.json").read_text())
     config["metadata"]["warning"] = "the model has learned nothing yet: …; train longer"
+    del config["sha256"]
     (model / "config.json").write_text(json.dumps(config))
     assert "is empty; the model has learned nothing yet: …; train longer" in (
         error_line(regard(*call), 1)
@@ -1627,7 +1643,7 @@ def test_the_settings_of_a_model_repeat_its_training(regard: Command, tmp_path: 
     assert result.status == 0
     weights = [(folder / "model.safetensors").read_bytes() for folder in (first, second)]
     assert weights[0] == weights[1]
-    found = [{**read_settings(folder), "out": None} for folder in (first, second)]
+    found = [{**read_settings(folder), "out": None, "sha256": None} for folder in (first, second)]
     assert found[0] == found[1]
 
 

@@ -179,6 +179,10 @@ class Parser(ArgumentParser):
         for action in self._actions:
             if action.metavar in _PATHS and values.get(action.dest) == "":
                 self.error(f"{self._as_typed(action.dest)} takes a path, got an empty string")
+            value = values.get(action.dest)
+            is_switch = action.nargs == 0 and action.const is True
+            if is_switch and not isinstance(value, bool | None):  # in a settings file
+                self.error(f"{action.dest} takes true or false, got {value!r}")
         return values
 
     def add_argument(self, *names: Any, **options: Any) -> Any:  # type: ignore[override]

@@ -82,8 +82,11 @@ def _printed_settings(parser: Parser, arguments: list[str]) -> str:
     It lists all settings, but only the given ones if the others are chosen from the pairs or taken from a
     model.
     """
+    from regard.config import from_dict
+
     expanded = [f"--out={_NO_FOLDER}", *arguments]  # required, but not for this
     args = parser.parse_args(expanded)
+    from_dict(settings(parser.parse_args(expanded, defaults=False)))  # the file can be used
     adapts = args.adapt or args.config is None
     open_ones = adapts or args.init_from is not None or args.tokenizers_from is not None
     values = parser.parse_args(expanded, defaults=not open_ones).as_dict()
