@@ -104,7 +104,7 @@ def _checksum_of_description(
     content = {name: value for name, value in document.items() if name != "sha256"}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode())
     for name in others:
-        digest.update((folder / name).read_bytes())
+        digest.update(_read_text(folder / name).encode())  # whatever its line endings are
     return digest.hexdigest()
 
 
