@@ -171,7 +171,8 @@ class Translator:
                 more than 20 beams, and for a large target vocabulary.
             on_progress: called after each batch with the number of texts translated in it.
             prefix: the beginning of the output: one string for all sources, or a list with one
-                prefix per source, each of which is a string or a list of tokens. A right-to-left
+                prefix per source, each of which is a string or a list of tokens. A token of a list that
+                is not in the vocabulary becomes `<unk>`, in a string it is an error. A right-to-left
                 model predicts the end of the text first, which then is its prefix; its lists of tokens
                 are in the order of prediction.
             pin: attention weights to impose, as `{step: {source token: weight}}` with steps and

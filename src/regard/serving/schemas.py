@@ -100,7 +100,9 @@ class TranslateRequest(_Request):
         None, description="prefix to force: one for all texts, or one per text"
     )
     prefix_tokens: list[str] | None = Field(
-        None, max_length=MAX_ITEMS, description="prefix to force, as tokens"
+        None,
+        max_length=MAX_ITEMS,
+        description="prefix to force, as tokens; one that the vocabulary lacks becomes <unk>",
     )
     pin: Pins | Annotated[list[Pins], Field(max_length=MAX_ITEMS)] | None = Field(
         None,
