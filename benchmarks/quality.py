@@ -64,7 +64,7 @@ _TEST_2016 = {"dev": "val", "test": "test_2016_flickr", "evaluate": BLEU_OF_TOKE
 _TWENTY_MINUTES = "--config g2p --training.max_minutes 20"
 _THIRTY_MINUTES = "--config g2p --training.max_minutes 30"
 _BEST, _RTL = "--config g2p-best", "--model.right_to_left true"
-_THREE = ("cmudict-best", "cmudict-best-right-to-left", "cmudict-best-right-to-left-2")
+_THREE = ("cmudict-best-2", "cmudict-best-right-to-left", "cmudict-best-right-to-left-2")
 _MUON = "--training.optimizer muon --training.learning_rate 0.006 --training.schedule constant"
 _FIVE = (
     "--jobs 2 --training.max_updates 2500 --training.max_minutes 60 --training.patience 99"
@@ -85,7 +85,8 @@ RUNS = {
     "cmudict": Run(_CMUDICT, "wer", "--config g2p"),
     "cmudict-20-minutes": Run(_CMUDICT, "wer", _TWENTY_MINUTES),
     "cmudict-20-minutes-muon": Run(_CMUDICT, "wer", f"{_TWENTY_MINUTES} {_MUON}"),
-    "cmudict-best": Run(_CMUDICT, "wer", f"{_BEST} --training.seed 2"),
+    "cmudict-best": Run(_CMUDICT, "wer", _BEST),
+    "cmudict-best-2": Run(_CMUDICT, "wer", f"{_BEST} --training.seed 2"),
     "cmudict-best-right-to-left": Run(_CMUDICT, "wer", f"{_BEST} {_RTL} --training.seed 5"),
     "cmudict-best-right-to-left-2": Run(_CMUDICT, "wer", f"{_BEST} {_RTL}"),
     "cmudict-ensemble": Run(_CMUDICT, "wer", members=_THREE),
