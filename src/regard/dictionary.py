@@ -62,11 +62,7 @@ class Dictionary:
         parsed = read_pairs(str(path))
         parsed.require_valid("correct or delete them")
         for number, pair in zip(parsed.numbers, parsed.pairs, strict=True):
-            try:
-                is_new = dictionary.add(pair.source, pair.target)
-            except DataError as error:
-                raise DataError(f"{path}, {parsed.unit} {number}: {error}") from None
-            if not is_new and on_repeated is not None:
+            if not dictionary.add(pair.source, pair.target) and on_repeated is not None:
                 on_repeated(number)
         return dictionary
 
