@@ -95,6 +95,14 @@ def test_training_is_resumed(
             assert str(symmetrize(there, back, "union")) == expected
 
 
+@pytest.mark.parametrize("minutes", [-1, float("nan")])
+def test_an_impossible_time_budget_is_named_as_it_was_given(
+    tmp_path: Path, pairs_file: Path, minutes: float
+) -> None:
+    with pytest.raises(ConfigError, match=f"max_minutes must be above 0, got {minutes}"):
+        train_both(tmp_path / "out", read_pairs(str(pairs_file)), max_minutes=minutes, **SETTINGS)
+
+
 def test_the_dev_file_is_not_that_of_the_reverse_model(tmp_path: Path, pairs_file: Path) -> None:
     pairs = read_pairs(str(pairs_file))
     models = train_both(tmp_path, pairs, pairs, **SETTINGS, data={"dev": str(pairs_file)})

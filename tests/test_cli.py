@@ -1440,6 +1440,22 @@ def test_charts_that_cannot_be_drawn_are_reported(
     assert os.listdir(tmp_path) == []
 
 
+def test_all_truncated_outputs_that_are_printed_are_counted(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(folders.model, model)
+    weights = load_file(model / "model.safetensors")
+    (bias,) = (tensor for name, tensor in weights.items() if name.endswith("output.bias"))
+    bias[EOS] -= 100
+    save_file(weights, model / "model.safetensors")
+    (tmp_path / "lines").write_text("ab\n\nb\n")
+    for count, number in ((1, 2), (3, 6)):
+        result = regard("translate", model, tmp_path / "lines", "--n-best", count)
+        assert result.status == 0
+        assert f"{number} outputs truncated at the length limit\n" in result.err
+
+
 def test_a_model_that_outputs_nothing_is_reported(
     regard: Command, folders: Folders, tmp_path: Path
 ) -> None:

@@ -244,7 +244,7 @@ def test_a_folder_without_a_comparison_is_not_resumed(tmp_path: Path) -> None:
 def test_a_comparison_that_was_killed_before_its_first_training_is_resumed(tmp_path: Path) -> None:
     settings, out = _settings(tmp_path), tmp_path / "out"
     out.mkdir()
-    (out / "settings.json").write_text(json.dumps({name: settings[name] for name in settings}))
+    (out / "settings.json").write_text(json.dumps(settings))
     (run,) = compare(settings, ["dot"], out, _pairs(5, 3), resume=True)
     assert run.name == "dot"
 

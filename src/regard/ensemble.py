@@ -186,7 +186,7 @@ def _members(folder: Path) -> Iterator[Path]:
 
 
 def _count(folder: Path) -> int | None:
-    """Return the number of members of an ensemble; None for a single model."""
+    """Return the number of members of an ensemble, whose config.json is checked; None for a single model."""
     count = model_folder.read_config(folder).get("members")
     if count is not None and (type(count) is not int or count < 1):
         raise FolderError(

@@ -230,7 +230,7 @@ def describe(folder: str | Path) -> TrainedModel:
         with _WithoutInitialization():
             model = build(config.model, len(source), len(target))
         _check_metadata(metadata, config, model)
-        require_intact(folder, _TOKENIZERS)
+        require_intact(folder, _TOKENIZERS)  # last, because the other messages say more
     except FolderError:
         raise
     except Exception as error:  # a damaged document can raise any exception

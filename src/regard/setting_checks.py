@@ -19,12 +19,18 @@ from typing import (
 
 from regard.errors import ConfigError, DataError, is_utf8, nearest
 
+
+def is_seed(value: float) -> bool:
+    """Return whether a whole number can be a random seed."""
+    return 0 <= value < 2**63
+
+
 _RANGES: dict[str, Callable[[float], bool]] = {
     "be at least 0": lambda value: value >= 0,
     "be at least 1": lambda value: value >= 1,
     "be above 0": lambda value: value > 0,
     "lie in [0, 1)": lambda value: 0 <= value < 1,
-    "lie in [0, 2^63)": lambda value: 0 <= value < 2**63,
+    "lie in [0, 2^63)": is_seed,
 }
 DIMENSIONS = ("embedding_dim", "encoder_dim", "decoder_dim", "attention_dim", "feed_forward_dim")
 MAX_LENGTH = 10_000

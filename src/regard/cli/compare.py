@@ -17,6 +17,7 @@ from regard.cli.parser import Parser, add_settings, recipe_first, settings
 from regard.config import DataConfig
 from regard.errors import ConfigError
 from regard.files import require_empty_folder
+from regard.setting_checks import is_seed
 
 _COMMON = (
     *("--data.train", "--data.dev", "--out", "--config", "--attention", "--seeds", "--test"),
@@ -132,6 +133,6 @@ def _seeds(text: str) -> list[int]:
         seeds = [int(seed) for seed in text.split(",")]
     except ValueError:
         raise ConfigError(f"--seeds takes comma-separated integers, got {text!r}") from None
-    if not all(0 <= seed < 2**63 for seed in seeds):
+    if not all(map(is_seed, seeds)):
         raise ConfigError(f"--seeds must lie in [0, 2^63), got {text}")
     return seeds

@@ -10,6 +10,7 @@ from regard.cli.options import add_output_folder
 from regard.cli.parser import Parser
 from regard.errors import ConfigError
 from regard.files import require_empty_folder
+from regard.setting_checks import is_seed
 
 
 def run(arguments: list[str]) -> None:
@@ -20,7 +21,7 @@ def run(arguments: list[str]) -> None:
 
     if args.name in datasets.FIXED and args.seed != parser.get_default("seed"):
         print(f"regard data: {args.name} is a fixed dataset; --seed has no effect", file=sys.stderr)
-    if not 0 <= args.seed < 2**63:
+    if not is_seed(args.seed):
         raise ConfigError(f"--seed must lie in [0, 2^63), got {args.seed}")
     splits = datasets.make(args.name, args.seed)
     datasets.write(splits, require_empty_folder(Path(args.out)))
