@@ -502,7 +502,10 @@ def test_a_misspelt_option_prints_one_line_that_suggests_the_nearest(
         ("modle.attention: dot", "no option modle.attention; did you mean --model.attention?"),
         ("model: {attention: aditive}", "got aditive; did you mean additive?"),
         ("training: {max_updates: x}", "training.max_updates takes an integer, got x"),
-        ("model: [", "Problems parsing config"),
+        ("model:\n  dropout: [", "c.yaml, line 2: expected the node content"),
+        ("model: {dropout: much}", "c.yaml: model.dropout takes a number, got much"),
+        ("model: {dropuot: 0.1}", "c.yaml: there is no option model.dropuot; did you mean"),
+        ("lr: 0.1", "c.yaml: there is no option lr"),
         ("", "--config takes a file of grouped settings"),
         ("- 1", "--config takes a file of grouped settings"),
         ("# model: {attention: dot}", "there is only a comment"),
@@ -569,7 +572,7 @@ def test_a_group_of_settings_that_is_no_mapping_is_rejected(
 ) -> None:
     (tmp_path / "c.yaml").write_text(f"model: {content}")
     result = regard("train", "--out", tmp_path / "m", "--config", tmp_path / "c.yaml", *options)
-    assert "model takes settings by name, got " in error_line(result, 1)
+    assert "c.yaml: model takes settings by name, got " in error_line(result, 1)
 
 
 @pytest.mark.parametrize("name", ["#1.tsv", "1:30", "010"])

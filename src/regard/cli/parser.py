@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace, get_loader, set_loader, set_parsing_settings
+from jsonargparse import (
+    ActionConfigFile,
+    ArgumentParser,
+    Namespace,
+    get_loader,
+    set_loader,
+    set_parsing_settings,
+)
 
 from regard.cli.help import HelpFormatter, value_name
 from regard.config import GROUPS
@@ -56,10 +63,14 @@ def _load_settings(text: str) -> Any:
             aliases are expanded.
         ConfigError: a group of settings is not a mapping, or it is the config.json of an ensemble.
     """
-    _check_size(text)
-    _check_nodes(yaml.compose(text, Loader=yaml.SafeLoader), set())
     try:
+        _check_size(text)
+        _check_nodes(yaml.compose(text, Loader=yaml.SafeLoader), set())
         values = _load_yaml(text)
+    except yaml.MarkedYAMLError as error:
+        if error.problem_mark is None:
+            raise
+        raise yaml.YAMLError(f"line {error.problem_mark.line + 1}: {error.problem}") from None
     except ValueError as error:  # an integer with thousands of digits, or a date such as 2024-13-01
         raise yaml.YAMLError(str(error).partition(";")[0]) from None
     _require_mappings(values, text)
@@ -222,7 +233,7 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raise the error as a sentence."""
-        text = " ".join(message.split())
+        text = " ".join(message.split()).removeprefix("Problems parsing config: ")
         if match := _UNKNOWN_OPTION.search(text):
             name = ".".join(filter(None, match.groups())).split("=")[0]
             text = f"there is no option {name}{nearest(name, self._option_string_actions)}"
@@ -309,6 +320,24 @@ class Flag(argparse.Action):
         """Store nothing."""
 
 
+class _SettingsFile(ActionConfigFile):
+    """The option for a file of settings, by whose name an error in it begins."""
+
+    def __call__(
+        self, parser: Any, cfg: Any, values: Any, option_string: str | None = None
+    ) -> None:
+        """Read the file."""
+        try:
+            super().__call__(parser, cfg, values, option_string)
+            known = {action.dest for action in parser._actions}
+            for name in cfg.keys():  # noqa: SIM118 (a namespace)
+                if name not in known:
+                    parser.error(f"Option '{name}' is not accepted")
+        except (ConfigError, UsageError) as error:
+            separator = ", " if str(error).startswith("line ") else ": "
+            raise type(error)(f"{values}{separator}{error}") from None
+
+
 class _HelpAll(Flag):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         assert isinstance(parser, Parser)
@@ -339,7 +368,7 @@ def add_settings(parser: Parser) -> None:
     """Add every setting as `--group.field_name`, and `--config` for a recipe or YAML file."""
     parser.add_argument(
         "--config",
-        action="config",
+        action=_SettingsFile,
         metavar="FILE",
         help="recipe, or YAML or config.json file of settings",
     )
