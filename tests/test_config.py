@@ -215,3 +215,21 @@ def test_only_sources_are_matched_to_the_vocabulary() -> None:
 def test_an_alias_of_a_score_is_a_setting(alias: str, name: str) -> None:
     assert ModelConfig(attention=alias).attention == name
     assert config.from_dict({"model": {"attention": alias}}).model.attention == name
+
+
+@pytest.mark.parametrize(
+    ("settings", "unused"),
+    [
+        ({"kind": "transformer", "cell": "gru", "decoder": "bahdanau"}, {"cell", "decoder"}),
+        ({"kind": "transformer", "attention_dim": 64, "cell": "lstm"}, {"attention_dim"}),
+        ({"kind": "transformer", "encoder": "rnn", "cell": "gru", "heads": 8}, set()),
+        ({"encoder": "transformer", "bidirectional": False, "cell": "gru"}, {"bidirectional"}),
+        ({"heads": 8, "window_radius": 3}, {"heads", "window_radius"}),
+        ({"window": "local-m", "window_radius": 3}, set()),
+        ({"attention": "none", "normalizer": "sparsemax"}, {"normalizer"}),
+        ({"attention": "bilinear", "attention_dim": 64}, {"attention_dim"}),
+        ({"attention": "concat", "attention_dim": 64, "decoder": "posterior"}, set()),
+    ],
+)
+def test_settings_without_effect_are_named(settings: dict[str, Any], unused: set[str]) -> None:
+    assert set(ModelConfig(**settings).unused()) == unused

@@ -276,6 +276,9 @@ def test_messages_before_and_during_training(
     assert "loss at chance ln V = 2.08" in messages
     assert "update 5, " in messages
     assert messages.count("    a b -> ") == 4
+    assert "without effect" not in messages
+    regard.train(_config(tmp_path / "other", {"heads": 2}, max_updates=1), PAIRS, DEV)
+    assert "without effect in this model: model.heads\n" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(

@@ -129,6 +129,9 @@ class TextConfig:
         check_values(self, "text", {"be at least 1": ["vocabulary_size", "min_frequency"]})
 
 
+_OF_TRANSFORMERS = ("heads", "feed_forward_dim", "activation", "positions", "pre_norm")
+
+
 @_settings("model")
 class ModelConfig:
     """Encoder, decoder and attention."""
@@ -216,6 +219,27 @@ class ModelConfig:
         }
         missing = {name: value for name, value in values.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing) if missing else self
+
+    def unused(self) -> list[str]:
+        """Return the names of given settings that have no effect with the others, except for defaults."""
+        full = self.resolved()
+        kinds, recurrent = (full.encoder, full.kind), full.kind == "rnn"
+        score = SCORES.get(full.attention or "")
+        uses = {
+            **dict.fromkeys(("cell", "embedding_dim"), "rnn" in kinds),
+            "bidirectional": full.encoder == "rnn",
+            "decoder": recurrent and score is not None,
+            "attention_dim": recurrent and score is not None and score.pairwise,
+            "normalizer": score is not None or "transformer" in kinds,
+            "window_radius": full.window != "none",
+            **dict.fromkeys(_OF_TRANSFORMERS, "transformer" in kinds),
+        }
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        return [
+            name
+            for name, used in uses.items()
+            if not used and name in vars(self)["given"] and getattr(self, name) != defaults[name]
+        ]
 
     def require_probabilities(self) -> None:
         """Raise a ConfigError unless there are attention weights that sum to 1, which links can guide."""

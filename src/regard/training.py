@@ -155,6 +155,9 @@ def train(
         assert out is not None
         start = starting_point(config, out, resume, init_from, tokenizers_from)
         start.config.check_groups()
+        if unused := config.model.unused():
+            names = ", ".join(f"model.{name}" for name in unused)
+            start = start._replace(notes=(*start.notes, f"without effect in this model: {names}"))
         corpus = make_corpus(start.config, pairs, dev, start.tokenizers, links, adapt)
         files = _checksums(corpus.config.data, pairs, dev) if job.is_main else {}
         return _train(start, out, corpus, files, command, resume, job)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import yaml
 from jsonargparse import (
-    ActionConfigFile,
+    ActionConfigFile,  # pyright: ignore[reportPrivateImportUsage]
     ArgumentParser,
     Namespace,
     get_loader,
