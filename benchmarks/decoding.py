@@ -1,6 +1,7 @@
 """Speed of translation: words per second in batches, milliseconds for one word, and the whole command.
 
     python -P benchmarks/decoding.py SOURCES MODEL [MODEL ...] [--threads 2] [--rounds 5]
+        [--joeynmt ENVIRONMENT/bin/python] [--yoyodyne ENVIRONMENT/bin/python]
 
 SOURCES is a TSV file (plain or .gz) whose first column is translated. Models are measured in turn, and the
 medians of all rounds are printed. "Limit" divides the multiplications of the weights that one word
@@ -8,7 +9,8 @@ needs by the largest throughput of a matrix product in the same precision, measu
 printed for recurrent models with additive attention and one layer on either side. On a processor that has
 products in bfloat16, both precisions take turns, and "other texts" counts the outputs that differ from float32.
 At the end, the processor time of the command for one word, from its start, is printed (the median of five runs).
-`sentences.py` compares models of these sizes with another toolkit.
+With an interpreter that has another toolkit, the tables of `sentences.py` follow, in which untrained models of
+the same sizes search words and sentences beside it.
 """
 
 import argparse
@@ -35,6 +37,7 @@ from regard.request import prepare
 
 BEAMS = (1, 5)
 ONE_BY_ONE = 200
+TOOLKITS = ("joeynmt", "yoyodyne")
 Search = tuple[str, Precision, int]
 """Name of the model, precision, and beam size."""
 
@@ -48,6 +51,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--limit", type=int, default=12_000, help="number of sources")
+    for toolkit in TOOLKITS:
+        parser.add_argument(
+            f"--{toolkit}", metavar="PYTHON", help=f"interpreter that has {toolkit}"
+        )
     args = parser.parse_args()
     lines = dict.fromkeys(line.split("\t")[0] for line in read_lines(args.sources))
     sources = list(lines)[: args.limit]
@@ -94,6 +101,11 @@ def main() -> None:
     print("\n| model | processor time of the command for one word |\n|---|---|")
     for name, folder in models.items():
         print(f"| {name} | {processor_seconds(folder, sources[:1], args.threads):.2f} s |")
+    if toolkits := [f"--{name}={path}" for name in TOOLKITS if (path := getattr(args, name))]:
+        print("\nBeside other toolkits:\n", flush=True)
+        script = Path(__file__).with_name("sentences.py")
+        options = ["--threads", str(args.threads), "--rounds", str(args.rounds), *toolkits]
+        subprocess.run([sys.executable, "-P", str(script), *options], check=True)
 
 
 def seconds(call: Callable[[], object]) -> float:
