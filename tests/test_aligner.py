@@ -157,7 +157,8 @@ def test_a_folder_without_models_is_not_resumed(
 @pytest.mark.parametrize(
     ("options", "minutes"),
     [([], 30), (["--training.max_updates=1"], None), (["--training.max_minutes=1"], None),
-     (["--max-minutes=2"], 2), (["--resume"], 30)],
+     (["--max-minutes=2"], 2), (["--resume"], 30), (["--config=translation"], None),
+     (["--config", "translation", "--max-minutes", "2"], 2)],
 )  # fmt: skip
 def test_half_an_hour_is_the_budget_unless_one_is_given(
     tmp_path: Path, pairs_file: Path, monkeypatch: pytest.MonkeyPatch,

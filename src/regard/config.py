@@ -141,7 +141,7 @@ class ModelConfig:
     encoder: Literal["rnn", "transformer"] | None = None
     """Architecture of the encoder; by default, the same as model.kind."""
     attention: AttentionName | None = None
-    """Score function of the attention layers (default: additive; scaled_dot for a Transformer); with 'none', a recurrent decoder receives only the final encoder state."""
+    """Score function of the attention layers (default: additive; scaled_dot for a Transformer); with 'none', the decoder receives only the final encoder state."""
     attention_bias: bool = False
     """Recurrent decoder: add a bias inside the tanh of the additive and concat scores."""
     attention_scaled: bool = False
@@ -354,7 +354,7 @@ class TrainingConfig:
     patience: int = 10
     """Early stopping: number of validations without improvement before the cooldown begins."""
     metric: MetricName = "auto"
-    """Metric that selects the best checkpoint; auto selects bleu for word, bpe and unigram targets (chrf if most of them have fewer than four words, because BLEU would be 0), and exact_match for others. Ties are broken in favour of the checkpoint with the lower dev loss."""
+    """Metric that selects the best checkpoint; per and cer are the token and the character error rate. auto selects bleu for word, bpe and unigram targets (chrf if most of them have fewer than four words, because BLEU would be 0), and exact_match for others. Ties are broken by the lower dev loss."""
     optimizer: Literal["adam", "adamw", "muon"] = "adam"
     """Optimiser; muon (Jordan et al. 2024) orthogonalises the updates of the weight matrices of hidden layers, and updates other parameters as adamw does."""
     learning_rate: float = 1e-3

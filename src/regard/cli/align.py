@@ -121,7 +121,7 @@ def make_parser() -> Parser:
         type=float | None,
         metavar="M",
         help=f"time budget of --train, for both directions together; default: {_MINUTES:g}, unless the "
-        "settings limit the minutes or the updates",
+        "settings, also those of a recipe, limit the minutes (of each direction) or the updates",
     )
     option(
         "--resume",
@@ -150,6 +150,13 @@ def run(arguments: list[str]) -> None:
                 f"--train trains its own models, which leaves no use for "
                 f"{_POSITIONAL.get(given[0], f'--{given[0]}')}: leave it out; afterwards, regard align "
                 "OUT/forward PAIRS --reverse OUT/reverse aligns other pairs"
+            )
+        # the time of a recipe or a settings file is replaced, as by any option
+        names = {argument.partition("=")[0] for argument in arguments}
+        if {"--max-minutes", "--training.max_minutes"} <= names:
+            raise ConfigError(
+                "--max-minutes is the time budget of both directions together, and --training.max_minutes "
+                "that of each: give one of them"
             )
         _train(args, groups, shlex.join(["regard", "align", *arguments]))
 
@@ -197,11 +204,6 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
     parsed = read_pairs(args.train, data)
     parsed.require_valid(REMEDY if groups["data"].get("bad_lines") == "stop" else None)
     dev = None if data.dev is None else read_pairs(data.dev, data)
-    if args.max_minutes is not None and "max_minutes" in groups["training"]:
-        raise ConfigError(
-            "--max-minutes is the time budget of both directions together, and training.max_minutes that of "
-            "each: give one of them"
-        )
     budget = {"max_minutes", "max_updates"} & groups["training"].keys()
     minutes = args.max_minutes
     if minutes is None and not (budget or has_begun):

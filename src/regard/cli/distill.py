@@ -200,7 +200,7 @@ def make_parser() -> Parser:
         epilog=_EXAMPLES,
         common=_COMMON,
     )
-    add_settings(parser)
+    add_settings(parser, adapts=True)
     parser.options()["--data.dev"].help = "Validation pairs"
     add_model(parser)
     add_output_folder(parser)

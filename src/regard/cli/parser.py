@@ -361,16 +361,24 @@ def _suppressed(actions: Sequence[argparse.Action]) -> Generator[None]:
 _SECTIONS = {"source": "Tokenisation of the source", "target": "Tokenisation of the target"}
 """Titles of the groups that share a dataclass; others use the docstring of their dataclass."""
 
+_ADAPTS = (
+    "; without it, sizes, batches, schedule and optimiser follow from the pairs, and replace the defaults "
+    "below"
+)
+
 _FILE_SETTINGS = ("--data.train", "--data.dev", "--data.train_links")
 
 
-def add_settings(parser: Parser) -> None:
-    """Add every setting as `--group.field_name`, and `--config` for a recipe or YAML file."""
+def add_settings(parser: Parser, adapts: bool = False) -> None:
+    """Add every setting as `--group.field_name`, and `--config` for a recipe or YAML file.
+
+    `adapts` says that settings follow from the pairs without `--config`.
+    """
     parser.add_argument(
         "--config",
         action=_SettingsFile,
         metavar="FILE",
-        help="recipe, or YAML or config.json file of settings",
+        help="recipe, or YAML or config.json file of settings" + (_ADAPTS if adapts else ""),
     )
     actions = parser.options()
     for name, cls in GROUPS.items():

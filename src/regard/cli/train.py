@@ -1,6 +1,6 @@
 """Train a model on source-target pairs and save it as a model folder.
 
-The folder always contains the best weights found so far; training can be interrupted with Ctrl-C.
+The folder contains the best weights so far; Ctrl-C interrupts training.
 """
 
 import re
@@ -133,7 +133,7 @@ def make_parser() -> Parser:
         epilog=_EXAMPLES,
         common=_COMMON,
     )
-    add_settings(parser)
+    add_settings(parser, adapts=True)
     parser.add_argument(
         "--print-config", action=Flag, help="print the settings as a file for --config, and exit"
     )
@@ -153,7 +153,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--init-from",
         metavar="DIR",
-        help="model folder or pretrained model to load the initial weights from",
+        help="model folder, or pretrained model, to start from",
     )
     parser.add_argument(
         "--tokenizers-from",
