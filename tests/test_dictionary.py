@@ -4,6 +4,7 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -106,6 +107,21 @@ def test_invalid_settings_are_refused_also_where_everything_is_listed(
 ) -> None:
     with pytest.raises(ConfigError, match="n_best must be at least 1"):
         regard.Dictionary.read(words, translator).translate("hola", n_best=0)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ({"si": "yes"}, "expected .source, target."),
+        ([("a", "b", "c")], "lists sources without features"),
+        (["ab"], "expected .source, target."),
+    ],
+)
+def test_pairs_are_checked(translator: regard.Translator, pairs: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        regard.Dictionary(translator, pairs)
+    listed = regard.Dictionary(translator, [("te quiero\n", "x y\n")])
+    assert listed.translate("te quiero").text == "x y"
 
 
 Run = Callable[..., tuple[int, str, str]]

@@ -121,12 +121,14 @@ def test_sources_that_the_teacher_cannot_read_are_left_out(
 ) -> None:
     pairs, lines, out = (tmp_path / name for name in ("pairs.tsv", "lines.txt", "student"))
     pairs.write_text("a b\tb a\n")
-    lines.write_text(f"{'a ' * 10_001}\n{'a ' * 1000}\nc d\n")
+    lines.write_text(f"{'a ' * 10_001}\n{'a ' * 1000}\n\n \nc d\n")
     command = ["distill", str(folders[0]), f"--out={out}", f"--data.train={pairs}", "--device=cpu"]
     command += [f"--data.dev={pairs}", "--training.max_updates=1", "--model.decoder_dim=8"]
     with mock.patch.object(regard.Translator, "translate", _truncated):
         assert main([*command, f"--unlabelled={lines}"]) == 0
-    assert "1 source left out, with more than 10,000 tokens\n" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "1 source left out, with more than 10,000 tokens\n" in printed
+    assert f"2 lines of {lines} left out, without a source\n" in printed
     sources = [line.split("\t")[0] for line in (out / "outputs.tsv").read_text().splitlines()]
     assert sources == ["a b", ("a " * 1000), "c d"]
 

@@ -73,6 +73,11 @@ def test_layer_agreements_equal_separate_erasures(
     assert len(expected) == (3 if settings["kind"] == "transformer" else 1)
 
 
+def test_a_blank_source_has_length_0() -> None:
+    report = evaluation.evaluate(_translator(), [("", "a"), ("a b", "c")])
+    assert [each.n for each in report.metrics.by_length] == [1, 1]
+
+
 def test_a_report_displays_its_metrics() -> None:
     report = evaluation.evaluate(_translator(), [("a b", "c"), ("a b", "d"), ("b", "a")])
     assert repr(report).startswith("Report(2 sources, bleu=")

@@ -395,6 +395,30 @@ def test_a_parquet_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
             read(tmp_path / "f.parquet")
 
 
+@pytest.mark.parametrize("column", ["source", "features"])
+def test_a_row_with_too_many_combining_characters_is_bad(column: str, tmp_path: Path) -> None:
+    marks = "a" + "\u0301" * 1100
+    rows = [{"source": "a", "target": "b", "features": "V"} for _ in range(40)]
+    for index, row in enumerate(rows):
+        row["source"] = str(index)
+    rows[1][column] = marks
+    path = tmp_path / "f.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    options = {"features_column": "features"}
+    with pytest.raises(DataError, match=r"f\.jsonl: .*row 2 "):
+        make_corpus(settings(path, data=options), None, None)
+    skipping = settings(path, data={**options, "bad_lines": "skip"})
+    corpus = make_corpus(skipping, None, None)
+    assert len(corpus.train) + len(corpus.dev) == 39
+
+
+def test_a_file_of_a_pattern_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "f-1.jsonl", PAIRS)
+    (tmp_path / "f-2.jsonl").write_bytes(b'{"source": "a", "target": "b"}\n{"source": "\xff"}\n')
+    with pytest.raises(DataError, match=r"f-2\.jsonl, line 2: not UTF-8"):
+        corpus(tmp_path / "f-*.jsonl")
+
+
 def test_nul_in_parquet_is_a_bad_row(tmp_path: Path) -> None:
     path = write(tmp_path / "f.parquet", [("a", "b"), ("c\0", "d"), ("e", "f\0")])
     with pytest.raises(DataError, match="row 2 contains a NUL character; row 3 contains a NUL"):

@@ -10,8 +10,9 @@ import pytest
 import regard
 from regard import pairs
 from regard.cli.main import main
-from regard.config import DataConfig, from_dict
+from regard.config import DataConfig, TextConfig, from_dict
 from regard.overlap import TrainingOverlap, training_overlap
+from regard.text import Tokenizer
 
 SOURCES = [("new", None), ("b c", None), ("A", None)]
 
@@ -45,6 +46,14 @@ def test_common_sources_are_counted_once(name: str, tmp_path: Path) -> None:
     assert "for example 'b c'" in found.message(3)
     assert training_overlap(SOURCES[:1], data) is None
     assert training_overlap([("a ", None)], data) == TrainingOverlap(1, "a ", str(data.train))
+
+
+def test_unusable_lines_of_the_training_data_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_text(f"a{chr(0x301) * 1100}\tx\na\t1\n")
+    normalize = Tokenizer.train(["a"], TextConfig()).normalize
+    found = training_overlap([("a", None)], DataConfig(train=str(path)), normalize)
+    assert found == TrainingOverlap(1, "a", str(path))
 
 
 def test_features_belong_to_the_source(tmp_path: Path) -> None:

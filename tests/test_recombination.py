@@ -165,6 +165,26 @@ def test_features_stay_with_the_end_of_the_source() -> None:
     assert len(ends) == 1
 
 
+def test_pairs_with_different_features_are_not_joined() -> None:
+    config = Config(data=DataConfig(recombined_pairs=6, features_column=3))
+    # two languages, in which no word has a letter and a sound in common but a
+    pairs = [
+        ("abba", "A B B A", "x"),
+        ("bab", "B A B", "x"),
+        ("acca", "A K K A", "y"),
+        ("cac", "K A K", "y"),
+    ]
+    corpus = make_corpus(config, pairs, pairs)
+    sounds = {"b": "B", "c": "K"}
+    for index in range(len(corpus.train)):
+        example = corpus.train[index]
+        *letters, tag, _ = corpus.source.ids_to_tokens(example.source)
+        expected = [sounds.get(letter, "A") for letter in letters]
+        assert corpus.target.ids_to_tokens(example.target) == expected
+        assert ("c" if tag == "x" else "b") not in letters
+    assert len(corpus.train) > len(pairs)
+
+
 def test_synthetic_pairs_longer_than_the_limit_are_left_out() -> None:
     config = Config(data=DataConfig(recombined_pairs=30, max_length=4))
     corpus = make_corpus(config, _PAIRS, _PAIRS)

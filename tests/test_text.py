@@ -458,6 +458,16 @@ def test_matching_keeps_the_indices_of_words() -> None:
     assert MATCHING.word_ids([]) == []
 
 
+_PIECES = ["te", "libros", "?", ".", "¿", "!", "«", "»", "“", "(", ")", "7", "x-y"]
+
+
+@given(st.lists(st.tuples(st.sampled_from(_PIECES), st.sampled_from(["", " "])), max_size=8))
+def test_tokens_that_are_left_out_move_no_word(pieces: list[tuple[str, str]]) -> None:
+    text = "".join(map("".join, pieces)) + " yo"  # which is never left out
+    encoding = MATCHING.encode(text)
+    assert MATCHING.word_ids(encoding.tokens)[-1] == len(text.split()) - 1
+
+
 def test_matching_changes_no_text_of_the_training_data() -> None:
     texts = [*SENTENCES, "我 爱 机器 学习"]
     plain, matching = train(texts, unit="word"), train(texts, unit="word", match_vocabulary=True)

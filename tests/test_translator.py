@@ -284,8 +284,11 @@ def test_texts_are_tokenised_once_per_request(monkeypatch: pytest.MonkeyPatch) -
     assert batches == once
     assert [best[0].tokens for best in prepared] == [output.tokens for output in outputs]
     batches.clear()
-    translator.align(SOURCES, ["b"] * len(SOURCES))
-    assert batches == once
+    targets = ["b" if source.strip() else "" for source in SOURCES]
+    translator.align(SOURCES, targets)
+    assert batches == [targets, SOURCES]
+    with pytest.raises(regard.DataError, match="text 2 is blank, but its target is not"):
+        translator.align(["a", " "], ["b", "b"])
 
 
 def test_align_equals_search() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from regard.errors import ConfigError, DataError, ShapeError, quantity
 from regard.lines import read_lines
@@ -138,9 +138,13 @@ def word_weights(
             f"weights must have one row per target token and one column per source token, "
             f"({len(target_words)}, {len(source_words)}), found {weights.shape}"
         )
-    members = _membership(target_words)[:, :-1]
-    sums = members.T @ weights @ _membership(source_words)
-    return sums / np.maximum(members.sum(0), 1)[:, None]
+    (rows, n_rows), (columns, n_columns) = _indices(target_words), _indices(source_words)
+    by_source_word = np.zeros((n_columns + 1, len(rows)))
+    np.add.at(by_source_word, columns, weights.T)
+    sums = np.zeros((n_rows + 1, n_columns + 1))
+    np.add.at(sums, rows, by_source_word.T)
+    counts = np.bincount(rows, minlength=n_rows + 1)
+    return (sums / np.maximum(counts, 1)[:, None])[:n_rows]
 
 
 def parse_links(line: str, where: str) -> GoldAlignment:
@@ -253,8 +257,7 @@ def alignment_metrics(
     )
 
 
-def _membership(words: Sequence[int | None]) -> Float[np.ndarray, "tokens words"]:
-    """Return one row per token, with 1 in the column of its word; the last column is for no word."""
-    wordless = 1 + max((word for word in words if word is not None), default=-1)
-    columns = [wordless if word is None else word for word in words]
-    return np.eye(wordless + 1)[np.array(columns, dtype=np.int64)]
+def _indices(words: Sequence[int | None]) -> tuple[Int[np.ndarray, " tokens"], int]:
+    """Return the word of each token, and the number of words, which stands for no word."""
+    count = 1 + max((word for word in words if word is not None), default=-1)
+    return np.array([count if word is None else word for word in words], dtype=np.int64), count

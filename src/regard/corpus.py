@@ -161,7 +161,7 @@ def make_corpus(
     else:
         _, train_examples = encode(train_pairs, source, target, config, notes, guide)
     if config.data.recombined_pairs:
-        train_examples = with_synthetic_examples(train_examples, len(target), config, notes)
+        train_examples = with_synthetic_examples(train_examples, source, target, config, notes)
     dev_pairs, dev_examples = encode(dev_pairs, source, target, config, notes)
     sources, references = group_by_source(dev_pairs.pairs)
     config = _resolved(config, source, target, guide)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.errors import ConfigError, DataError
-from regard.pairs import read_pairs
+from regard.pairs import PairLike, read_pairs, to_pairs
 from regard.request import prepare, to_list
 from regard.setting_checks import check_beam_size, check_length_penalty
 from regard.text import SourceLike, split_source
@@ -28,17 +28,20 @@ class Dictionary:
 
     Raises:
         ConfigError: the translator reads features, which a dictionary does not have.
+        DataError: an item is not a pair of strings, or one of them is blank.
     """
 
-    def __init__(self, translator: Translator, pairs: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(self, translator: Translator, pairs: Iterable[PairLike] = ()) -> None:
         if translator.source.features is not None:
             raise ConfigError(
                 "a dictionary lists sources without features, which this model reads; omit the dictionary"
             )
         self.translator = translator
         self.targets: dict[str, list[str]] = {}
-        for source, target in pairs:
-            self.add(source, target)
+        for pair in to_pairs(pairs):
+            if pair.features is not None:
+                raise DataError("a dictionary lists sources without features: leave them out")
+            self.add(pair.source, pair.target)
 
     @classmethod
     def read(

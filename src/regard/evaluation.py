@@ -159,7 +159,7 @@ def evaluate(
         sources, beam_size, length_penalty=length_penalty, on_progress=on_progress
     )
     seconds = time.perf_counter() - started
-    lengths = [len(translation.source_tokens) - 1 for translation in translations]
+    lengths = [max(0, len(translation.source_tokens) - 1) for translation in translations]
     outputs = [translation.text for translation in translations]
     return Report(
         report(outputs, references, lengths, bleu_tokenize=bleu_tokenize, lowercase=lowercase),

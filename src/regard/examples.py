@@ -57,16 +57,16 @@ def encode(
 
 
 def with_synthetic_examples(
-    examples: Examples, vocabulary: int, config: Config, notes: list[str]
+    examples: Examples, source: Tokenizer, target: Tokenizer, config: Config, notes: list[str]
 ) -> list[Example]:
-    """Return the examples, in memory, and those that `data.recombined_pairs` asks for.
-
-    `vocabulary` is the size of the target vocabulary.
-    """
+    """Return the examples, in memory, and those that `data.recombined_pairs` asks for."""
     real = [examples[index] for index in range(len(examples))]
     step = -1 if config.model.right_to_left else 1
     ordered = [example._replace(target=example.target[::step]) for example in real]
-    made = recombine(ordered, config.data.recombined_pairs, config.training.seed, vocabulary)
+    first_feature = len(source) - len(source.features) if source.features else None
+    made = recombine(
+        ordered, config.data.recombined_pairs, config.training.seed, len(target), first_feature
+    )
     made = [example._replace(target=example.target[::step]) for example in made]
     limit = config.data.max_length
     made = [e for e in made if not _too_long(e.size[0] - 1, e.size[1] - 1, limit)]

@@ -60,7 +60,7 @@ class MappedPairs:
         rows = table_files.load(path, data)
         roles = (data.source_column, data.target_column, data.features_column)
         # the last part stands for the contents of the hashes in `_checked`
-        self._fingerprint = _hash(rows._fingerprint, roles, "keys, folded")  # pyright: ignore[reportPrivateUsage]
+        self._fingerprint = _hash(rows._fingerprint, roles, "keys and folded keys of usable rows")  # pyright: ignore[reportPrivateUsage]
         self._has_features = data.features_column is not None
 
         def check(batch: ArrowTable) -> ArrowTable:
@@ -296,13 +296,17 @@ def _checked(rows: Sequence[table_files.Row]) -> ArrowTable:
     """Return the rows, the reasons why they cannot be used, and hashes of each source."""
     import pyarrow as pa
 
-    pairs = [Pair(row.source, "", row.features) for row in rows]
+    reasons = [reason_of(row) for row in rows]
+    pairs = [
+        Pair("", "") if reason else Pair(row.source, "", row.features)
+        for row, reason in zip(rows, reasons, strict=True)
+    ]
     return pa.table(
         {
             "source": pa.array([row.source for row in rows], pa.string()),
             "target": pa.array([row.target for row in rows], pa.string()),
             "features": pa.array([row.features for row in rows], pa.string()),
-            "reason": pa.array(map(reason_of, rows), pa.string()),
+            "reason": pa.array(reasons, pa.string()),
             "key": _hashes(format_source(pair.key) for pair in pairs),
             "folded": _hashes(pair.folded_key for pair in pairs),
         }

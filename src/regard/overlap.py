@@ -7,7 +7,7 @@ from typing import Any
 
 from regard import table_files
 from regard.config import DataConfig
-from regard.errors import RegardError, quantity, shortened
+from regard.errors import DataError, RegardError, quantity, shortened
 from regard.lines import iterate_lines
 from regard.pairs import can_be_read_again, split_line
 
@@ -62,6 +62,12 @@ def training_overlap(
         text, features = source
         return " ".join(normalize(text).split()), features
 
+    def key_of_usable(source: _Key) -> _Key | None:
+        try:
+            return key(source)
+        except DataError:  # too many combining characters: training has skipped it
+            return None
+
     wanted = {key(source) for source in sources}
     try:
         if not can_be_read_again(data.train):
@@ -69,7 +75,7 @@ def training_overlap(
         found = {
             source
             for each in _training_sources(data.train, data)
-            if (source := key(each)) in wanted
+            if (source := key_of_usable(each)) in wanted
         }
     except (RegardError, OSError):  # Path.exists raises some of them
         return None

@@ -8,6 +8,7 @@ import itertools
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -32,7 +33,13 @@ Cut = tuple[int, int, int]
 """Index of an example, and the numbers of source and target tokens before the cut."""
 
 
-def recombine(examples: Sequence[Example], count: int, seed: int, vocabulary: int) -> list[Example]:
+def recombine(
+    examples: Sequence[Example],
+    count: int,
+    seed: int,
+    vocabulary: int,
+    first_feature: int | None = None,
+) -> list[Example]:
     """Return at most `count` new examples; fewer if the examples have fewer combinations.
 
     Args:
@@ -40,11 +47,13 @@ def recombine(examples: Sequence[Example], count: int, seed: int, vocabulary: in
         count: number of examples to make.
         seed: seed of the random choices.
         vocabulary: size of the target vocabulary; ids from there on are those of copied tokens.
+        first_feature: the id from which on source tokens are features, which both examples must have in
+            common; None if there are none.
     """
     cuts = cut_points(examples)
-    by_tokens = defaultdict[tuple[int, int], list[Cut]](list)
+    by_tokens = defaultdict[tuple[Any, ...], list[Cut]](list)
     for cut in cuts:
-        by_tokens[_tokens_before(examples, cut)].append(cut)
+        by_tokens[_tokens_before(examples, cut, first_feature)].append(cut)
     combinations = sum(len(group) ** 2 for group in by_tokens.values())
     rng = random.Random(seed)
     known = {_key(example) for example in examples}
@@ -54,7 +63,7 @@ def recombine(examples: Sequence[Example], count: int, seed: int, vocabulary: in
         if len(found) == count or len(tried) == combinations:
             break
         first = rng.choice(cuts)
-        second = rng.choice(by_tokens[_tokens_before(examples, first)])
+        second = rng.choice(by_tokens[_tokens_before(examples, first, first_feature)])
         if (first, second) in tried:
             continue
         tried.add((first, second))
@@ -227,9 +236,14 @@ def _padded(lists: list[list[int]]) -> Int[np.ndarray, "B T"]:
     return array
 
 
-def _tokens_before(examples: Sequence[Example], cut: Cut) -> tuple[int, int]:
+def _tokens_before(
+    examples: Sequence[Example], cut: Cut, first_feature: int | None
+) -> tuple[Any, ...]:
+    """Return the tokens before a cut, and the features of the example."""
     index, i, j = cut
-    return examples[index].source[i - 1], examples[index].target[j - 1]
+    source, target = examples[index].source, examples[index].target
+    features = [] if first_feature is None else [id for id in source if id >= first_feature]
+    return source[i - 1], target[j - 1], *features
 
 
 def _joined(examples: Sequence[Example], first: Cut, second: Cut, vocabulary: int) -> Example:

@@ -179,8 +179,9 @@ def prepare(
             _require_known(start, copies)
         limit = longest + 2 * (len(encoding.ids) + 1) + len(start.ids)
         source = Source(*split_source(text), encoding, start, by_step, limit, copies)
-        for step, weights in by_step.items():
-            _check_pins(weights, step, source)
+        if source.text.strip():  # a blank text has an empty translation, whatever the interventions
+            for step, weights in by_step.items():
+                _check_pins(weights, step, source)
         sources.append(source)
     return PreparedRequest(sources, heads)
 

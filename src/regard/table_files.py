@@ -212,7 +212,7 @@ def reading(path: str, cache: Path | None = None) -> Generator[None]:
         if isinstance(cause, DataError):
             raise cause from None
         if isinstance(cause, UnicodeDecodeError):
-            place = f"{path}{_place_of_other_bytes(path)}"
+            place = _place_of_other_bytes(path)
             raise DataError(f"{place}: not UTF-8; convert the file to UTF-8 first") from None
         reason = getattr(cause, "strerror", None) or str(cause).strip() or type(cause).__name__
         unreadable = isinstance(cause, ValueError) or (
@@ -404,16 +404,17 @@ def _unique_fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _place_of_other_bytes(path: str) -> str:
-    """Return `, line N`, the first line of a text file that is not UTF-8; nothing for other files."""
-    if not path.endswith((".csv", ".json", ".jsonl")):
-        return ""
-    with contextlib.suppress(OSError), open(path, "rb") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                line.decode("utf-8")
-            except UnicodeDecodeError:
-                return f", line {number:,}"
-    return ""
+    """Return `FILE, line N`, the first line that is not UTF-8; only the path if it is not in a file of text."""
+    for name in matching_files(path):
+        if Path(name).suffix.lower() not in (".csv", ".json", ".jsonl"):
+            continue
+        with contextlib.suppress(OSError), open(name, "rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    line.decode("utf-8")
+                except UnicodeDecodeError:
+                    return f"{name}, line {number:,}"
+    return path
 
 
 def _parse_line(line: str, data: DataConfig) -> Row:

@@ -274,7 +274,8 @@ class Translator:
         translation if both arguments are strings, otherwise a list.
 
         Raises:
-            DataError: the number of targets differs from the number of texts.
+            DataError: the number of targets differs from the number of texts, or a text is blank, but not
+                its target.
         """
         check_count("batch_tokens", batch_tokens, 1)
         sources = to_list(texts)
@@ -286,6 +287,11 @@ class Translator:
                 f"expected as many targets as texts, got {len(references)} and {len(sources)}"
             )
         request = prepare(self.trained, sources, references, forced=True)
+        for number, source in enumerate(request.sources, start=1):
+            if source.prefix.ids and not source.text.strip():
+                raise DataError(
+                    f"text {number:,} is blank, but its target is not: leave the pair out"
+                )
 
         def decode(
             batch: PreparedRequest, memory: Memory, decoder: Decoder, _: StepDecoder

@@ -125,6 +125,11 @@ def _outputs(
 
     lines = [] if args.unlabelled is None else read_lines(args.unlabelled)
     unlabelled = [teacher.source.parse_source(line) for line in lines]
+    if blank := sum(not text.strip() for text, _ in unlabelled):
+        print(
+            f"regard distill: {quantity(blank, 'line')} of {args.unlabelled} left out, without a source",
+            file=sys.stderr,
+        )
     _check_features(args, data, teacher, sources, unlabelled)
     distinct = distinct_sources([*sources, *unlabelled])
     sources, truncated = translatable(teacher, distinct), 0

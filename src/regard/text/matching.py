@@ -32,7 +32,8 @@ def match_tokens(tokens: Sequence[str], vocabulary: Mapping[str, int]) -> Matche
     - A word in a script without spaces is split into as few vocabulary words as possible:
       `我爱机器学习` into `我`, `‿爱`, `‿机器`, `‿学习`, with the ids of `我`, `爱`, `机器` and `学习`.
     - Other unknown punctuation is removed from both ends of a word and from the end of the text,
-      unless nothing of the text would remain. This does not change the index of any word.
+      unless nothing of the text would remain. This does not change the index of any word: a token that
+      was joined to it is written without the mark of joining.
 
     Other tokens keep the id UNK. The tokens keep the spelling and the spacing of the text.
     """
@@ -49,7 +50,13 @@ def match_tokens(tokens: Sequence[str], vocabulary: Mapping[str, int]) -> Matche
     kept = _kept(ids, matched)
     if not kept:
         return MatchedTokens(ids, matched, ())
-    left_out = tuple(matched[index] for index in sorted(set(range(len(ids))) - set(kept)))
+    dropped = sorted(set(range(len(ids))) - set(kept))
+    left_out = tuple(matched[index] for index in dropped)
+    for index in dropped:  # without it, its neighbours would be joined to other words
+        if index + 1 < len(ids) and matched[index + 1] != JOINER:
+            matched[index + 1] = matched[index + 1].removeprefix(JOINER)
+        if index and matched[index - 1] != JOINER:
+            matched[index - 1] = matched[index - 1].removesuffix(JOINER)
     return MatchedTokens([ids[i] for i in kept], [matched[i] for i in kept], left_out)
 
 

@@ -16,7 +16,15 @@ export function matchTokens(tokens, ids, longest) {
   const kept = keptPositions(found, matched);
   if (!kept.length) return { ids: found, tokens: matched, leftOut: [] };
   const isKept = new Set(kept);
-  return { ids: kept.map((i) => found[i]), tokens: kept.map((i) => matched[i]), leftOut: matched.filter((_, i) => !isKept.has(i)) };
+  const leftOut = matched.filter((_, i) => !isKept.has(i));
+  // without the tokens that are left out, their neighbours would be joined to other words
+  const spelling = (i) => {
+    let token = matched[i];
+    if (i > 0 && !isKept.has(i - 1) && token.startsWith(JOINER) && token !== JOINER) token = token.slice(JOINER.length);
+    if (i + 1 < matched.length && !isKept.has(i + 1) && token.endsWith(JOINER) && token !== JOINER) token = token.slice(0, -JOINER.length);
+    return token;
+  };
+  return { ids: kept.map((i) => found[i]), tokens: kept.map(spelling), leftOut };
 }
 
 function find(token, ids) {
