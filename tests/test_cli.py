@@ -866,7 +866,7 @@ def test_translate_reports_the_line_that_is_not_utf8(regard: Command, folders: F
 
 def test_translate_reports_the_line_that_is_too_long(regard: Command, folders: Folders) -> None:
     result = regard("translate", folders.model, stdin="\n" * 1500 + "a" * 10_001 + "\na\n")
-    assert (result.status, result.out) == (1, "\n" * 1000)
+    assert (result.status, result.out) == (1, "\n" * 1500)
     assert "translate: line 1,501: a text has 10,001 tokens, but at most 10,000" in result.err
 
 

@@ -1,6 +1,7 @@
 import bz2
 import gzip
 import io
+import itertools
 import lzma
 import os
 import threading
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from regard.cli.main import main
 from regard.errors import DataError
-from regard.lines import arriving_lines, decode_lines, read_lines
+from regard.lines import arriving_lines, chunks_of, decode_lines, read_lines
 
 BOM = b"\xef\xbb\xbf"
 text_lines = st.text().filter(lambda line: "\n" not in line and not line.endswith("\r"))
@@ -179,3 +180,15 @@ def test_a_compressed_file_without_its_suffix_is_not_called_utf16(
     path.write_bytes(compress(b"a\tx\n"))
     with pytest.raises(DataError, match=r"f\.tsv is compressed; decompress it, or give a gzip"):
         read_lines(path)
+
+
+@given(st.lists(st.sampled_from([0, 1, 3000, 5000, 8000, 9000]), max_size=20), st.integers(1, 5))
+def test_parts_have_few_items_and_fewer_if_these_are_long(lengths: list[int], most: int) -> None:
+    parts = [list(part) for part in chunks_of(lengths, most, int)]
+    assert [length for part in parts for length in part] == lengths
+    for part, following in itertools.pairwise([*parts, []]):
+        squares = [length**2 for length in (*part, *following[:1])]
+        assert 1 <= len(part) <= most
+        assert len(part) == 1 or sum(squares[: len(part)]) <= 2**25
+        # a part ends where it is full
+        assert not following or len(part) == most or sum(squares) > 2**25

@@ -13,7 +13,7 @@ from typing import Any
 
 from regard.errors import FolderError
 from regard.files import write_errors_reported, write_json
-from regard.lines import decode_lines
+from regard.lines import chunks_of, decode_lines
 from regard.model_folder import checksum, unshared_tensors
 from regard.pairs import Pair
 from regard.setting_checks import MAX_LENGTH
@@ -92,8 +92,7 @@ def write_outputs(
         write_errors_reported(path.parent),
         path.open("a", encoding="utf-8", newline="\n") as file,
     ):
-        for start in range(len(done), len(sources), _CHUNK):
-            chunk = sources[start : start + _CHUNK]
+        for chunk in chunks_of(sources[len(done) :], _CHUNK, lambda source: len(source[0])):
             outputs = teacher.translate(chunk, beam_size)
             texts = (_field(output.text) for output in outputs)
             new = [

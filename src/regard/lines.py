@@ -5,8 +5,9 @@ import io
 import os
 import select
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from regard.errors import DataError
 
@@ -20,6 +21,11 @@ _COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"B
 """The first bytes of gzip, zip, xz, zstd and bzip2 files."""
 
 _CR_ONLY = "{}: its lines end at CR; convert them to end at LF first"
+
+_T = TypeVar("_T")
+
+_MOST_SQUARES = 1 << 25
+"""Sum of the squared lengths of a part of the items: 1,000 lines of 183 characters."""
 
 _MOMENT = 0.01
 """Seconds to wait for the next part of a stream that is written without a pause."""
@@ -87,6 +93,24 @@ def arriving_lines(stream: io.BufferedIOBase, name: str, most: int) -> Iterator[
             waiting = []
     if waiting:
         yield waiting
+
+
+def chunks_of(
+    items: Sequence[_T], most: int, length: Callable[[Any], int] = len
+) -> Iterator[Sequence[_T]]:
+    """Yield consecutive parts of at most `most` items, and of fewer if these are long.
+
+    Attention weights take memory in proportion to the square of the length.
+    """
+    start, size = 0, 0
+    for index, item in enumerate(items):
+        square = length(item) ** 2
+        if index > start and (index - start == most or size + square > _MOST_SQUARES):
+            yield items[start:index]
+            start, size = index, 0
+        size += square
+    if len(items) > start:
+        yield items[start:]
 
 
 def _parts(path: Path) -> Iterator[bytes]:

@@ -27,7 +27,7 @@ from regard.cli.options import (
 from regard.cli.parser import Parser
 from regard.errors import ConfigError, DataError, quantity
 from regard.files import atomic_write
-from regard.lines import arriving_lines, read_lines
+from regard.lines import arriving_lines, chunks_of, read_lines
 from regard.progress import Progress
 from regard.setting_checks import check_beam_size, check_length_penalty
 from regard.text import SourceLike, count_message, split_source, unknown_tokens_message
@@ -280,13 +280,15 @@ def _translate(
     if args.file is None:
         if sys.stdin is None:  # pyright: ignore[reportUnnecessaryComparison]
             raise DataError("standard input is closed; give a file of lines to translate")
-        chunks = arriving_lines(cast(io.BufferedIOBase, sys.stdin.buffer), "standard input", _CHUNK)
+        stream = cast(io.BufferedIOBase, sys.stdin.buffer)
+        arriving = arriving_lines(stream, "standard input", _CHUNK)
+        chunks = (chunk for lines in arriving for chunk in chunks_of(lines, _CHUNK))
         total = None
     else:
         lines, (index, count) = read_lines(args.file), shard
         begin, end = (len(lines) * part // count for part in (index, index + 1))
         lines, first = lines[begin:end], begin + 1
-        chunks = (lines[start : start + _CHUNK] for start in range(0, len(lines), _CHUNK))
+        chunks = chunks_of(lines, _CHUNK)
         total = len(lines)
     with _progress(total, args.out is None) as progress:
         shown, end = 0, 0
