@@ -77,9 +77,14 @@ def find(token, ids):
 
 
 def trim(chunk):
-    """Leave out unknown punctuation at both ends."""
+    """Leave out unknown punctuation at both ends, to which its neighbours are joined no more."""
     kept = [index for index, (token, id) in enumerate(chunk) if id != UNK or not is_mark(token)]
-    return chunk[kept[0] : kept[-1] + 1] if kept else []
+    inner = chunk[kept[0] : kept[-1] + 1] if kept else []
+    if kept and kept[0] and inner[0][0] != "‿":
+        inner[0] = inner[0][0].removeprefix("‿"), inner[0][1]
+    if kept and kept[-1] + 1 < len(chunk) and inner[-1][0] != "‿":
+        inner[-1] = inner[-1][0].removesuffix("‿"), inner[-1][1]
+    return inner
 
 
 def bare(token):
