@@ -5,6 +5,7 @@ import dataclasses
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from regard.alignment import from_weights
 from regard.attribution import SIGNED, Method
 from regard.batching import Example
 from regard.errors import ConfigError, DataError, ExtraError
+from regard.faithfulness import available_methods
 from regard.models import Seq2Seq
 from regard.text import BOS, EOS, UNK
 
@@ -129,6 +131,20 @@ def test_attributions_of_copying_models(
     assert np.isfinite(erased).all()
     assert erased[1].argmax() == 1
     assert erased[1, 1] > 10
+
+
+@pytest.mark.parametrize("method", ["gradient", "integrated_gradients"])
+def test_copying_models_have_no_attributions_to_embeddings_only(
+    make_translator: Make, method: Method
+) -> None:
+    translator = make_translator(copy=True)
+    with pytest.raises(
+        ConfigError, match="this model copies tokens, too: choose the method erasure"
+    ):
+        translator.attribute("a b c", "b a", method)
+    methods = available_methods(translator.trained.model)
+    assert methods == [name for name in get_args(Method) if name in ("attention", "erasure")]
+    assert method in available_methods(make_translator().trained.model)
 
 
 def test_attributions_of_ensembles(make_translator: Make) -> None:

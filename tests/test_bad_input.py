@@ -296,6 +296,12 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(
         ("data: {train: 5}", 2, "data.train takes a string, got 5"),
         ("training: [patience: 2]", 1, "training takes settings by name, got [{'patience': 2}]"),
         ("training: 5", 1, "training takes settings by name, got 5"),
+        (
+            "members: 2\nmember: [{model.decoder: bahdanau}]",
+            1,
+            "member takes a list of texts, such as",
+        ),
+        ("members: 2\nmember: model.decoder=bahdanau", 1, "member takes a list of texts, such as"),
         ("data: {max_length: 10001}", 1, "max_length must be at most 10,000"),
     ],
 )

@@ -238,6 +238,8 @@ def test_a_folder_without_a_comparison_is_not_resumed(tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_text("mine")
     with pytest.raises(ConfigError, match="not empty; it has no models to resume"):
         compare(_settings(tmp_path), ["dot"], tmp_path, _pairs(5, 3), resume=True)
+    with pytest.raises(ConfigError, match="not empty; choose another folder"):
+        compare(_settings(tmp_path), ["dot"], tmp_path, _pairs(5, 3))
     assert (tmp_path / "settings.json").read_text() == "mine"
 
 

@@ -232,4 +232,4 @@ def test_an_alias_of_a_score_is_a_setting(alias: str, name: str) -> None:
     ],
 )
 def test_settings_without_effect_are_named(settings: dict[str, Any], unused: set[str]) -> None:
-    assert set(ModelConfig(**settings).unused()) == unused
+    assert set(ModelConfig(**settings).unused(settings.keys())) == unused

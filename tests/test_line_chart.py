@@ -114,3 +114,8 @@ def test_the_subtitle_explains_the_connectors_of_lines_that_end_early():
 
 def test_a_chart_without_points_is_drawn():
     assert LineChart([], "x", "y").to_svg().startswith("<svg")
+
+
+@pytest.mark.parametrize("value", [5e-324, 1e-308, 1e300])
+def test_values_of_any_size_are_drawn(value):
+    assert "<svg" in chart([[value, 0.0]]).to_svg()

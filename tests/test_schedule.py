@@ -102,6 +102,15 @@ def test_exhausted_patience_begins_a_short_cooldown() -> None:
     assert run.update == 50
 
 
+def test_without_cooldown_exhausted_patience_ends_the_run_at_once() -> None:
+    run = schedule(max_updates=100, patience=1)
+    for value in (1.0, 0.5):
+        for _ in range(10):
+            run.advance(1.0)
+        run.validated(value, 1.0)
+    assert run.over()
+
+
 def test_an_improvement_resets_patience() -> None:
     run = schedule(max_updates=1000, patience=2)
     for value in (1.0, 0.0, 2.0, 0.0, 3.0, 0.0):

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.batching import Example, collate
-from regard.errors import ExtraError, not_one_of
+from regard.decoders.output import CopyingOutput
+from regard.errors import ConfigError, ExtraError, not_one_of
 from regard.kernels.weighted_sum import without_autocast
 from regard.models import Seq2Seq
 from regard.text import UNK
@@ -136,6 +137,11 @@ def check_method(method: str) -> None:
         raise not_one_of("the method", method, known)
 
 
+def copies_tokens(model: Seq2Seq) -> bool:
+    """Return whether a model copies source tokens; an ensemble, whether one of its members does."""
+    return any(isinstance(module, CopyingOutput) for module in model.modules())
+
+
 def attribute(
     model: Seq2Seq, example: Example, translation: Translation, method: Method
 ) -> Translation:
@@ -148,12 +154,17 @@ def attribute(
         method: the method.
 
     Raises:
-        ConfigError: there is no such method.
+        ConfigError: there is no such method, or it follows embeddings only, and the model copies tokens.
         ExtraError: a package that the method needs is not installed.
     """
     check_method(method)
     if method == "attention":
         return translation
+    if method != "erasure" and copies_tokens(model):
+        raise ConfigError(
+            f"{method} follows the embeddings of the source tokens only, and this model copies tokens, too: "
+            "choose the method erasure"
+        )
     size = len(translation.tokens), len(translation.source_tokens)
     signed = SIGNED[method](model, example) if all(size) else np.zeros(size, np.float32)
     rows = normalize_rows(signed)

@@ -246,6 +246,8 @@ def _common_settings(
         ConfigError: a comparison that is resumed has other settings, or models that the table would lose.
     """
     common = {name: dict(settings.get(name, {})) for name in GROUPS}
+    if not resume:
+        require_empty_folder(out, "choose another folder (out), or continue (resume)")
     begun = _begun(out) if resume else []
     stored = _read_settings(out) if begun else None
     if common["training"].get("max_minutes") is None:

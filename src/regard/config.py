@@ -8,7 +8,7 @@ import dataclasses
 import difflib
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, dataclass_transform
 
 from regard.errors import ConfigError, nearest
@@ -220,7 +220,7 @@ class ModelConfig:
         missing = {name: value for name, value in values.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing) if missing else self
 
-    def unused(self) -> list[str]:
+    def unused(self, given: Set[str]) -> list[str]:
         """Return the names of given settings that have no effect with the others, except for defaults."""
         full = self.resolved()
         kinds, recurrent = (full.encoder, full.kind), full.kind == "rnn"
@@ -238,7 +238,7 @@ class ModelConfig:
         return [
             name
             for name, used in uses.items()
-            if not used and name in vars(self)["given"] and getattr(self, name) != defaults[name]
+            if not used and name in given and getattr(self, name) != defaults[name]
         ]
 
     def require_probabilities(self) -> None:

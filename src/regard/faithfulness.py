@@ -19,7 +19,7 @@ from typing import Any, get_args
 import numpy as np
 from jaxtyping import Float
 
-from regard.attribution import Method, attribute, erase, target_log_probs
+from regard.attribution import Method, attribute, copies_tokens, erase, target_log_probs
 from regard.batching import Example
 from regard.errors import quantity
 from regard.models import Seq2Seq
@@ -79,9 +79,11 @@ class Faithfulness:
 
 def available_methods(model: Seq2Seq) -> list[Method]:
     """Return the methods that can be computed for a model with the installed packages."""
+    copying = copies_tokens(model)
     missing = {
         "attention": not model.decoder.attention_layers,
-        "integrated_gradients": find_spec("captum") is None,
+        "gradient": copying,
+        "integrated_gradients": copying or find_spec("captum") is None,
     }
     return [method for method in get_args(Method) if not missing.get(method)]
 

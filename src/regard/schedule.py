@@ -160,6 +160,7 @@ class Schedule:
             # also if one slow update used up the rest of the budget
             return 0.0
         end = start.end_update or self.config.max_updates
-        by_updates = (self.update - start.update) / max(1, end - start.update)
+        length = end - start.update  # 0 with cooldown 0
+        by_updates = (self.update - start.update) / length if length > 0 else 1.0
         by_time = (self.seconds - start.seconds) / max(1e-9, self._max_seconds - start.seconds)
         return max(0.0, 1 - max(by_updates, by_time))

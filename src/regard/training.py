@@ -155,7 +155,7 @@ def train(
         assert out is not None
         start = starting_point(config, out, resume, init_from, tokenizers_from)
         start.config.check_groups()
-        if unused := config.model.unused():
+        if unused := start.config.model.unused(vars(config.model)["given"]):
             names = ", ".join(f"model.{name}" for name in unused)
             start = start._replace(notes=(*start.notes, f"without effect in this model: {names}"))
         corpus = make_corpus(start.config, pairs, dev, start.tokenizers, links, adapt)

@@ -156,10 +156,14 @@ class LineChart(VegaChart):
         return f"{series} ({note})" if note else series
 
 
+_SMALLEST = 1e-300
+"""Range below which a tenth of it would be inexact."""
+
+
 def _round_limits(values: Sequence[float]) -> tuple[float, float]:
     """Return limits that contain the values and 0, at multiples of a tenth to a half of the range."""
     low, high = min([0.0, *values]), max([0.0, *values])
-    step = 10.0 ** math.floor(math.log10(high - low)) / 2 if high > low else 1.0
+    step = 10.0 ** math.floor(math.log10(high - low)) / 2 if high - low > _SMALLEST else 1.0
     return step * math.floor(low / step), step * max(1, math.ceil(high / step))
 
 

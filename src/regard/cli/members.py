@@ -19,7 +19,7 @@ from jsonargparse import Namespace
 from regard.cli import job
 from regard.cli.parser import Parser, settings
 from regard.config import from_dict
-from regard.errors import ConfigError, JobError
+from regard.errors import ConfigError, JobError, shortened
 from regard.files import atomic_write, exclusive, require_empty_folder, write_text
 from regard.pairs import refuse_pipes
 
@@ -119,9 +119,19 @@ def _stored_seeds(out: Path, index: int) -> tuple[int | None, int | None]:
         return None if seed is None else seed + index, dev_seed
 
 
+def _given_members(args: Namespace) -> list[str]:
+    """Return the settings given for members; `member` of a settings file may contain anything."""
+    given: Any = args.member or []
+    if isinstance(given, list) and all(isinstance(text, str) for text in given):
+        return given
+    raise ConfigError(
+        f"member takes a list of texts, such as [model.decoder=bahdanau], got {shortened(repr(given))}"
+    )
+
+
 def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[dict[str, Any]]:
     """Return the settings of each member, by group: those of the command, its own, and its seed."""
-    own: list[str] = args.member or []
+    own = _given_members(args)
     count = len(own) if args.members is None else args.members
     if count < 1 or len(own) > count or args.jobs < 1:
         raise ConfigError(

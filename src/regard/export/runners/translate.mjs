@@ -41,7 +41,7 @@ function lookUp(dictionary, { source, target }, line) {
 }
 
 async function main() { // --confidence appends TAB probability TAB margin
-  process.stdout.on("error", (error) => { if (error.code === "EPIPE") process.exit(0); throw error; }); // the reader has gone
+  process.stdout.on("error", (error) => { if (error.code !== "EPIPE") console.error(`cannot write: ${error.message}`); process.exit(error.code === "EPIPE" ? 0 : 1); }); // EPIPE: the reader has gone
   const options = { "beam-size": { type: "string", default: "5" }, confidence: { type: "boolean", default: false } };
   const { values, positionals: [folder = dirname(fileURLToPath(import.meta.url))] } = parseArgs({ allowPositionals: true, options });
   const { translate } = await load(folder), input = new TextDecoder("utf-8", { fatal: true }).decode(readFileSync(0));
