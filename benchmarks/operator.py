@@ -266,10 +266,11 @@ def roofline_loops() -> list[Callable[[int], Any]]:
     import numba
     import numpy as np
 
-    from regard.kernels.cpu import simd, threads
+    from regard.kernels.cpu import compiler, simd
+    from regard.kernels.cpu.processor import LANES
 
-    real, count = np.float32, simd.BYTES // 4
-    flags: Any = {"error_model": "numpy", "fastmath": threads.FLAGS}
+    real, count = np.float32, LANES
+    flags: Any = {"error_model": "numpy", "fastmath": compiler.FLAGS}
     load, reciprocal, splat, fma = simd.load, simd.reciprocal, simd.splat, simd.fma
 
     @numba.njit(**flags)
@@ -308,25 +309,26 @@ def roofline_loops() -> list[Callable[[int], Any]]:
     return [run_on_threads(loop, torch.linspace(0.1, 1, 4 * count)) for loop in (scores, gradients)]
 
 
-def run_on_threads(loop: Any, numbers: Tensor, tasks: int = 64) -> Callable[[int], Any]:
+def run_on_threads(loop: Any, numbers: Tensor, count: int = 64) -> Callable[[int], Any]:
     """Return a loop that runs on the threads of the kernels, as a function of B x L x T x D."""
-    from regard.kernels.cpu import threads
+    import numpy as np
 
-    count, sums = numbers.numel(), torch.empty(tasks)
+    from regard.kernels.cpu import compiler, machine_code, tasks, threads
 
-    def make(real: Any) -> Callable[[Any], None]:
-        def kernel(arguments: Any) -> None:
-            x = threads.array(arguments, 0, (count,), real(1))
-            out = threads.array(arguments, 1, (tasks,), real(1))
-            while True:
-                task = threads.fetch_add(arguments, threads.NEXT_TASK)
-                if task >= tasks:
-                    return
-                out[task] = loop(arguments[threads.KEYS] // tasks, x)
+    one, size, sums = np.float32(1), numbers.numel(), torch.empty(count)
 
-        return kernel
+    def kernel(arguments: Any) -> None:
+        x = tasks.array(arguments, 0, (size,), one)
+        out = tasks.array(arguments, 1, (count,), one)
+        while True:
+            task = tasks.fetch_add(arguments, threads.NEXT_TASK)
+            if task >= count:
+                return
+            out[task] = loop(arguments[threads.KEYS] // count, x)
 
-    return lambda n: threads.run_kernel(make, tasks, threads.Sizes(1, 1, n, 1), [numbers, sums], n)
+    compiled = compiler.compile_kernel(kernel)
+    function, tensors = machine_code.c_function(compiled.address, compiled), [numbers, sums]
+    return lambda n: threads.run_kernel(function, count, threads.Sizes(1, 1, n, 1), tensors, n)
 
 
 def roofline_percentages(sizes: tuple[int, ...]) -> list[float]:

@@ -1,5 +1,6 @@
 """The numba kernels: accuracy at any magnitude, threads and processes."""
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numba
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -20,7 +21,12 @@ from regard.kernels import additive, reference
 from regard.kernels.additive import pytorch
 from regard.kernels.additive.cpu import launch
 from regard.kernels.compilation import import_kernel
+from regard.kernels.cpu import compiler, machine_code
 from regard.kernels.cpu import threads as kernel_threads
+from regard.kernels.cpu.machine_code import Kernel
+from regard.kernels.recurrent import launch as recurrent_launch
+from regard.kernels.recurrent import lstm, sequence
+from regard.kernels.transformer import launch as transformer_launch
 
 SCALES = [1e-4, 1e-2, 1, 5, 15, 40, 50, 100, 1e3, 1e4]
 SHAPES = [
@@ -301,44 +307,106 @@ def test_scores_after_os_fork(restore_num_threads: None, monkeypatch: pytest.Mon
     assert status == 0
 
 
+def _kernels() -> list[tuple[Kernel, torch.dtype]]:
+    """Return all kernels, with the types for which they are compiled."""
+    additive_kernels = [launch.EXPONENTIALS, launch.SCORES, launch.BY_KEYS, launch.BY_FEATURES]
+    others = [
+        recurrent_launch._KERNEL, transformer_launch._KERNEL, lstm._FORWARD, lstm._BACKWARD,
+        *sequence._KERNELS.values(),
+    ]  # fmt: skip
+    pairs = [
+        (kernel, dtype) for kernel in additive_kernels for dtype in (torch.float32, torch.float64)
+    ]
+    return pairs + [(kernel, torch.float32) for kernel in others]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("cannot cache function: no locator available"),
-        *(pytest.param(error, marks=pytest.mark.soak) for error in (EOFError(), OSError())),
-    ],
-)
-def test_kernels_compile_without_a_cache_that_can_be_used(
-    monkeypatch: pytest.MonkeyPatch, error: Exception
+def test_every_kernel_is_kept_in_a_file_that_needs_no_other_code() -> None:
+    for kernel, dtype in _kernels():
+        machine_code.load(kernel, dtype)
+        assert machine_code._stored(machine_code._path(kernel, dtype))
+
+
+@pytest.fixture
+def other_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The empty folder in which kernels are kept during the test."""
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    cached = machine_code.load, machine_code._folder
+    for function in cached:
+        function.cache_clear()
+    yield tmp_path
+    for function in cached:
+        function.cache_clear()
+
+
+@pytest.mark.slow
+def test_kernels_are_compiled_again_if_their_file_is_damaged(
+    monkeypatch: pytest.MonkeyPatch, other_folder: Path
 ) -> None:
-    original, rejected_calls = numba.cfunc, []
+    x = torch.linspace(-1, 1, 40)[None, None]
+    expected = launch.prepare_keys(x)
+    (file,) = other_folder.glob("*.o")
+    content = file.read_bytes()
+    compiled, compile_kernel = list[Any](), compiler.compile_kernel
 
-    def cfunc(*arguments: Any, **options: Any) -> Any:
-        if options.get("cache"):
-            rejected_calls.append(arguments)
-            raise error
-        return original(*arguments, **options)
+    def counted(kernel: Any) -> Any:
+        compiled.append(kernel)
+        return compile_kernel(kernel)
 
-    monkeypatch.setattr(numba, "cfunc", cfunc)
+    monkeypatch.setattr(compiler, "compile_kernel", counted)
+    for damaged in (content, b"", content[:-1], content[:100] + b"?" + content[101:]):
+        file.write_bytes(damaged)
+        machine_code.load.cache_clear()
+        before = len(compiled)
+        assert torch.equal(launch.prepare_keys(x), expected)
+        assert len(compiled) == before + (damaged != content)
+        assert machine_code._stored(file) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writable", [True, False])
+def test_kernels_compile_without_a_file(
+    monkeypatch: pytest.MonkeyPatch, other_folder: Path, writable: bool
+) -> None:
     torch.manual_seed(0)
-    expected = additive.scores(*_inputs(SHAPES[0], dtype=torch.float64))
-    kernel_threads.compiled.cache_clear()
+    expected = additive.scores(*_inputs(SHAPES[0]))
+    machine_code.load.cache_clear()
+    if writable:  # no object file, because the kernel calls other code
+        for file in other_folder.iterdir():
+            file.unlink()
+        monkeypatch.setattr(compiler, "object_file", lambda *_: None)
+    else:
+        monkeypatch.setattr(machine_code, "_folder", lambda: None)
     torch.manual_seed(0)
-    actual = additive.scores(*_inputs(SHAPES[0], dtype=torch.float64))
-    kernel_threads.compiled.cache_clear()
-    assert torch.equal(actual, expected)
-    assert rejected_calls
+    assert torch.equal(additive.scores(*_inputs(SHAPES[0])), expected)
+    assert not (writable and [*other_folder.glob("*.o")])
+
+
+def test_a_kernel_that_calls_python_has_no_object_file() -> None:
+    def kernel(arguments: Any) -> None:
+        arguments[0] = len(str(arguments[1]))
+
+    compiled = compiler.compile_kernel(kernel)
+    assert compiler.object_file(compiled, "entry") is None
+    job = np.array([0, 12345], dtype=np.int64)
+    compiled.ctypes(job.ctypes.data_as(ctypes.POINTER(ctypes.c_int64)))
+    assert job[0] == 5
 
 
 COMPILES_WHEN_TOLD = """
 import sys
 import torch
-from regard.kernels.additive.cpu import exponentials
-from regard.kernels.cpu.threads import compiled
+from regard.kernels.additive.cpu import launch
+from regard.kernels.cpu import compiler, machine_code
+compile_kernel = compiler.compile_kernel
+def told(kernel):
+    print("compiled", end=" ")
+    return compile_kernel(kernel)
+compiler.compile_kernel = told
 print("ready", flush=True)
 sys.stdin.readline()
-print(compiled(exponentials.exponentials, torch.float32).owner.cache_hits)
+machine_code.load(launch.EXPONENTIALS)
+print("loaded")
 """
 
 
@@ -362,9 +430,29 @@ def test_one_of_several_processes_compiles_a_kernel(tmp_path: Path) -> None:
         process.stdin.write("\n")
         process.stdin.flush()
     outputs = [process.communicate()[0] for process in processes]
-    assert sorted(outputs) == ["0\n", "1\n"]
-    (lock,) = tmp_path.rglob("*.lock")
-    assert [*lock.parent.glob("*.nbi")]  # numba's cache
+    assert sorted(outputs) == ["compiled loaded\n", "loaded\n"]
+    assert len([*tmp_path.glob("*.o")]) == 1
+
+
+WITH_STORED_KERNELS = """
+import sys
+import torch
+from regard.kernels import additive, reference
+a, b, v = torch.randn(2, 3, 5), torch.randn(2, 4, 5), torch.randn(5)
+assert torch.allclose(additive.scores(a, b, v), reference.additive_scores(a, b, v), atol=1e-5)
+assert additive.prepare_keys(b).prepared is not None
+print("numba" in sys.modules)
+"""
+
+
+def test_stored_kernels_are_loaded_without_numba() -> None:
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", WITH_STORED_KERNELS], capture_output=True, text=True, check=True
+        ).stdout
+        for _ in range(2)
+    ]
+    assert outputs[1] == "False\n"
 
 
 WITHOUT_NUMBA = """
@@ -384,26 +472,22 @@ print(len(caught), caught[0].message)
 """
 
 
+@pytest.mark.usefixtures("other_folder")
 def test_a_signal_during_compilation_is_handled_afterwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compile_function, finished = numba.cfunc, list[bool]()
+    compile_kernel, finished = compiler.compile_kernel, list[bool]()
 
-    def interrupted(*arguments: Any, **options: Any) -> Any:
-        def decorate(kernel: Any) -> Any:
-            signal.raise_signal(signal.SIGINT)
-            function = compile_function(*arguments, **options)(kernel)
-            finished.append(True)
-            return function
+    def interrupted(kernel: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        compiled = compile_kernel(kernel)
+        finished.append(True)
+        return compiled
 
-        return decorate
-
-    monkeypatch.setattr(numba, "cfunc", interrupted)
+    monkeypatch.setattr(compiler, "compile_kernel", interrupted)
     handler = signal.getsignal(signal.SIGINT)
-    kernel_threads.compiled.cache_clear()
     with pytest.raises(KeyboardInterrupt):
-        additive.scores(*_inputs(SHAPES[0], dtype=torch.float64))
-    kernel_threads.compiled.cache_clear()
+        launch.prepare_keys(torch.zeros(1, 1, 40))
     assert finished == [True]
     assert signal.getsignal(signal.SIGINT) is handler
 
@@ -418,12 +502,14 @@ def test_a_signal_during_compilation_is_handled_afterwards(
     ],
     ids=["missing", "disabled", "broken"],
 )
-def test_without_numba_pytorch_computes_and_one_warning_is_issued(setup: str) -> None:
+def test_without_numba_pytorch_computes_and_one_warning_is_issued(
+    setup: str, tmp_path: Path
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_NUMBA % setup],
         capture_output=True,
         text=True,
-        env=os.environ,
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -15,7 +15,7 @@ from regard.attention import Memory
 from regard.encoders import RecurrentEncoder
 from regard.folded_encoder import FoldedRecurrentEncoder
 from regard.inference import _for_inference
-from regard.kernels.cpu.products import LANES
+from regard.kernels.cpu.processor import LANES
 
 VOCABULARY = 30
 

@@ -18,14 +18,15 @@ from regard.config import ModelConfig, Precision
 from regard.encoders import RecurrentEncoder
 from regard.inference import InferenceModel, for_inference, set_precision
 from regard.kernels import linear
-from regard.kernels.cpu import products, simd
-from regard.kernels.cpu.products import LANES, PANEL, ROWS, pack, panels_of
+from regard.kernels.cpu import packing, processor, products
+from regard.kernels.cpu.packing import PANEL, ROWS, pack, panels_of
+from regard.kernels.cpu.processor import LANES
 from regard.kernels.linear import FrozenLinear
 from regard.models import build
 from regard.search import beam_search
 
 pytestmark = pytest.mark.skipif(
-    not simd.HAS_BFLOAT16, reason="this processor has no products in bfloat16"
+    not processor.HAS_BFLOAT16, reason="this processor has no products in bfloat16"
 )
 
 
@@ -44,7 +45,7 @@ def _multiply(x: Any, rows: Any, packed: Any, inputs: Any, panels: Any, y: Any) 
 @given(
     seed=st.integers(0, 2**32 - 1),
     blocks=st.integers(1, 20),
-    vectors=st.one_of(st.integers(1, 20), st.just(2 * products._SCRATCH // ROWS // LANES)),
+    vectors=st.one_of(st.integers(1, 20), st.just(2 * packing.SCRATCH // ROWS // LANES)),
     outputs=st.integers(1, 3 * PANEL),
 )
 def test_products_in_bfloat16_are_summed_in_float32(
@@ -53,7 +54,7 @@ def test_products_in_bfloat16_are_summed_in_float32(
     torch.manual_seed(seed)
     rows, inputs = blocks * ROWS, vectors * LANES
     x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
-    assert products.is_packed_in_bfloat16(inputs)
+    assert packing.is_packed_in_bfloat16(inputs)
     y = np.full(rows * panels_of(outputs) * PANEL, np.nan, np.float32)
     packed = pack(weight, bias).numpy()
     _multiply(x.numpy().ravel(), rows, packed, inputs, panels_of(outputs), y)
@@ -63,8 +64,8 @@ def test_products_in_bfloat16_are_summed_in_float32(
 
 
 def test_other_widths_are_packed_in_float32() -> None:
-    assert not products.is_packed_in_bfloat16(LANES + 1)
-    assert not products.is_packed_in_bfloat16(2 * products._SCRATCH // ROWS + LANES)
+    assert not packing.is_packed_in_bfloat16(LANES + 1)
+    assert not packing.is_packed_in_bfloat16(2 * packing.SCRATCH // ROWS + LANES)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from regard import cells
 from regard.cells import run_layer
 from regard.encoders import RecurrentEncoder, reversal_indices
-from regard.kernels.cpu.products import LANES
+from regard.kernels.cpu.processor import LANES
 
 lstm: Any = pytest.importorskip("regard.kernels.recurrent.lstm")
 

@@ -19,7 +19,8 @@ from regard.config import ModelConfig
 from regard.decoders import Step, fold
 from regard.decoders.folded_recurrent import FoldedRecurrentDecoder
 from regard.errors import ConfigError
-from regard.kernels.cpu.products import LANES, PANEL
+from regard.kernels.cpu.packing import PANEL
+from regard.kernels.cpu.processor import LANES
 from regard.kernels.decoding import launch
 from regard.kernels.linear import FrozenLinear
 from regard.kernels.recurrent.op import (

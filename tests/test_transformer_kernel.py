@@ -20,7 +20,8 @@ from regard.decoders import fold
 from regard.decoders.folded_transformer import FoldedTransformerDecoder
 from regard.errors import ConfigError
 from regard.hypotheses import Hypothesis
-from regard.kernels.cpu.products import LANES, PANEL
+from regard.kernels.cpu.packing import PANEL
+from regard.kernels.cpu.processor import LANES
 from regard.kernels.decoding import launch
 from regard.layers import FeedForward
 from regard.models import Seq2Seq, build

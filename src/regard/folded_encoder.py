@@ -81,7 +81,7 @@ class _FrozenLayer:
     """A recurrent layer with fixed weights, of one direction or both."""
 
     def __init__(self, directions: Sequence[nn.RNNBase], kernel: Any) -> None:
-        from regard.kernels.cpu.products import pack
+        from regard.kernels.cpu.packing import pack
 
         weights = [layer.all_weights[0] for layer in directions]
         inputs, recurrent, biases, recurrent_biases = zip(*weights, strict=True)

@@ -157,7 +157,7 @@ class Trainer:
         if seconds - self._compiled > _NOTICEABLE_SECONDS:
             progress.print(
                 f"kernels compiled in {seconds - self._compiled:.0f} s, which the time budget does not "
-                "include; numba keeps them for later runs where its cache is writable"
+                "include; later runs load them from a file, where a cache folder is writable"
             )
             self._compiled = seconds
 

@@ -1,68 +1,18 @@
-"""Products of rows with a matrix inside of CPU kernels, from a copy of it in the order of reading.
-
-A panel holds the weights of `PANEL` outputs, one input after another: numbers of float32, or pairs of inputs in
-bfloat16, whose products are summed in float32.
-"""
+"""Products of rows with a packed matrix (`packing.py`) inside of CPU kernels."""
 
 from typing import Any
 
-import torch
-from torch import Tensor
+from regard.kernels.cpu import packing, simd
+from regard.kernels.cpu.packing import PANEL, ROWS, SCRATCH
+from regard.kernels.cpu.processor import LANES
 
-from regard.kernels import linear
-from regard.kernels.cpu import simd
-
-LANES = simd.BYTES // 4
-"""Numbers in a vector; float32 only."""
-
-PANEL = 2 * LANES
-"""Outputs of a panel."""
-
-ROWS = 4
-"""Rows that are computed together."""
-
-_SCRATCH = 1 << 14
-"""Pairs of inputs that are rounded to bfloat16 at a time, on the stack of a thread."""
-
-_EXCLUDED = -1e30
-"""The outputs of the last panel beyond the matrix."""
-
-
-def panels_of(outputs: int) -> int:
-    """Return the number of panels of a matrix."""
-    return -(-outputs // PANEL)
-
-
-@simd.inlined
-def whole(width: Any) -> Any:
-    """Return the width in whole panels."""
-    return (width + PANEL - 1) // PANEL * PANEL
+whole: Any = simd.inlined(packing.whole)
 
 
 @simd.inlined
 def whole_vectors(width: Any) -> Any:
     """Return the width in whole vectors."""
     return (width + LANES - 1) // LANES * LANES
-
-
-def is_packed_in_bfloat16(inputs: int) -> bool:
-    """Return whether `pack` rounds the weights of matrices with this number of inputs to bfloat16."""
-    fits = inputs % LANES == 0 and inputs * ROWS <= 2 * _SCRATCH
-    return fits and simd.HAS_BFLOAT16 and linear.rounds_to_bfloat16()
-
-
-def pack(weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return W (E, D) and its bias (E,) in the layout that `product` reads: first the biases, then the panels."""
-    outputs, inputs = weight.shape
-    panels = panels_of(outputs)
-    padded = weight.new_zeros(panels * PANEL, inputs)
-    padded[:outputs] = weight
-    biases = weight.new_full((panels * PANEL,), _EXCLUDED)
-    biases[:outputs] = 0 if bias is None else bias
-    if is_packed_in_bfloat16(inputs):
-        padded = padded.bfloat16().view(torch.float32)  # pairs
-    by_panel = padded.unflatten(0, (panels, PANEL)).transpose(1, 2)
-    return torch.cat([biases, by_panel.flatten()])
 
 
 @simd.inlined
@@ -84,8 +34,8 @@ def product_bfloat16(
     x: Any, x_stride: Any, rows: Any, packed: Any, inputs: Any, panels: Any, y: Any, y_stride: Any
 ) -> None:
     """Write x W^T + b to y as `product` does, for a matrix packed in bfloat16; x is rounded."""
-    pairs, rounded = inputs // 2, simd.stack_floats(_SCRATCH)
-    count = _SCRATCH // pairs // ROWS * ROWS
+    pairs, rounded = inputs // 2, simd.stack_floats(SCRATCH)
+    count = SCRATCH // pairs // ROWS * ROWS
     for first in range(0, rows, count):
         last = min(first + count, rows)
         for row in range(first, last):

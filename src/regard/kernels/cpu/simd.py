@@ -9,28 +9,13 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.cgutils import alloca_once, get_or_insert_function
 from numba.extending import intrinsic, models, overload, register_jitable, register_model
 
-_FEATURES = llvmlite.binding.get_host_cpu_features()
-
-BYTES = 64 if _FEATURES.get("avx512f") else 32
-"""Size of a vector."""
-
-HAS_BFLOAT16 = (
-    BYTES == 64
-    and bool(_FEATURES.get("avx512bf16"))
-    and numba.config.ENABLE_AVX  # pyright: ignore
-    and not (numba.config.CPU_NAME or numba.config.CPU_FEATURES)  # pyright: ignore
-    and llvmlite.binding.llvm_version_info >= (16,)
-)
-"""Whether this processor multiplies numbers of bfloat16, and numba compiles for it: before version 16, LLVM had
-another form of the instruction."""
+from regard.kernels.cpu.processor import BYTES, HAS_BFLOAT16
 
 inlined: Any = register_jitable(forceinline=True)
 """Decorator for a part of a kernel, which is inlined wherever it is called."""
@@ -405,6 +390,13 @@ def sum_and_max_abs(row: Any, zeros: Any) -> Any:
         s += load(row, d)
         largest = max_abs(largest, load(row, d))
     return reduce_sum(s), reduce_max_abs(largest)
+
+
+@inlined
+def copy(source: Any, target: Any, count: Any) -> None:
+    """Copy the first `count` elements of a row. An assignment of slices would compile numba's check of their shapes."""
+    for d in range(count):
+        target[d] = source[d]
 
 
 @inlined

@@ -1,13 +1,14 @@
-"""Launcher of a search inside of a kernel: how many steps a call has, and the tensors of the selection."""
+"""Launcher of a search inside of a kernel: its matrices, how many steps a call has, and the tensors of the selection."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from regard.kernels.cpu.packing import is_packed_in_bfloat16, pack, panels_of
 from regard.kernels.decoding import layout
-from regard.kernels.decoding.op import FinishedTensors, OpenHypotheses, SearchOutput
+from regard.kernels.decoding.op import FinishedTensors, Matrix, OpenHypotheses, SearchOutput
 
 INTEGERS: dict[str, Any] = {"dtype": torch.int64, "device": "cpu"}
 """Type of the tensors of integers; the default device may be another one."""
@@ -18,6 +19,20 @@ _MAX_STEPS = 32
 """Steps of a call."""
 _MAX_WORK = 20_000_000_000
 """Multiplications of a call: 0.2 to 0.4 seconds, after which a search can be ended."""
+
+
+def pack_matrices(matrices: Sequence[Matrix | None]) -> tuple[Tensor, list[int]]:
+    """Return the matrices for `multiply`, and its `ENTRY` numbers for each of them, 0 for None."""
+    packed, entries, offset = list[Tensor](), list[int](), 0
+    for matrix in matrices:
+        if matrix is None:
+            entries += [0] * layout.ENTRY
+            continue
+        packed.append(pack(*matrix))
+        outputs, inputs = matrix[0].shape
+        entries += [offset, inputs, panels_of(outputs), int(is_packed_in_bfloat16(inputs))]
+        offset += packed[-1].numel()
+    return torch.cat(packed).detach(), entries
 
 
 def search(

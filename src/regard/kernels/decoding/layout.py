@@ -23,3 +23,6 @@ scores, last beams and lengths of finished hypotheses (B, n); and the first of a
 STEPS, FIRST, BEAMS, N_BEST, CANDIDATES, PAD, BOS, EOS = range(8)
 """Indices of the sizes of a search: S; the number of steps before; K; n, which is 0 for a single step
 without selection; C; and the ids of the special tokens."""
+
+ENTRY = 4
+"""Numbers of a matrix in the table of a kernel."""

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from regard.kernels.cpu import simd, threads
+from regard.kernels.cpu import simd, tasks, threads
 from regard.kernels.cpu.activations import exp_2x_bounded
-from regard.kernels.cpu.products import LANES, PANEL, whole_vectors
-from regard.kernels.cpu.threads import doubles, floats, integers
+from regard.kernels.cpu.packing import PANEL
+from regard.kernels.cpu.processor import LANES
+from regard.kernels.cpu.products import whole_vectors
+from regard.kernels.cpu.tasks import doubles, floats, integers
 from regard.kernels.decoding.layout import (
     ACTIVE,
     BEAMS,
@@ -104,7 +106,7 @@ def _find_best(
         scores = simd.pointer_at(logits, row * stride)
         log_sum = log_sum_exp(scores, vocabulary)
         if not math.isfinite(log_sum):
-            threads.fetch_add(arguments, threads.OUT_OF_RANGE)
+            tasks.fetch_add(arguments, threads.OUT_OF_RANGE)
         for start in range(0, vocabulary, PANEL):
             # most tokens are worse than the candidates so far
             if _largest_of_panel(scores, start, previous[row], log_sum) > totals[count - 1]:

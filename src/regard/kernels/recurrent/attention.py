@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from regard.kernels.additive.cpu.exponentials import RANGES
+from regard.kernels.additive.cpu.layout import RANGES
 from regard.kernels.additive.cpu.scores import sum_of_row
-from regard.kernels.cpu import simd, threads
-from regard.kernels.cpu.products import LANES
-from regard.kernels.cpu.threads import floats
+from regard.kernels.cpu import simd, tasks, threads
+from regard.kernels.cpu.processor import LANES
+from regard.kernels.cpu.tasks import floats
 from regard.kernels.decoding.layout import PADDING
 from regard.kernels.recurrent.layout import (
     ADDITIVE,
@@ -56,7 +56,7 @@ def _write_scores(
     if table[ADDITIVE] != 0:
         sum_v = v[width]
         if not _exponentials(query, width) <= _LIMIT:
-            threads.fetch_add(arguments, threads.OUT_OF_RANGE)
+            tasks.fetch_add(arguments, threads.OUT_OF_RANGE)
     for i in range(count):
         if padding[i] == 0:
             key = simd.pointer_at(keys, i * width)
@@ -73,7 +73,7 @@ def _write_scores(
 def attend(arguments: Any, table: Any, item: Any, query: Any, weights: Any, context: Any) -> None:
     """Write the attention weights of one query to a source, and the context."""
     count, width = arguments[threads.KEYS], table[VALUE_DIM]
-    padding = threads.booleans(arguments, PADDING, item * count)
+    padding = tasks.booleans(arguments, PADDING, item * count)
     values = floats(arguments, VALUES, item * count * width)
     largest = _write_scores(arguments, table, item, query, padding, weights)
     total = _ZERO

@@ -4,7 +4,7 @@ from typing import Any
 
 from regard.kernels.cpu import simd
 from regard.kernels.cpu.activations import sigmoid, tanh
-from regard.kernels.cpu.products import LANES
+from regard.kernels.cpu.processor import LANES
 
 
 @simd.inlined

@@ -10,14 +10,16 @@ from typing import Any
 
 from numba.extending import register_jitable
 
-from regard.kernels.cpu import simd, threads
+from regard.kernels.cpu import simd, tasks, threads
 from regard.kernels.cpu.activations import tanh
-from regard.kernels.cpu.products import LANES, ROWS, whole
-from regard.kernels.cpu.threads import floats, integers
+from regard.kernels.cpu.packing import ROWS
+from regard.kernels.cpu.processor import LANES
+from regard.kernels.cpu.tasks import floats, integers
 from regard.kernels.decoding import selection
 from regard.kernels.decoding.layout import (
     ATTENTION,
     BEAMS,
+    ENTRY,
     FIRST,
     INPUTS,
     N_BEST,
@@ -27,8 +29,8 @@ from regard.kernels.decoding.layout import (
     TOKENS,
 )
 from regard.kernels.decoding.layout import ROWS as ROW_INDICES
-from regard.kernels.decoding.matrices import ENTRY, multiply
-from regard.kernels.recurrent import cells
+from regard.kernels.decoding.products import multiply
+from regard.kernels.recurrent import cells, layout
 from regard.kernels.recurrent.attention import attend
 from regard.kernels.recurrent.layout import (
     ATTENDS_FIRST,
@@ -46,12 +48,14 @@ from regard.kernels.recurrent.layout import (
     READOUT,
     READOUT_DIM,
     RECURRENT,
-    SCORE_DIM,
     STATE_TENSORS,
     STATES,
     VALUE_DIM,
     VOCABULARY,
 )
+
+_buffer_widths: Any = simd.inlined(layout.buffer_widths)
+_workspace_width: Any = simd.inlined(layout.workspace_width)
 
 
 @simd.inlined
@@ -73,21 +77,6 @@ def _gather(arguments: Any, index: Any, rows: Any, count: Any, width: Any, x: An
     """Copy the rows of a block from a tensor to x."""
     for row in range(count):
         _copy(floats(arguments, index, rows[row] * width), simd.pointer_at(x, row * width), width)
-
-
-@simd.inlined
-def _buffer_widths(table: Any) -> Any:
-    """Return the widths of the rows of the buffers: of three wide ones, three narrow ones and the logits."""
-    wide = whole(max(table[GATES], table[VALUE_DIM]))
-    narrow = whole(max(table[HIDDEN], max(table[SCORE_DIM], table[READOUT_DIM])))
-    return wide, narrow, whole(table[VOCABULARY])
-
-
-@simd.inlined
-def workspace_width(table: Any) -> Any:
-    """Return the numbers that a thread needs for one row of its block."""
-    wide, narrow, logits = _buffer_widths(table)
-    return 3 * (wide + narrow) + logits + table[LAYERS] * table[STATE_TENSORS] * table[HIDDEN]
 
 
 @register_jitable
@@ -222,8 +211,8 @@ def steps(real: Any) -> Callable[[Any], None]:
         per_task, width = arguments[threads.TILE], table[HIDDEN]
         size = (per_task * search[BEAMS] + ROWS - 1) // ROWS * ROWS
         wide, narrow, logits_width = _buffer_widths(table)
-        shape = (1, size * workspace_width(table))
-        workspace = threads.thread_workspace(arguments, shape, real(0))
+        shape = (1, size * _workspace_width(table))
+        workspace = tasks.thread_workspace(arguments, shape, real(0))
         gates = simd.pointer_at(workspace, 0)
         above, extra = simd.pointer_at(gates, size * wide), simd.pointer_at(gates, 2 * size * wide)
         x = simd.pointer_at(gates, 3 * size * wide)
@@ -232,7 +221,7 @@ def steps(real: Any) -> Callable[[Any], None]:
         new, stride = simd.pointer_at(logits, size * logits_width), size * width
         top = simd.pointer_at(new, (table[LAYERS] - 1) * table[STATE_TENSORS] * stride)
         while True:
-            first = threads.fetch_add(arguments, threads.NEXT_TASK) * per_task
+            first = tasks.fetch_add(arguments, threads.NEXT_TASK) * per_task
             last = min(first + per_task, arguments[threads.QUERIES])
             if first >= last:
                 return

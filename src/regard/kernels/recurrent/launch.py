@@ -5,15 +5,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.kernels.additive.cpu.exponentials import LARGEST_VECTOR
-from regard.kernels.cpu.products import LANES, PANEL, ROWS
+from regard.kernels.additive.cpu.layout import LARGEST_VECTOR
+from regard.kernels.cpu.machine_code import Kernel, load
+from regard.kernels.cpu.packing import PANEL, ROWS
+from regard.kernels.cpu.processor import LANES
 from regard.kernels.cpu.threads import Sizes, run_kernel
 from regard.kernels.decoding import launch as decoding
 from regard.kernels.decoding import layout as shared
-from regard.kernels.decoding.launch import INTEGERS, by_beam, sources_per_task
-from regard.kernels.decoding.matrices import pack_matrices
+from regard.kernels.decoding.launch import INTEGERS, by_beam, pack_matrices, sources_per_task
 from regard.kernels.decoding.op import FinishedTensors, Matrix, OpenHypotheses, SearchOutput
-from regard.kernels.recurrent import cpu, layout
+from regard.kernels.recurrent import layout
 from regard.kernels.recurrent.op import (
     DecoderWeights,
     KernelState,
@@ -21,6 +22,7 @@ from regard.kernels.recurrent.op import (
     StepOutput,
 )
 
+_KERNEL = Kernel("recurrent.cpu", "steps")
 _STATE_TENSORS = {"lstm": 2, "gru": 1}
 
 
@@ -151,9 +153,9 @@ def _run(
         heads=beams, queries=count, keys=length, width=sizes[layout.HIDDEN], tile=per_task
     )
     block = -(-per_task * beams // ROWS) * ROWS
-    workspace = (1, block * cpu.workspace_width(sizes))
+    workspace = (1, block * layout.workspace_width(sizes))
     work = steps * count * beams * _work(weights, sources)
-    if not run_kernel(cpu.steps, -(-count // per_task), kernel_sizes, tensors, work, workspace):
+    if not run_kernel(load(_KERNEL), -(-count // per_task), kernel_sizes, tensors, work, workspace):
         return None
     by_layer = zip(*[iter(states)] * sizes[layout.STATE_TENSORS], strict=True)
     return attention[:, :, None, None], KernelState(tuple(by_layer), feed)

@@ -1,5 +1,8 @@
 """What the launcher and the kernel of a recurrent decoder's steps agree on: tensors, sizes, matrices."""
 
+from typing import Any
+
+from regard.kernels.cpu.packing import whole
 from regard.kernels.decoding.layout import OWN
 
 VECTOR, KEYS, VALUES, LOG_PROBS, FEED, STATES = range(OWN, OWN + 6)
@@ -18,3 +21,16 @@ the attention comes before the cells, and the readout is fed to them; and the fi
 
 QUERY, READOUT, OUTPUT, FEED_MATRIX, RECURRENT = range(5)
 """Matrices. `RECURRENT + 2 l` multiplies the state of layer l, `RECURRENT + 2 l - 1` the output below it."""
+
+
+def buffer_widths(table: Any) -> Any:
+    """Return the widths of the rows of the buffers: of three wide ones, three narrow ones and the logits."""
+    wide = whole(max(table[GATES], table[VALUE_DIM]))
+    narrow = whole(max(table[HIDDEN], max(table[SCORE_DIM], table[READOUT_DIM])))
+    return wide, narrow, whole(table[VOCABULARY])
+
+
+def workspace_width(table: Any) -> Any:
+    """Return the numbers that a thread needs for one row of its block."""
+    wide, narrow, logits = buffer_widths(table)
+    return 3 * (wide + narrow) + logits + table[LAYERS] * table[STATE_TENSORS] * table[HIDDEN]

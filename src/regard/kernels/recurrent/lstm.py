@@ -12,9 +12,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.kernels.cpu import simd, threads
+from regard.kernels.cpu import machine_code, simd, tasks, threads
 from regard.kernels.cpu.activations import sigmoid, tanh
-from regard.kernels.cpu.products import LANES
+from regard.kernels.cpu.machine_code import Kernel
+from regard.kernels.cpu.processor import LANES
 from regard.kernels.cpu.simd import load_bfloat16 as load
 from regard.kernels.cpu.simd import store_bfloat16 as store
 
@@ -30,35 +31,37 @@ _GRAD_OUTPUTS, _GRAD_STATE, _GRAD_MEMORY, _GRAD_GATES, _GRAD_STEP = range(4, 9)
 """Backward: the gradients of the outputs (B T, S, D), of the state and of c (S, B, D), of all gates
 (S, B T, 4 D), and of those of this step (S, B, 4 D)."""
 
+_FORWARD, _BACKWARD = Kernel("recurrent.lstm", "forward"), Kernel("recurrent.lstm", "backward")
+
 _ROWS_PER_TASK = 16
 
 _MIN_PRODUCT = 1 << 24
 """Multiplications of a step below which PyTorch's layer is as fast."""
 
 
-def _forward(real: Any) -> Callable[[Any], None]:
+def forward(real: Any) -> Callable[[Any], None]:
     """Return the kernel of a step."""
 
     def kernel(arguments: Any) -> None:
-        directions, sequences, length, width = threads.read_sizes(arguments)
+        directions, sequences, length, width = tasks.read_sizes(arguments)
         tile, blocks = arguments[threads.TILE], arguments[threads.TASKS] // directions
         while True:
-            task = threads.fetch_add(arguments, threads.NEXT_TASK)
+            task = tasks.fetch_add(arguments, threads.NEXT_TASK)
             if task >= arguments[threads.TASKS]:
                 return
             direction, first = task // blocks, task % blocks * tile
             for sequence in range(first, min(first + tile, sequences)):
                 row = direction * sequences + sequence
-                position = threads.integers(arguments, _POSITIONS, row)[0]
+                position = tasks.integers(arguments, _POSITIONS, row)[0]
                 at = direction * sequences * length + position
-                gates = threads.halves(arguments, _GATES, 4 * at * width)
-                products = threads.halves(arguments, _PRODUCTS, 4 * row * width)
-                before = threads.floats(arguments, _BEFORE, row * width)
-                after = threads.floats(arguments, _AFTER, row * width)
-                state = threads.halves(arguments, _STATE, row * width)
-                previous = threads.halves(arguments, _PREVIOUS, at * width)
+                gates = tasks.halves(arguments, _GATES, 4 * at * width)
+                products = tasks.halves(arguments, _PRODUCTS, 4 * row * width)
+                before = tasks.floats(arguments, _BEFORE, row * width)
+                after = tasks.floats(arguments, _AFTER, row * width)
+                state = tasks.halves(arguments, _STATE, row * width)
+                previous = tasks.halves(arguments, _PREVIOUS, at * width)
                 start = (position * directions + direction) * width
-                outputs = threads.halves(arguments, _OUTPUTS, start)
+                outputs = tasks.halves(arguments, _OUTPUTS, start)
                 for d in range(0, width, LANES):
                     f, g, o = d + width, d + 2 * width, d + 3 * width
                     enter = sigmoid(load(gates, d) + load(products, d))
@@ -79,7 +82,7 @@ def _forward(real: Any) -> Callable[[Any], None]:
     return kernel
 
 
-def _backward(real: Any) -> Callable[[Any], None]:
+def backward(real: Any) -> Callable[[Any], None]:
     """Return the kernel of the gradients of a step.
 
         do = dh tanh(c) o (1 - o)    dc' = dc + dh o (1 - tanh^2 c)
@@ -90,27 +93,27 @@ def _backward(real: Any) -> Callable[[Any], None]:
     one = real(1)
 
     def kernel(arguments: Any) -> None:
-        directions, sequences, length, width = threads.read_sizes(arguments)
+        directions, sequences, length, width = tasks.read_sizes(arguments)
         tile, blocks = arguments[threads.TILE], arguments[threads.TASKS] // directions
         ones = simd.splat(one)
         while True:
-            task = threads.fetch_add(arguments, threads.NEXT_TASK)
+            task = tasks.fetch_add(arguments, threads.NEXT_TASK)
             if task >= arguments[threads.TASKS]:
                 return
             direction, first = task // blocks, task % blocks * tile
             for sequence in range(first, min(first + tile, sequences)):
                 row = direction * sequences + sequence
-                position = threads.integers(arguments, _POSITIONS, row)[0]
+                position = tasks.integers(arguments, _POSITIONS, row)[0]
                 at = direction * sequences * length + position
-                gates = threads.halves(arguments, _GATES, 4 * at * width)
-                before = threads.floats(arguments, _BEFORE, row * width)
-                after = threads.floats(arguments, _AFTER, row * width)
+                gates = tasks.halves(arguments, _GATES, 4 * at * width)
+                before = tasks.floats(arguments, _BEFORE, row * width)
+                after = tasks.floats(arguments, _AFTER, row * width)
                 start = (position * directions + direction) * width
-                grad_outputs = threads.halves(arguments, _GRAD_OUTPUTS, start)
-                grad_state = threads.halves(arguments, _GRAD_STATE, row * width)
-                grad_memory = threads.floats(arguments, _GRAD_MEMORY, row * width)
-                grad_gates = threads.halves(arguments, _GRAD_GATES, 4 * at * width)
-                grad_step = threads.halves(arguments, _GRAD_STEP, 4 * row * width)
+                grad_outputs = tasks.halves(arguments, _GRAD_OUTPUTS, start)
+                grad_state = tasks.halves(arguments, _GRAD_STATE, row * width)
+                grad_memory = tasks.floats(arguments, _GRAD_MEMORY, row * width)
+                grad_gates = tasks.halves(arguments, _GRAD_GATES, 4 * at * width)
+                grad_step = tasks.halves(arguments, _GRAD_STEP, 4 * row * width)
                 for d in range(0, width, LANES):
                     f, g, o = d + width, d + 2 * width, d + 3 * width
                     enter, forget = load(gates, d), load(gates, f)
@@ -172,7 +175,7 @@ class _Layer(torch.autograd.Function):
         for step in range(length):
             torch.bmm(state, by_state.transpose(1, 2), out=products)
             tensors = [gates, positions[step], memories[step], memories[step + 1]]
-            _run(_forward, [*tensors, products, state, before, outputs])
+            _run(_FORWARD, [*tensors, products, state, before, outputs])
         ctx.save_for_backward(rows, positions, matrices, by_state, gates, before, memories)
         return outputs
 
@@ -194,7 +197,7 @@ class _Layer(torch.autograd.Function):
         for step in reversed(range(length)):
             tensors = [gates, positions[step], memories[step], memories[step + 1]]
             gradients = [grad_outputs, grad_state, grad_memory, grad_gates, grad_step]
-            _run(_backward, [*tensors, *gradients])
+            _run(_BACKWARD, [*tensors, *gradients])
             torch.bmm(grad_step, by_state, out=grad_state)
         grad_rows, grad_weights = torch.zeros_like(rows), list[Tensor]()
         for direction, gradient in enumerate(grad_gates):
@@ -213,13 +216,15 @@ def _stacked(weights: Sequence[Tensor]) -> Tensor:
     return stacked
 
 
-def _run(factory: threads.KernelFactory, tensors: list[Tensor]) -> None:
+def _run(kernel: Kernel, tensors: list[Tensor]) -> None:
     """Run a kernel for one step."""
     directions, rows, width = tensors[_GATES].shape
     batch = tensors[_POSITIONS].shape[1]
     sizes = threads.Sizes(directions, batch, rows // max(1, batch), width // 4, _ROWS_PER_TASK)
-    tasks = directions * -(-batch // _ROWS_PER_TASK)
-    threads.run_kernel(factory, tasks, sizes, tensors, directions * batch * width)
+    blocks = directions * -(-batch // _ROWS_PER_TASK)
+    threads.run_kernel(
+        machine_code.load(kernel), blocks, sizes, tensors, directions * batch * width
+    )
 
 
 def run(

@@ -12,14 +12,17 @@ from typing import Any
 import numpy as np
 from numba.extending import register_jitable
 
-from regard.kernels.cpu import activations, simd, threads
-from regard.kernels.cpu.products import LANES, ROWS, whole, whole_vectors
-from regard.kernels.cpu.threads import floats, integers
+from regard.kernels.cpu import activations, simd, tasks, threads
+from regard.kernels.cpu.packing import ROWS
+from regard.kernels.cpu.processor import LANES
+from regard.kernels.cpu.products import whole, whole_vectors
+from regard.kernels.cpu.tasks import floats, integers
 from regard.kernels.decoding import selection
 from regard.kernels.decoding.layout import (
     ACTIVE,
     ATTENTION,
     BEAMS,
+    ENTRY,
     FIRST,
     INPUTS,
     PADDING,
@@ -29,7 +32,8 @@ from regard.kernels.decoding.layout import (
     TOKENS,
 )
 from regard.kernels.decoding.layout import ROWS as ROW_INDICES
-from regard.kernels.decoding.matrices import ENTRY, multiply
+from regard.kernels.decoding.products import multiply
+from regard.kernels.transformer import layout
 from regard.kernels.transformer.layout import (
     ACTIVATION,
     ANCESTORS,
@@ -64,12 +68,7 @@ from regard.kernels.transformer.layout import (
 _ZERO, _ONE, _HALF = np.float32(0), np.float32(1), np.float32(0.5)
 _LOWEST = np.float32(-np.inf)
 
-
-@simd.inlined
-def workspace_width(table: Any) -> Any:
-    """Return the numbers that a thread needs for one row of its block."""
-    widths = 3 * table[WIDTH] + 4 * table[HEADS_WIDTH]
-    return widths + whole(table[HIDDEN]) + whole(table[VOCABULARY])
+_workspace_width: Any = simd.inlined(layout.workspace_width)
 
 
 @simd.inlined
@@ -179,7 +178,7 @@ def _attend_to_source(
     count, sources, source = arguments[threads.KEYS], arguments[threads.QUERIES], index // beams
     first = (layer * sources + source) * count * width
     keys, values = floats(arguments, SOURCE_KEYS, first), floats(arguments, SOURCE_VALUES, first)
-    padding = threads.booleans(arguments, PADDING, source * count)
+    padding = tasks.booleans(arguments, PADDING, source * count)
     row = (step * sources * beams + index) * table[LAYERS] + layer
     weights = floats(arguments, ATTENTION, row * heads * count)
     for i in range(count):
@@ -324,8 +323,8 @@ def steps(real: Any) -> Callable[[Any], None]:
         size = (per_task * search[BEAMS] + ROWS - 1) // ROWS * ROWS
         longest = max(arguments[threads.KEYS], search[FIRST] + search[STEPS])
         stride = whole_vectors(longest)
-        shape = (1, size * workspace_width(table) + table[HEADS] * stride)
-        x = simd.pointer_at(threads.thread_workspace(arguments, shape, real(0)), 0)
+        shape = (1, size * _workspace_width(table) + table[HEADS] * stride)
+        x = simd.pointer_at(tasks.thread_workspace(arguments, shape, real(0)), 0)
         normalized = simd.pointer_at(x, size * width)
         output = simd.pointer_at(normalized, size * width)
         heads = simd.pointer_at(output, size * width)
@@ -334,7 +333,7 @@ def steps(real: Any) -> Callable[[Any], None]:
         logits = simd.pointer_at(hidden, size * whole(table[HIDDEN]))
         scores = simd.pointer_at(logits, size * whole(vocabulary))
         while True:
-            first = threads.fetch_add(arguments, threads.NEXT_TASK) * per_task
+            first = tasks.fetch_add(arguments, threads.NEXT_TASK) * per_task
             last = min(first + per_task, arguments[threads.QUERIES])
             if first >= last:
                 return

@@ -5,12 +5,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.kernels.cpu.products import LANES, PANEL, ROWS
+from regard.kernels.cpu.machine_code import Kernel, load
+from regard.kernels.cpu.packing import PANEL, ROWS
+from regard.kernels.cpu.processor import LANES
 from regard.kernels.cpu.threads import Sizes, run_kernel
 from regard.kernels.decoding import launch as decoding
 from regard.kernels.decoding import layout as shared
-from regard.kernels.decoding.launch import INTEGERS, sources_per_task
-from regard.kernels.decoding.matrices import pack_matrices
+from regard.kernels.decoding.launch import INTEGERS, pack_matrices, sources_per_task
 from regard.kernels.decoding.op import (
     MOST_WEIGHT_BYTES,
     FinishedTensors,
@@ -18,7 +19,7 @@ from regard.kernels.decoding.op import (
     OpenHypotheses,
     SearchOutput,
 )
-from regard.kernels.transformer import cpu, layout
+from regard.kernels.transformer import layout
 from regard.kernels.transformer.op import (
     LayerWeights,
     Norm,
@@ -28,6 +29,7 @@ from regard.kernels.transformer.op import (
     TransformerWeights,
 )
 
+_KERNEL = Kernel("transformer.cpu", "steps")
 _FLOAT_BYTES = 4
 _LEAST_STEPS = 8
 """Steps of a call at least, if the outputs are not shorter: every call copies the keys and values so far."""
@@ -166,9 +168,9 @@ def _run(
     kernel_sizes = Sizes(heads=beams, queries=count, keys=length, width=width, tile=per_task)
     block = -(-per_task * beams // ROWS) * ROWS
     longest = -(-max(length, tokens) // LANES) * LANES
-    workspace = (1, block * cpu.workspace_width(sizes) + heads * longest)
+    workspace = (1, block * layout.workspace_width(sizes) + heads * longest)
     work = steps * count * beams * weights.numbers.numel()
-    if not run_kernel(cpu.steps, -(-count // per_task), kernel_sizes, tensors, work, workspace):
+    if not run_kernel(load(_KERNEL), -(-count // per_task), kernel_sizes, tensors, work, workspace):
         return None
     return attention, TransformerCache(keys, values, ancestors[steps % 2])
 

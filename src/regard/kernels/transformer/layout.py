@@ -3,6 +3,9 @@
 M is the number of tokens of a hypothesis at the end of a call.
 """
 
+from typing import Any
+
+from regard.kernels.cpu.packing import whole
 from regard.kernels.decoding.layout import OWN
 
 NORMS, EPSILONS, POSITIONS, SOURCE_KEYS, SOURCE_VALUES, KEYS, VALUES, ANCESTORS = range(
@@ -29,3 +32,9 @@ OUTPUT, FIRST_OF_LAYERS = 0, 1
 PROJECTIONS, COMBINATION, SOURCE_QUERY, SOURCE_COMBINATION, HIDDEN_MATRIX, HIDDEN_OUTPUT = range(6)
 """Matrices: the output, then those of each layer."""
 OF_A_LAYER = 6
+
+
+def workspace_width(table: Any) -> Any:
+    """Return the numbers that a thread needs for one row of its block."""
+    widths = 3 * table[WIDTH] + 4 * table[HEADS_WIDTH]
+    return widths + whole(table[HIDDEN]) + whole(table[VOCABULARY])

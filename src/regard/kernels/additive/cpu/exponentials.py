@@ -10,19 +10,9 @@ type (`exponentials` here, and those in `scores.py` and `gradients.py`) returns 
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from regard.kernels.cpu import simd, threads
-
-RANGES = {np.float32: (4, 43.0, 1e9), np.float64: (8, 353.0, 1e75)}
-"""For each type: the bytes of a number; the largest |x| at which half of e^{2x} is a normal number
-and no product of two e^{2x} is 0 x infinity; and a bound on 1 + e^{2x}, at which tanh is 1 and the
-product of four is still finite."""
-
-LARGEST_VECTOR = 1e10
-"""Largest |v| at which a sum of four products of v with three such bounds is finite."""
-
-ELEMENTS_PER_TASK = 1 << 14
+from regard.kernels.additive.cpu.layout import ELEMENTS_PER_TASK, RANGES
+from regard.kernels.cpu import simd, tasks, threads
+from regard.kernels.cpu.processor import BYTES
 
 
 @simd.inlined
@@ -56,21 +46,21 @@ def larger_or_nan(x: Any, y: Any) -> Any:
 def exponentials(real: Any) -> Callable[[Any], None]:
     """Return the kernel of e^{2x}; a task is a range of elements."""
     real_bytes, limit, _ = RANGES[real]
-    size = simd.BYTES // real_bytes
+    size = BYTES // real_bytes
 
     def kernel(arguments: Any) -> None:
         one = real(1)
         count = arguments[threads.KEYS]
-        x = threads.array(arguments, 0, (count,), one)
-        y = threads.array(arguments, 1, (count,), one)
-        buffer = threads.thread_workspace(arguments, (1, size), one)[0]
+        x = tasks.array(arguments, 0, (count,), one)
+        y = tasks.array(arguments, 1, (count,), one)
+        buffer = tasks.thread_workspace(arguments, (1, size), one)[0]
         while True:
-            task = threads.fetch_add(arguments, threads.NEXT_TASK)
+            task = tasks.fetch_add(arguments, threads.NEXT_TASK)
             if task >= arguments[threads.TASKS]:
                 return
             start = task * ELEMENTS_PER_TASK
             stop = min(count, start + ELEMENTS_PER_TASK)
             if not exp_2x_row(x[start:stop], y[start:stop], buffer) <= limit:
-                threads.fetch_add(arguments, threads.OUT_OF_RANGE)
+                tasks.fetch_add(arguments, threads.OUT_OF_RANGE)
 
     return kernel

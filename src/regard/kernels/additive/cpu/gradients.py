@@ -8,13 +8,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from regard.kernels.additive.cpu.exponentials import (
-    LARGEST_VECTOR,
-    RANGES,
-    exp_2x_row,
-    larger_or_nan,
-)
-from regard.kernels.cpu import simd, threads
+from regard.kernels.additive.cpu import layout
+from regard.kernels.additive.cpu.exponentials import exp_2x_row, larger_or_nan
+from regard.kernels.additive.cpu.layout import LARGEST_VECTOR, RANGES
+from regard.kernels.cpu import simd, tasks, threads
+from regard.kernels.cpu.processor import BYTES
+
+_by_keys_shape: Any = simd.inlined(layout.by_keys_shape)
+_by_features_shape: Any = simd.inlined(layout.by_features_shape)
 
 KEY_TILE = 256
 """Number of keys of which a vector of features stays in the L1 cache during a loop over queries."""
@@ -23,47 +24,41 @@ KEY_TILE = 256
 @simd.inlined
 def _arrays(arguments: Any, items: Any, one: Any) -> Any:
     """Return a, b, v and the gradient of the scores, then the gradients of a, b and v."""
-    _, queries, keys, width = threads.read_sizes(arguments)
+    _, queries, keys, width = tasks.read_sizes(arguments)
     return (
-        *threads.read_arrays(arguments, items, one),
-        threads.array(arguments, 4, (items, queries, width), one),
-        threads.array(arguments, 5, (items, keys, width), one),
-        threads.array(arguments, 6, (items, width), one),
+        *tasks.read_arrays(arguments, items, one),
+        tasks.array(arguments, 4, (items, queries, width), one),
+        tasks.array(arguments, 5, (items, keys, width), one),
+        tasks.array(arguments, 6, (items, width), one),
     )
-
-
-@simd.inlined
-def by_keys_shape(queries: Any, padded: Any) -> Any:
-    """Return the shape of a thread's workspace: a, v and one key, and their gradients."""
-    return 2 * queries + 4, padded
 
 
 def by_keys(real: Any) -> Callable[[Any], None]:
     """Return the kernel for few queries; a task is one item, whose keys are processed in order."""
     real_bytes, limit, largest = RANGES[real]
-    size = simd.BYTES // real_bytes
+    size = BYTES // real_bytes
 
     def kernel(arguments: Any) -> None:
         one, items = real(1), arguments[threads.TASKS]
-        heads, n_queries, n_keys, width = threads.read_sizes(arguments)
+        heads, n_queries, n_keys, width = tasks.read_sizes(arguments)
         queries, keys, vectors, g, grad_a, grad_b, grad_v = _arrays(arguments, items, one)
         padded = (width + size - 1) // size * size
-        workspace = threads.thread_workspace(arguments, by_keys_shape(n_queries, padded), one)
+        workspace = tasks.thread_workspace(arguments, _by_keys_shape(n_queries, padded), one)
         workspace[:, :] = real(0)
         v, dv, b, db = workspace[0], workspace[1], workspace[2], workspace[3]
         a, da = workspace[4 : 4 + n_queries], workspace[4 + n_queries :]
         ones, two, zeros = simd.splat(one), simd.splat(real(2)), simd.splat(real(0))
         ceiling = simd.splat(real(largest))
         while True:
-            item = threads.fetch_add(arguments, threads.NEXT_TASK)
+            item = tasks.fetch_add(arguments, threads.NEXT_TASK)
             if item >= items:
                 return
             max_a, max_b = zeros, zeros
-            v[:width] = vectors[item % heads]
+            simd.copy(vectors[item % heads], v, width)
             max_v = simd.sum_and_max_abs(v, zeros)[1]
             dv[:], da[:, :], a[:, :] = real(0), real(0), real(0)
             for row in range(n_queries):
-                a[row, :width] = queries[item, row]
+                simd.copy(queries[item, row], a[row], width)
                 for d in range(0, padded, size):
                     x = simd.load(a[row], d)
                     max_a = simd.max_abs(max_a, x)
@@ -71,7 +66,7 @@ def by_keys(real: Any) -> Callable[[Any], None]:
             for key in range(n_keys):
                 b_of_key, db_of_key = keys[item, key], grad_b[item, key]
                 if width < padded:
-                    b[:width] = b_of_key
+                    simd.copy(b_of_key, b, width)
                     b_of_key, db_of_key = b, db
                 for d in range(0, padded, size):
                     x, q_of_key, gt_of_key = simd.load(b_of_key, d), zeros, zeros
@@ -88,14 +83,14 @@ def by_keys(real: Any) -> Callable[[Any], None]:
                     simd.store(db_of_key, d, simd.load(v, d) * q_of_key)
                     simd.store(dv, d, simd.load(dv, d) + gt_of_key)
                 if width < padded:
-                    grad_b[item, key] = db[:width]
+                    simd.copy(db, grad_b[item, key], width)
             for row in range(n_queries):
                 for d in range(width):
                     grad_a[item, row, d] = v[d] * da[row, d]
-            grad_v[item] = dv[:width]
+            simd.copy(dv, grad_v[item], width)
             max_ab = larger_or_nan(simd.reduce_max_abs(max_a), simd.reduce_max_abs(max_b))
             if not (max_ab <= limit and max_v <= LARGEST_VECTOR):
-                threads.fetch_add(arguments, threads.OUT_OF_RANGE)
+                tasks.fetch_add(arguments, threads.OUT_OF_RANGE)
 
     return kernel
 
@@ -187,25 +182,19 @@ def _store_scaled(columns: Any, v: Any, rows: Any, low: Any, filled: Any, size: 
     simd.store_columns(columns, rows, low, filled, size)
 
 
-@simd.inlined
-def by_features_shape(queries: Any, keys: Any, size: Any) -> Any:
-    """Return the shape of a thread's workspace: a vector of features of a, b, v, and gradients."""
-    return 1, (2 * (queries + keys) + 1) * size
-
-
 def by_features(real: Any) -> Callable[[Any], None]:
     """Return the kernel for many queries; a task is some vectors of features of one item."""
     real_bytes, limit, largest = RANGES[real]
-    size, near = simd.BYTES // real_bytes, math.log(largest)
+    size, near = BYTES // real_bytes, math.log(largest)
 
     def kernel(arguments: Any) -> None:
         one, step = real(1), arguments[threads.TILE] * size
-        heads, n_queries, n_keys, width = threads.read_sizes(arguments)
+        heads, n_queries, n_keys, width = tasks.read_sizes(arguments)
         tiles = (width + step - 1) // step
         items = arguments[threads.TASKS] // tiles
         queries, keys, vectors, g, grad_a, grad_b, grad_v = _arrays(arguments, items, one)
-        shape = by_features_shape(n_queries, n_keys, size)
-        workspace = threads.thread_workspace(arguments, shape, one)[0]
+        shape = _by_features_shape(n_queries, n_keys, size)
+        workspace = tasks.thread_workspace(arguments, shape, one)[0]
         end = n_queries // 4 * 4
         a, rest = workspace[: n_queries * size], workspace[n_queries * size :]
         da, rest = rest[: n_queries * size], rest[n_queries * size :]
@@ -213,7 +202,7 @@ def by_features(real: Any) -> Callable[[Any], None]:
         half, zeros = simd.splat(real(0.5)), simd.splat(real(0))
         ceiling = simd.splat(real(largest**2))
         while True:
-            task = threads.fetch_add(arguments, threads.NEXT_TASK)
+            task = tasks.fetch_add(arguments, threads.NEXT_TASK)
             if task >= arguments[threads.TASKS]:
                 return
             item, first = task // tiles, task % tiles * step
@@ -250,6 +239,6 @@ def by_features(real: Any) -> Callable[[Any], None]:
                 simd.store(v, 0, dv)
                 simd.store_columns(v, grad_v[item : item + 1], low, filled, size)
             if not max_ab <= limit:
-                threads.fetch_add(arguments, threads.OUT_OF_RANGE)
+                tasks.fetch_add(arguments, threads.OUT_OF_RANGE)
 
     return kernel

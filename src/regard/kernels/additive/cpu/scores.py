@@ -9,16 +9,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from regard.kernels.additive.cpu.exponentials import (
-    LARGEST_VECTOR,
-    RANGES,
-    exp_2x_row,
-    larger_or_nan,
-)
-from regard.kernels.cpu import simd, threads
+from regard.kernels.additive.cpu import layout
+from regard.kernels.additive.cpu.exponentials import exp_2x_row, larger_or_nan
+from regard.kernels.additive.cpu.layout import LARGEST_VECTOR, RANGES
+from regard.kernels.cpu import simd, tasks, threads
+from regard.kernels.cpu.processor import BYTES
 
-TILE_ELEMENTS = 1 << 13
-"""Elements in a tile of queries, which stays in the L1 cache during the loop over all keys."""
+_padded_width: Any = simd.inlined(layout.padded_width)
+_workspace_shape: Any = simd.inlined(layout.scores_shape)
 
 
 @simd.inlined
@@ -92,25 +90,9 @@ def _sums_of_four_rows(
 
 
 @simd.inlined
-def padded_width(width: Any, size: Any) -> Any:
-    """Return the width rounded up to whole pairs of vectors."""
-    return (width + 2 * size - 1) // (2 * size) * 2 * size
-
-
-@simd.inlined
-def workspace_shape(padded: Any, tile: Any, size: Any) -> Any:
-    """Return the shape of a thread's workspace.
-
-    It contains a tile of queries, one key, v (zero in the padding), a vector of scores for every
-    query (because rows of scores are far apart in memory), and a buffer for one vector.
-    """
-    return 1, (tile + 2) * padded + (tile + 1) * size
-
-
-@simd.inlined
 def _read_workspace(arguments: Any, padded: Any, tile: Any, size: Any, one: Any) -> Any:
     """Return the parts of the thread's workspace, filled with zeros."""
-    workspace = threads.thread_workspace(arguments, workspace_shape(padded, tile, size), one)[0]
+    workspace = tasks.thread_workspace(arguments, _workspace_shape(padded, tile, size), one)[0]
     workspace[:] = 0
     exp_a, rest = workspace[: tile * padded], workspace[tile * padded :]
     exp_b, v, block = rest[:padded], rest[padded : 2 * padded], rest[2 * padded : -size]
@@ -132,25 +114,25 @@ def scores(real: Any) -> Callable[[Any], None]:
     """
     real_bytes, limit, largest = RANGES[real]
     # below the ceiling by more than any rounding error: without the clamp, the bits are the same
-    size, near = simd.BYTES // real_bytes, math.log(largest) / 2 - 0.01
+    size, near = BYTES // real_bytes, math.log(largest) / 2 - 0.01
 
     def kernel(arguments: Any) -> None:
         one = real(1)
-        heads, n_queries, n_keys, width = threads.read_sizes(arguments)
+        heads, n_queries, n_keys, width = tasks.read_sizes(arguments)
         tile, prepared = arguments[threads.TILE], arguments[threads.PREPARED] != 0
         tiles = (n_queries + tile - 1) // tile
-        items, padded = arguments[threads.TASKS] // tiles, padded_width(width, size)
-        queries, keys, vectors, out = threads.read_arrays(arguments, items, one)
-        max_b = threads.array(arguments, 4, (1,), one)[0]
+        items, padded = arguments[threads.TASKS] // tiles, _padded_width(width, size)
+        queries, keys, vectors, out = tasks.read_arrays(arguments, items, one)
+        max_b = tasks.array(arguments, 4, (1,), one)[0]
         exp_a, exp_b, v, block, buffer = _read_workspace(arguments, padded, tile, size, one)
         ones, ceiling, zeros = simd.splat(one), simd.splat(real(largest)), simd.splat(real(0))
         while True:
-            task = threads.fetch_add(arguments, threads.NEXT_TASK)
+            task = tasks.fetch_add(arguments, threads.NEXT_TASK)
             if task >= arguments[threads.TASKS]:
                 return
             item, start = task // tiles, task % tiles * tile
             count = min(tile, n_queries - start)
-            v[:width] = vectors[item % heads]
+            simd.copy(vectors[item % heads], v, width)
             sum_v, max_v = simd.sum_and_max_abs(v, zeros)
             max_a, end = real(0), count // 4 * 4
             for row in range(count):
@@ -165,7 +147,7 @@ def scores(real: Any) -> Callable[[Any], None]:
                         max_b = exp_2x_row(keys[item, key], exp_b, buffer)
                         max_ab = larger_or_nan(max_ab, max_b)
                     elif width < padded:
-                        exp_b[:width] = keys[item, key]
+                        simd.copy(keys[item, key], exp_b, width)
                     else:
                         b = simd.pointer_at(keys, (item * n_keys + key) * width)
                     for row in range(0, end, 4):
@@ -181,6 +163,6 @@ def scores(real: Any) -> Callable[[Any], None]:
                         block[row * size + key - low] = sum_v - (s + s)
                 simd.store_columns(block, out[item, start : start + count], low, filled, size)
             if not (max_ab <= limit and max_v <= LARGEST_VECTOR):
-                threads.fetch_add(arguments, threads.OUT_OF_RANGE)
+                tasks.fetch_add(arguments, threads.OUT_OF_RANGE)
 
     return kernel
