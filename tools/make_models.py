@@ -61,8 +61,7 @@ RECIPES = {
         attribution="Trained on CMUdict, Copyright (C) 1993-2015 Carnegie Mellon University.",
         data="cmudict",
         suffix=".tsv.gz",
-        options="--config g2p --training.max_updates 9000 --training.max_minutes 120 "
-        "--training.cooldown 0.4 --training.patience 20",
+        options="--config g2p-best --training.max_minutes 600 --training.seed 2",
         metrics=("wer", "per"),
         examples=("attention", "knowledge", "throughout", "translation"),
         notice="cmudict.txt",
