@@ -843,6 +843,16 @@ def test_inputs_are_not_overwritten(
     )
 
 
+def test_an_output_in_a_model_folder_can_be_replaced(copied: Path, tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("a\tA\n")
+    for _ in range(2):
+        assert (
+            main(["evaluate", str(copied), str(pairs), "--json", str(copied / "report.json")]) == 0
+        )
+        assert main(["translate", str(copied), str(pairs), "--out", str(copied / "out.txt")]) == 0
+
+
 def test_a_message_about_a_name_of_several_lines_is_one_line(sentence: Call, folder: Path) -> None:
     assert sentence("translate", folder, "a\nb").endswith(
         "cannot read a b: No such file or directory"

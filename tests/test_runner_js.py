@@ -150,8 +150,10 @@ def test_bad_input_is_one_sentence(
         assert message in result.stderr
         assert len(result.stderr.splitlines()) == 1
     result = _command(exported(0)[1], "a\n\udcff\n")  # the byte 0xff
-    assert (result.returncode, result.stdout) == (1, "")
-    assert "not valid for encoding utf-8" in result.stderr
+    assert (result.returncode, len(result.stdout.splitlines())) == (1, 1)
+    assert result.stderr == "line 2: not UTF-8; convert the lines to UTF-8 first\n"
+    marked = _command(exported(0)[1], "\ufeffa\n\n")
+    assert marked.stdout == _command(exported(0)[1], "a\n\n").stdout
     assert _command(exported(0)[1], "a\0\n").stderr.startswith("line 1: it contains NUL; convert")
     folder = shutil.copytree(exported(0)[1], tmp_path / "out", symlinks=True)
     (folder / "checksums.json").write_text("{}")

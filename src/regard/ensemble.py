@@ -21,12 +21,6 @@ from regard.model_folder import TrainedModel
 from regard.text import Tokenizer
 from regard.version import __version__
 
-_FILES = (
-    *("model.safetensors", "source.json", "target.json", "metrics.jsonl", "README.md"),
-    *("NOTICE", "config.json"),
-)
-"""Files of a member that are copied; its checkpoints are not."""
-
 
 def load(folder: str | Path) -> TrainedModel:
     """Read a model folder or an ensemble, weights included; nothing in it is executed.
@@ -146,8 +140,9 @@ def save(folders: Sequence[str | Path], out: str | Path) -> TrainedModel:
 
 
 def _copy_member(folder: Path, out: Path) -> None:
+    """Copy a model folder without its checkpoints."""
     out.mkdir(parents=True)
-    for name in _FILES:
+    for name in pretrained.FILES:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
 

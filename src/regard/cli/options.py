@@ -17,7 +17,7 @@ from regard.config import Device, Precision
 from regard.errors import ConfigError
 from regard.files import check_parent
 from regard.pairs import files_of
-from regard.pretrained import find, folder_of, pretrained_models
+from regard.pretrained import FILES, find, folder_of, pretrained_models
 from regard.table_files import is_table
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ _INPUTS = ("file", "pairs", "gold", "compare", "dictionary")
 """Arguments that specify files to read."""
 _FOLDERS = ("folder", "reverse", "compare")
 """Arguments that specify model folders to read."""
-_PARTS = ("*", "checkpoints/*", "members/*/*")
-"""Files of a model folder, and of the members of an ensemble."""
+_PARTS = (*FILES, "checkpoints/*", *(f"members/*/{name}" for name in FILES))
+"""Files of a model folder, and of the members of an ensemble. Others, such as a former output, may be replaced."""
 
 
 def add_model(parser: Parser, default: str | None = None) -> None:

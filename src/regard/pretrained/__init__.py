@@ -10,6 +10,12 @@ from regard.errors import nearest
 _NAMES = ("english-phones", "phrasebook", "spanish-english")
 """The first that is installed is the one that `regard serve` and `regard demo` open."""
 
+FILES = (
+    "config.json", "source.json", "target.json", "model.safetensors", "metrics.jsonl", "README.md",
+    "NOTICE",
+)  # fmt: skip
+"""Files of a model folder, besides checkpoints and members."""
+
 _ROOT = Path(__file__).parent
 
 

@@ -40,13 +40,22 @@ function lookUp(dictionary, { source, target }, line) {
   return dictionary[key].map((text) => ({ text, tokens: target.encode({ text, features: null }).tokens, score: 0, log_prob: 0, attention: null }));
 }
 
+function decode(line, index) { // null if it is not UTF-8; a byte order mark may precede the first line
+  try {
+    return new TextDecoder("utf-8", { fatal: true, ignoreBOM: index > 0 }).decode(line);
+  } catch {
+    return null;
+  }
+}
+
 async function main() { // --confidence appends TAB probability TAB margin
   process.stdout.on("error", (error) => { if (error.code !== "EPIPE") console.error(`cannot write: ${error.message}`); process.exit(error.code === "EPIPE" ? 0 : 1); }); // EPIPE: the reader has gone
   const options = { "beam-size": { type: "string", default: "5" }, confidence: { type: "boolean", default: false } };
   const { values, positionals: [folder = dirname(fileURLToPath(import.meta.url))] } = parseArgs({ allowPositionals: true, options });
-  const { translate } = await load(folder), input = new TextDecoder("utf-8", { fatal: true }).decode(readFileSync(0));
-  for (const [index, line] of (input ? input.replace(/\r?\n$/, "").split(/\r?\n/) : []).entries()) {
+  const { translate } = await load(folder), input = readFileSync(0, "latin1"); // bytes
+  for (const [index, bytes] of (input ? input.replace(/\r?\n$/, "").split(/\r?\n/) : []).entries()) {
     const fail = ({ message }) => { throw new Error(`line ${index + 1}: ${message}`); };
+    const line = decode(Buffer.from(bytes, "latin1"), index) ?? fail({ message: "not UTF-8; convert the lines to UTF-8 first" });
     if (line.includes("\0")) fail({ message: "it contains NUL; convert the lines to UTF-8 first" });
     const { text, probability, margin } = await translate(line, { beamSize: Number(values["beam-size"]) }).catch(fail);
     console.log([text.replace(/[\t\r\n]/g, " "), ...(values.confidence ? [probability.toFixed(6), margin.toFixed(6)] : [])].join("\t"));

@@ -89,6 +89,8 @@ def main():
     parser.add_argument("--beam-size", type=int, default=5, choices=range(1, 101), metavar="K")
     parser.add_argument("--confidence", action="store_true", help="append probability and margin")
     args, model = parser.parse_args(), Model(Path(__file__).parent)
+    if sys.stdout is None:
+        raise ValueError("standard output is closed")
     sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     for number, data in enumerate(open(0, "rb"), start=1):
         try:
