@@ -5,137 +5,35 @@ c and its gradient, which are float32. Of `threads.Sizes`, `heads` is the number
 of sequences, `keys` their length, `width` that of a state and `tile` the number of sequences of a task.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from regard.kernels.cpu import machine_code, simd, tasks, threads
-from regard.kernels.cpu.activations import sigmoid, tanh
-from regard.kernels.cpu.machine_code import Kernel
+from regard.kernels.cpu.machine_code import Kernel, load
 from regard.kernels.cpu.processor import LANES
-from regard.kernels.cpu.simd import load_bfloat16 as load
-from regard.kernels.cpu.simd import store_bfloat16 as store
+from regard.kernels.cpu.threads import Sizes, run_kernel
 
-_GATES, _POSITIONS, _BEFORE, _AFTER = range(4)
+GATES, POSITIONS, BEFORE, AFTER = range(4)
 """Tensors of both kernels, for S directions, B sequences of T tokens, and states of width D: the gates
 (S, B T, 4 D), the position of every sequence at this step (S, B), and c before and after it (S, B, D)."""
 
-_PRODUCTS, _STATE, _PREVIOUS, _OUTPUTS = range(4, 8)
+PRODUCTS, STATE, PREVIOUS, OUTPUTS = range(4, 8)
 """Forward: the products with the state (S, B, 4 D), the state (S, B, D), and the states before (S, B T, D)
 and after (B T, S, D) every position."""
 
-_GRAD_OUTPUTS, _GRAD_STATE, _GRAD_MEMORY, _GRAD_GATES, _GRAD_STEP = range(4, 9)
+GRAD_OUTPUTS, GRAD_STATE, GRAD_MEMORY, GRAD_GATES, GRAD_STEP = range(4, 9)
 """Backward: the gradients of the outputs (B T, S, D), of the state and of c (S, B, D), of all gates
 (S, B T, 4 D), and of those of this step (S, B, 4 D)."""
 
-_FORWARD, _BACKWARD = Kernel("recurrent.lstm", "forward"), Kernel("recurrent.lstm", "backward")
+_FORWARD, _BACKWARD = (Kernel("recurrent.lstm_kernel", name) for name in ("forward", "backward"))
 
 _ROWS_PER_TASK = 16
 
 _MIN_PRODUCT = 1 << 24
 """Multiplications of a step below which PyTorch's layer is as fast."""
-
-
-def forward(real: Any) -> Callable[[Any], None]:
-    """Return the kernel of a step."""
-
-    def kernel(arguments: Any) -> None:
-        directions, sequences, length, width = tasks.read_sizes(arguments)
-        tile, blocks = arguments[threads.TILE], arguments[threads.TASKS] // directions
-        while True:
-            task = tasks.fetch_add(arguments, threads.NEXT_TASK)
-            if task >= arguments[threads.TASKS]:
-                return
-            direction, first = task // blocks, task % blocks * tile
-            for sequence in range(first, min(first + tile, sequences)):
-                row = direction * sequences + sequence
-                position = tasks.integers(arguments, _POSITIONS, row)[0]
-                at = direction * sequences * length + position
-                gates = tasks.halves(arguments, _GATES, 4 * at * width)
-                products = tasks.halves(arguments, _PRODUCTS, 4 * row * width)
-                before = tasks.floats(arguments, _BEFORE, row * width)
-                after = tasks.floats(arguments, _AFTER, row * width)
-                state = tasks.halves(arguments, _STATE, row * width)
-                previous = tasks.halves(arguments, _PREVIOUS, at * width)
-                start = (position * directions + direction) * width
-                outputs = tasks.halves(arguments, _OUTPUTS, start)
-                for d in range(0, width, LANES):
-                    f, g, o = d + width, d + 2 * width, d + 3 * width
-                    enter = sigmoid(load(gates, d) + load(products, d))
-                    forget = sigmoid(load(gates, f) + load(products, f))
-                    new = tanh(load(gates, g) + load(products, g))
-                    opened = sigmoid(load(gates, o) + load(products, o))
-                    memory = forget * simd.load(before, d) + enter * new
-                    output = opened * tanh(memory)
-                    store(gates, d, enter)
-                    store(gates, f, forget)
-                    store(gates, g, new)
-                    store(gates, o, opened)
-                    simd.store(after, d, memory)
-                    store(previous, d, load(state, d))
-                    store(state, d, output)
-                    store(outputs, d, output)
-
-    return kernel
-
-
-def backward(real: Any) -> Callable[[Any], None]:
-    """Return the kernel of the gradients of a step.
-
-        do = dh tanh(c) o (1 - o)    dc' = dc + dh o (1 - tanh^2 c)
-        di = dc' g i (1 - i)         df = dc' c_{t-1} f (1 - f)        dg = dc' i (1 - g^2)
-
-    with dh from the outputs and from the next step, and dc = dc' f for the previous step.
-    """
-    one = real(1)
-
-    def kernel(arguments: Any) -> None:
-        directions, sequences, length, width = tasks.read_sizes(arguments)
-        tile, blocks = arguments[threads.TILE], arguments[threads.TASKS] // directions
-        ones = simd.splat(one)
-        while True:
-            task = tasks.fetch_add(arguments, threads.NEXT_TASK)
-            if task >= arguments[threads.TASKS]:
-                return
-            direction, first = task // blocks, task % blocks * tile
-            for sequence in range(first, min(first + tile, sequences)):
-                row = direction * sequences + sequence
-                position = tasks.integers(arguments, _POSITIONS, row)[0]
-                at = direction * sequences * length + position
-                gates = tasks.halves(arguments, _GATES, 4 * at * width)
-                before = tasks.floats(arguments, _BEFORE, row * width)
-                after = tasks.floats(arguments, _AFTER, row * width)
-                start = (position * directions + direction) * width
-                grad_outputs = tasks.halves(arguments, _GRAD_OUTPUTS, start)
-                grad_state = tasks.halves(arguments, _GRAD_STATE, row * width)
-                grad_memory = tasks.floats(arguments, _GRAD_MEMORY, row * width)
-                grad_gates = tasks.halves(arguments, _GRAD_GATES, 4 * at * width)
-                grad_step = tasks.halves(arguments, _GRAD_STEP, 4 * row * width)
-                for d in range(0, width, LANES):
-                    f, g, o = d + width, d + 2 * width, d + 3 * width
-                    enter, forget = load(gates, d), load(gates, f)
-                    new, opened = load(gates, g), load(gates, o)
-                    bounded = tanh(simd.load(after, d))
-                    dh = load(grad_outputs, d) + load(grad_state, d)
-                    dc = dh * opened * (ones - bounded * bounded) + simd.load(grad_memory, d)
-                    simd.store(grad_memory, d, dc * forget)
-                    grad = dc * new * enter * (ones - enter)
-                    store(grad_gates, d, grad)
-                    store(grad_step, d, grad)
-                    grad = dc * simd.load(before, d) * forget * (ones - forget)
-                    store(grad_gates, f, grad)
-                    store(grad_step, f, grad)
-                    grad = dc * enter * (ones - new * new)
-                    store(grad_gates, g, grad)
-                    store(grad_step, g, grad)
-                    grad = dh * bounded * opened * (ones - opened)
-                    store(grad_gates, o, grad)
-                    store(grad_step, o, grad)
-
-    return kernel
 
 
 def is_faster(batch: int, width: int) -> bool:
@@ -218,13 +116,11 @@ def _stacked(weights: Sequence[Tensor]) -> Tensor:
 
 def _run(kernel: Kernel, tensors: list[Tensor]) -> None:
     """Run a kernel for one step."""
-    directions, rows, width = tensors[_GATES].shape
-    batch = tensors[_POSITIONS].shape[1]
-    sizes = threads.Sizes(directions, batch, rows // max(1, batch), width // 4, _ROWS_PER_TASK)
-    blocks = directions * -(-batch // _ROWS_PER_TASK)
-    threads.run_kernel(
-        machine_code.load(kernel), blocks, sizes, tensors, directions * batch * width
-    )
+    directions, rows, width = tensors[GATES].shape
+    batch = tensors[POSITIONS].shape[1]
+    sizes = Sizes(directions, batch, rows // max(1, batch), width // 4, _ROWS_PER_TASK)
+    tasks = directions * -(-batch // _ROWS_PER_TASK)
+    run_kernel(load(kernel), tasks, sizes, tensors, directions * batch * width)
 
 
 def run(
