@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from regard.translation import Translation
     from regard.translator import Translator
 
-_CHUNK = 1000
+_CHUNK = 2000
 _NOT_IN_COLUMNS = dict.fromkeys(map(ord, "\t\r\n"), " ")
 _PIN = re.compile(r"(\d{1,9}):(\d{1,9})=((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)")
 _SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
