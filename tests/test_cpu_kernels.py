@@ -24,6 +24,7 @@ from regard.kernels.compilation import import_kernel
 from regard.kernels.cpu import compiler, machine_code
 from regard.kernels.cpu import threads as kernel_threads
 from regard.kernels.cpu.machine_code import Kernel
+from regard.kernels.cpu.processor import HAS_BFLOAT16
 from regard.kernels.recurrent import launch as recurrent_launch
 from regard.kernels.recurrent import lstm, sequence
 from regard.kernels.transformer import launch as transformer_launch
@@ -323,15 +324,20 @@ def _kernels() -> list[tuple[Kernel, torch.dtype]]:
 @pytest.mark.slow
 def test_every_kernel_is_kept_in_a_file_that_needs_no_other_code() -> None:
     for kernel, dtype in _kernels():
-        machine_code.load(kernel, dtype)
-        assert machine_code._stored(machine_code._path(kernel, dtype))
+        assert machine_code.load(kernel, dtype) is not None
+        kind = str(dtype).removeprefix("torch.")
+        name = f"{kernel.module}.{kernel.factory}.{kind}.{machine_code._KEY}.o"
+        assert machine_code._stored(name) is not None
 
 
 @pytest.fixture
 def other_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
     """The empty folder in which kernels are kept during the test."""
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
-    cached = machine_code.load, machine_code._folder
+    cached = (
+        machine_code.load, machine_code._folders, machine_code._folder_to_write,
+        machine_code._compiler, machine_code._can_execute,
+    )  # fmt: skip
     for function in cached:
         function.cache_clear()
     yield tmp_path
@@ -360,7 +366,7 @@ def test_kernels_are_compiled_again_if_their_file_is_damaged(
         before = len(compiled)
         assert torch.equal(launch.prepare_keys(x), expected)
         assert len(compiled) == before + (damaged != content)
-        assert machine_code._stored(file) is not None
+        assert machine_code._stored(file.name) is not None
 
 
 @pytest.mark.slow
@@ -376,7 +382,8 @@ def test_kernels_compile_without_a_file(
             file.unlink()
         monkeypatch.setattr(compiler, "object_file", lambda *_: None)
     else:
-        monkeypatch.setattr(machine_code, "_folder", lambda: None)
+        monkeypatch.setattr(machine_code, "_folders", list)
+        monkeypatch.setattr(machine_code, "_folder_to_write", lambda: None)
     torch.manual_seed(0)
     assert torch.equal(additive.scores(*_inputs(SHAPES[0])), expected)
     assert not (writable and [*other_folder.glob("*.o")])
@@ -513,8 +520,117 @@ def test_without_numba_pytorch_computes_and_one_warning_is_issued(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("1 additive attention runs on plain PyTorch")
+    assert done.stdout.startswith("1 plain PyTorch computes what kernels would compute")
     assert "numba" in done.stdout.lower()
+
+
+SOME_KERNELS = """
+import sys
+import warnings
+import torch
+%s
+from regard.kernels import additive, reference
+from regard.kernels.additive.cpu import launch
+from regard.kernels.cpu import machine_code
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    print(machine_code.load(launch.EXPONENTIALS) is not None, end=" ")
+    for dtype in (torch.float32, torch.float64):
+        shapes = (2, 3, 5), (2, 4, 5), (5,)
+        a, b, v = (torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes)
+        actual, expected = additive.scores(a, b, v), reference.additive_scores(a, b, v)
+        assert torch.allclose(actual, expected, atol=1e-5)
+        gradients = (torch.autograd.grad(e.sum(), (a, b, v)) for e in (actual, expected))
+        for pair in zip(*gradients):
+            assert torch.allclose(*pair, atol=1e-4)
+    from regard.kernels.recurrent import lstm, sequence
+    print(sequence.supports("lstm", 64), lstm.is_faster(10_000, 64), end=" ")
+print(len(caught), *(each.message for each in caught))
+"""
+
+DENY_EXECUTION = "import ctypes; assert ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) == 0"
+"""PR_SET_MDWE: no memory of this process becomes executable from here on (Linux 6.3)."""
+
+
+@pytest.mark.parametrize(
+    ("setup", "message"),
+    [
+        ('sys.modules["numba"] = None', "True False False 1 plain PyTorch computes"),
+        (DENY_EXECUTION, "False False False 1 plain PyTorch computes"),
+    ],
+    ids=["numba missing", "execution denied"],
+)
+def test_pytorch_computes_where_kernels_cannot_be_compiled_or_run(
+    setup: str, message: str, tmp_path: Path
+) -> None:
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    store = "from regard.kernels.additive.cpu import launch; from regard.kernels.cpu.machine_code import load"
+    command = [sys.executable, "-c", f"{store}; load(launch.EXPONENTIALS)"]
+    subprocess.run(command, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", SOME_KERNELS % setup],
+        capture_output=True, text=True, env=environment, check=False,
+    )  # fmt: skip
+    if setup == DENY_EXECUTION and "assert ctypes" in done.stderr:
+        pytest.skip("this system cannot deny execution")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(message)
+
+
+def test_kernels_of_changed_sources_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch, other_folder: Path
+) -> None:
+    monkeypatch.setattr(machine_code, "_key", lambda: "another")
+    x = torch.linspace(-1, 1, 40)[None, None]
+    with pytest.warns(UserWarning, match="the package has been changed since"):
+        assert launch.prepare_keys(x) is None
+    assert not [*other_folder.glob("*.o")]
+
+
+def test_kernels_compiled_with_a_settings_file_of_numba_are_not_kept(
+    monkeypatch: pytest.MonkeyPatch, other_folder: Path
+) -> None:
+    monkeypatch.setattr(compiler, "HAS_SETTINGS_FILE", True)
+    assert launch.prepare_keys(torch.zeros(1, 1, 40)) is not None
+    assert not [*other_folder.glob("*.o")]
+
+
+@pytest.mark.skipif(not HAS_BFLOAT16, reason="the kernels need no such instructions here")
+def test_settings_of_numba_that_exclude_instructions_are_noticed(tmp_path: Path) -> None:
+    (tmp_path / ".numba_config.yaml").write_text("cpu_name: generic\n")
+    done = subprocess.run(
+        [sys.executable, "-c", SOME_KERNELS % ""],
+        capture_output=True, text=True, cwd=tmp_path, check=False,
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("False False False 1 plain PyTorch computes")
+
+
+def test_kernels_are_read_from_folders_that_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, other_folder: Path
+) -> None:
+    x = torch.linspace(-1, 1, 40)[None, None]
+    expected = launch.prepare_keys(x)
+    folders = [other_folder / "none", other_folder]
+    monkeypatch.setattr(machine_code, "_folders", lambda: folders)
+    monkeypatch.setattr(machine_code, "_folder_to_write", lambda: None)
+    monkeypatch.setattr(compiler, "compile_kernel", None)
+    machine_code.load.cache_clear()
+    assert torch.equal(launch.prepare_keys(x), expected)
+
+
+def test_the_name_of_an_object_file_depends_on_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = machine_code._key()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "elsewhere")
+    assert machine_code._key() == before
+    monkeypatch.setenv("NUMBA_OPT", "0")
+    assert machine_code._key() != before
+    monkeypatch.delenv("NUMBA_OPT")
+    monkeypatch.setattr(Path, "read_bytes", lambda path: b"another source")
+    assert machine_code._key() != before
 
 
 def test_every_kernel_can_be_imported() -> None:

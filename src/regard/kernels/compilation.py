@@ -1,7 +1,4 @@
-"""Import of the modules of kernels, which need a compiler, and the time that a thread has spent on compiling them.
-
-They are compiled at their first use.
-"""
+"""Import of the launchers of kernels, and the time that a thread has spent on loading or compiling kernels."""
 
 import contextlib
 import functools

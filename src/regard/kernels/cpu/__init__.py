@@ -1,1 +1,1 @@
-"""CPU kernels: SIMD vectors and threads, for functions that numba compiles."""
+"""What CPU kernels share: how they are compiled, loaded and run, and the parts of which they consist."""

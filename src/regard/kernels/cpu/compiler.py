@@ -1,5 +1,6 @@
 """Compiles CPU kernels with numba."""
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -7,6 +8,8 @@ import llvmlite.binding
 import numba
 from numba import types
 from numba.core.registry import cpu_target
+
+from regard.kernels.cpu.processor import HAS_BFLOAT16
 
 FLAGS = {"contract"}
 """A product and a sum may be fused; the compiler may neither reorder sums nor assume that there are
@@ -29,8 +32,16 @@ define void @{entry}(ptr %arguments) {{
 """
 """numba's functions return a status, which kernels, that raise no errors, do not need."""
 
-if numba.config.DISABLE_JIT:  # pyright: ignore
+HAS_SETTINGS_FILE = os.path.exists(".numba_config.yaml")
+"""Whether numba has settings that the environment does not show, with which no kernel is kept."""
+
+_CONFIG: Any = numba.config  # pyright: ignore
+if _CONFIG.DISABLE_JIT:
     raise ImportError("NUMBA_DISABLE_JIT disables the compiler that the kernels need")
+if HAS_BFLOAT16 and (_CONFIG.CPU_NAME or _CONFIG.CPU_FEATURES or not _CONFIG.ENABLE_AVX):
+    raise ImportError(
+        ".numba_config.yaml excludes instructions of the processor that the kernels need"
+    )
 
 
 def compile_kernel(kernel: Callable[[Any], None]) -> Any:

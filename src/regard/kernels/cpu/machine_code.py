@@ -6,6 +6,7 @@ import functools
 import hashlib
 import importlib
 import os
+import warnings
 from collections.abc import Generator
 from importlib.metadata import version
 from pathlib import Path
@@ -43,34 +44,70 @@ class Kernel(NamedTuple):
 
 @functools.cache
 def load(kernel: Kernel, dtype: torch.dtype = torch.float32) -> Any:
-    """Return the kernel for float32 or float64 as a C function."""
+    """Return the kernel for float32 or float64 as a C function; None, after a warning, if it cannot be compiled."""
     with compiling():
-        path = _path(kernel, dtype)
-        code = _stored(path)
+        if not _can_execute():
+            return None
+        name = f"{kernel.module}.{kernel.factory}.{str(dtype).removeprefix('torch.')}.{_KEY}.o"
+        code = _stored(name)
         if code is None:
             # an exception from a handler is lost, or ends the process, while LLVM calls back into Python
-            with _only_here(path), signals.handled_afterwards():
-                code = _stored(path)
+            with _only_here(name), signals.handled_afterwards():
+                code = _stored(name)
                 if code is None:  # no other process has compiled it meanwhile
-                    return _compile(kernel, dtype, path)
+                    return _compile(kernel, dtype, name)
     return link(code)
 
 
-def _compile(kernel: Kernel, dtype: torch.dtype, path: Path | None) -> Any:
+def _compile(kernel: Kernel, dtype: torch.dtype, name: str) -> Any:
     """Compile a kernel, and keep it in a file if possible."""
-    from regard.kernels.cpu import compiler
-
-    factory = getattr(importlib.import_module(f"regard.kernels.{kernel.module}"), kernel.factory)
-    compiled = compiler.compile_kernel(
-        factory(np.float64 if dtype == torch.float64 else np.float32)
-    )
+    compiler = _compiler()
+    if compiler is None:
+        return None
+    module = importlib.import_module(f"regard.kernels.{kernel.module}")
+    real = np.float64 if dtype == torch.float64 else np.float32
+    compiled = compiler.compile_kernel(getattr(module, kernel.factory)(real))
     code = compiler.object_file(compiled, ENTRY)
     if code is None:
         return c_function(compiled.address, compiled)
-    if path is not None:
+    folder = _folder_to_write()
+    if folder is not None and not compiler.HAS_SETTINGS_FILE:
+        path = folder / name
         with contextlib.suppress(files.DataError), files.atomic_write(path) as temporary:
             temporary.write_bytes(hashlib.sha256(code).digest() + code)
     return link(code)
+
+
+@functools.cache
+def _can_execute() -> bool:
+    """Return whether the system lets this process execute new machine code; warn if not."""
+    try:
+        llvmlite.binding.check_jit_execution()
+    except OSError as error:
+        _warn(error)
+        return False
+    return True
+
+
+@functools.cache
+def _compiler() -> Any:
+    """Return the compiler; None, after a warning, without numba, or with changed sources."""
+    try:
+        compiler = importlib.import_module("regard.kernels.cpu.compiler")
+        if _key() != _KEY:  # these launchers do not fit the kernels that would be compiled
+            raise ImportError("the package has been changed since this process was started")
+    except Exception as error:  # a broken compiler raises any exception
+        _warn(error)
+        return None
+    return compiler
+
+
+def _warn(error: Exception) -> None:
+    warnings.warn(
+        "plain PyTorch computes what kernels would compute many times faster: "
+        f"{type(error).__name__}: {error}",
+        stacklevel=2,
+    )
 
 
 def link(code: bytes) -> Any:
@@ -92,33 +129,33 @@ def c_function(address: int, owner: Any) -> Any:
     return function
 
 
-def _stored(path: Path | None) -> bytes | None:
-    """Return the object file; None if there is none, or not a whole one."""
-    try:
-        content = b"" if path is None else path.read_bytes()
-    except OSError:
-        return None
-    digest, code = content[:_DIGEST], content[_DIGEST:]
-    return code if hashlib.sha256(code).digest() == digest else None
-
-
-def _path(kernel: Kernel, dtype: torch.dtype) -> Path | None:
-    folder = _folder()
-    kind = str(dtype).removeprefix("torch.")
-    name = f"{kernel.module}.{kernel.factory}.{kind}.{_environment()}.o"
-    return None if folder is None else folder / name
+def _stored(name: str) -> bytes | None:
+    """Return an object file; None if there is none, or not a whole one."""
+    for folder in _folders():
+        with contextlib.suppress(OSError):
+            content = (folder / name).read_bytes()
+            digest, code = content[:_DIGEST], content[_DIGEST:]
+            if hashlib.sha256(code).digest() == digest:
+                return code
+    return None
 
 
 @functools.cache
-def _folder() -> Path | None:
-    """Return numba's folder for compiled functions, that of Python, or the user's; None if no file can be written."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folders = [Path(__file__).parent / "__pycache__"]
-    if os.path.isabs(cache):  # the home folder is known
-        folders.append(Path(cache) / "regard" / "kernels")
+def _folders() -> list[Path]:
+    """Return the folders of object files: numba's, or that of Python's bytecode and the user's."""
+    if not any(_KERNELS.rglob("*.py")):  # nothing tells a version of the kernels from another one
+        return []
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
-        folders = [Path(chosen)]
-    for folder in folders:
+        return [Path(chosen)]
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folders = [Path(__file__).parent / "__pycache__", Path(cache) / "regard" / "kernels"]
+    return [folder for folder in folders if folder.is_absolute()]  # no home folder: ~/.cache
+
+
+@functools.cache
+def _folder_to_write() -> Path | None:
+    """Return the first folder that can be written; None if there is none."""
+    for folder in _folders():
         with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             if os.access(folder, os.W_OK | os.X_OK):
@@ -126,8 +163,7 @@ def _folder() -> Path | None:
     return None
 
 
-@functools.cache
-def _environment() -> str:
+def _key() -> str:
     """Return a name for everything on which machine code depends."""
     binding = llvmlite.binding
     parts = [version("numba"), version("llvmlite"), binding.get_default_triple()]
@@ -143,23 +179,17 @@ def _environment() -> str:
     return digest.hexdigest()[:16]
 
 
+_KEY = _key()
+
+
 @contextlib.contextmanager
-def _only_here(path: Path | None) -> Generator[None]:
+def _only_here(name: str) -> Generator[None]:
     """Wait until no other process compiles the kernel, which is then in its file."""
+    folder = _folder_to_write()
     with contextlib.ExitStack() as stack:
         # without a folder or a lock, several processes compile it
-        if path is not None:
+        if folder is not None:
             with contextlib.suppress(OSError, NotImplementedError):
-                lock = filelock.FileLock(path.with_suffix(".lock"))
+                lock = filelock.FileLock((folder / name).with_suffix(".lock"))
                 stack.enter_context(lock.acquire(timeout=COMPILATION_TIMEOUT, poll_interval=0.01))
         yield
-
-
-def _require_compiler() -> None:
-    """Raise an error if kernels are not stored and cannot be compiled."""
-    folder = _folder()
-    if folder is None or not any(folder.glob(f"*.{_environment()}.o")):
-        importlib.import_module("regard.kernels.cpu.compiler")
-
-
-_require_compiler()

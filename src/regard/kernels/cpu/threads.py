@@ -49,7 +49,7 @@ class Sizes(NamedTuple):
 
 
 def run_kernel(
-    kernel: Callable[[int], None],
+    kernel: Callable[[int], None] | None,
     tasks: int,
     sizes: Sizes,
     tensors: Sequence[Tensor],
@@ -58,7 +58,7 @@ def run_kernel(
 ) -> bool:
     """Run all tasks of a kernel, on as many threads as PyTorch would use.
 
-    Return False if the input of a task is out of range; the output is then undefined.
+    Return False if the input of a task is out of range, or if there is no kernel; the output is then undefined.
 
     Args:
         kernel: the kernel, from `machine_code.load`.
@@ -68,8 +68,8 @@ def run_kernel(
         work: iterations of the innermost loop, over all tasks.
         workspace: shape of the workspace of each thread.
     """
-    if tasks == 0:
-        return True
+    if kernel is None or tasks == 0:
+        return kernel is not None
     threads = min(torch.get_num_threads(), tasks, 1 + work // WORK_PER_THREAD)
     workspaces = tensors[0].new_empty(threads, *workspace)
     addresses = [tensor.data_ptr() for tensor in tensors]

@@ -37,8 +37,9 @@ _MIN_PRODUCT = 1 << 24
 
 
 def is_faster(batch: int, width: int) -> bool:
-    """Return whether the kernels support states of this width and are faster than PyTorch's layer."""
-    return width % LANES == 0 and 4 * batch * width**2 >= _MIN_PRODUCT
+    """Return whether there are kernels for states of this width, which are faster than PyTorch's layer."""
+    large = width % LANES == 0 and 4 * batch * width**2 >= _MIN_PRODUCT
+    return large and all(load(kernel) is not None for kernel in (_FORWARD, _BACKWARD))
 
 
 class _Layer(torch.autograd.Function):

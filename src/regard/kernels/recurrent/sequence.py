@@ -22,8 +22,8 @@ _MAX_BLOCK = 64
 
 
 def supports(cell: str, width: int) -> bool:
-    """Return whether the kernel computes these cells: states of whole vectors."""
-    return cell in _KERNELS and width % LANES == 0
+    """Return whether there is a kernel for these cells: states of whole vectors."""
+    return cell in _KERNELS and width % LANES == 0 and load(_KERNELS[cell]) is not None
 
 
 def run(
