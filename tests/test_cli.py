@@ -500,6 +500,7 @@ def test_a_misspelt_option_prints_one_line_that_suggests_the_nearest(
         ("modle: {attention: dot}", "modle"),
         ("model: {atention: dot}", "no option model.atention; did you mean --model.attention?"),
         ("modle.attention: dot", "no option modle.attention; did you mean --model.attention?"),
+        ("modle: {}", "c.yaml: there is no option modle; did you mean model?"),
         ("model: {attention: aditive}", "got aditive; did you mean additive?"),
         ("training: {max_updates: x}", "training.max_updates takes an integer, got x"),
         ("model:\n  dropout: [", "c.yaml, line 2: expected the node content"),

@@ -116,6 +116,9 @@ def _require_mappings(values: Any, text: str) -> None:
         return
     if "config" in values:
         raise yaml.YAMLError("config is not a setting: a file cannot include another")
+    for name, value in values.items():
+        if value == {} and name not in GROUPS:  # jsonargparse sees no setting in it
+            raise yaml.YAMLError(f"there is no option {name}{nearest(name, GROUPS)}")
     for name in GROUPS:
         group = values.get(name)
         # None: a group without settings; a string: an option of jsonargparse, the name of a file
