@@ -580,7 +580,7 @@ def test_pytorch_computes_where_kernels_cannot_be_compiled_or_run(
 def test_kernels_of_changed_sources_are_not_kept(
     monkeypatch: pytest.MonkeyPatch, other_folder: Path
 ) -> None:
-    monkeypatch.setattr(machine_code, "_key", lambda: "another")
+    monkeypatch.setattr(machine_code, "_sources", lambda: b"others")
     x = torch.linspace(-1, 1, 40)[None, None]
     with pytest.warns(UserWarning, match="the package has been changed since"):
         assert launch.prepare_keys(x) is None
@@ -623,14 +623,16 @@ def test_kernels_are_read_from_folders_that_cannot_be_written(
 def test_the_name_of_an_object_file_depends_on_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    before = machine_code._key()
+    before, sources = machine_code._key(), machine_code._sources()
     monkeypatch.setenv("NUMBA_CACHE_DIR", "elsewhere")
     assert machine_code._key() == before
     monkeypatch.setenv("NUMBA_OPT", "0")
     assert machine_code._key() != before
     monkeypatch.delenv("NUMBA_OPT")
-    monkeypatch.setattr(Path, "read_bytes", lambda path: b"another source")
+    monkeypatch.setattr(machine_code, "_SOURCES", b"others")
     assert machine_code._key() != before
+    monkeypatch.setattr(Path, "read_bytes", lambda path: b"another source")
+    assert machine_code._sources() != sources
 
 
 def test_every_kernel_can_be_imported() -> None:

@@ -94,7 +94,7 @@ def _compiler() -> Any:
     """Return the compiler; None, after a warning, without numba, or with changed sources."""
     try:
         compiler = importlib.import_module("regard.kernels.cpu.compiler")
-        if _key() != _KEY:  # these launchers do not fit the kernels that would be compiled
+        if _sources() != _SOURCES:  # these launchers do not fit the kernels that would be compiled
             raise ImportError("the package has been changed since this process was started")
     except Exception as error:  # a broken compiler raises any exception
         _warn(error)
@@ -163,6 +163,12 @@ def _folder_to_write() -> Path | None:
     return None
 
 
+def _sources() -> bytes:
+    """Return a digest of the kernels and their launchers."""
+    paths = sorted(_KERNELS.rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).digest()
+
+
 def _key() -> str:
     """Return a name for everything on which machine code depends."""
     binding = llvmlite.binding
@@ -173,12 +179,11 @@ def _key() -> str:
         for name, value in sorted(os.environ.items())
         if name.startswith("NUMBA_") and name != "NUMBA_CACHE_DIR"
     ]
-    digest = hashlib.sha256("\n".join(parts).encode(errors="surrogateescape"))
-    for source in sorted(_KERNELS.rglob("*.py")):
-        digest.update(source.read_bytes())
-    return digest.hexdigest()[:16]
+    text = "\n".join(parts).encode(errors="surrogateescape")
+    return hashlib.sha256(_SOURCES + text).hexdigest()[:16]
 
 
+_SOURCES = _sources()
 _KEY = _key()
 
 
