@@ -879,6 +879,10 @@ def test_texts_that_would_take_minutes_are_refused(sentence: Call, copied: Path)
     assert (
         "a text has 10,001 tokens, but at most 10,000 can be translated; split the text: aa" in line
     )
+    (copied / "pairs.tsv").write_text("a\tA\n" + "a" * 10_001 + "\tA\n")
+    for command in ("evaluate", "align"):
+        line = sentence(command, copied, copied / "pairs.tsv")
+        assert "pairs.tsv, line 2: a text has 10,001 tokens, but at most 10,000" in line
     config = json.loads((copied / "config.json").read_text())
     config["data"]["max_length"] = 1_000_000
     (copied / "config.json").write_text(json.dumps(config))

@@ -1357,6 +1357,31 @@ def test_align_writes_weights_and_log_probabilities(
         np.testing.assert_allclose(entry["attention"], output.attention, atol=1e-5)
 
 
+def test_align_computes_a_part_of_the_pairs_at_a_time(
+    regard: Command, folders: Folders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gold, files = tmp_path / "gold", [tmp_path / "all.jsonl", tmp_path / "parts.jsonl"]
+    arguments = ["align", folders.model, folders.pairs, "--attention"]
+    result = regard(*arguments, files[0])
+    gold.write_text(result.out)
+    monkeypatch.setattr("regard.cli.align._CHUNK", 7)
+    in_parts = regard(*arguments, files[1], "--gold", gold)
+    assert in_parts.out == result.out
+    assert in_parts.err == "alignment error rate 0.0000, precision 1.0000, recall 1.0000\n"
+    rows = [list(map(json.loads, path.read_text().splitlines())) for path in files]
+    for row, other in zip(*rows, strict=True):
+        attention, weights = row.pop("attention"), other.pop("attention")
+        np.testing.assert_allclose(attention, weights, atol=2e-6)
+        for name in ("score", "log_prob"):
+            assert row.pop(name) == pytest.approx(other.pop(name), abs=2e-6)
+        assert row == other
+    gold.write_text("0-0\n" * 30 + "0-9\n" * 10)
+    before = files[1].read_bytes()
+    message = error_line(regard(*arguments, files[1], "--gold", gold), 1)
+    assert f"{gold}, line 31: 0-9 is outside its texts" in message
+    assert files[1].read_bytes() == before
+
+
 def test_align_combines_both_directions(regard: Command, folders: Folders, tmp_path: Path) -> None:
     rows = read_pairs(folders.pairs)
     reverse = tmp_path / "reverse.tsv"
@@ -1376,7 +1401,7 @@ def test_align_combines_both_directions(regard: Command, folders: Folders, tmp_p
         ]
         assert regard(*arguments, *options).lines == expected
     result = regard("align", folders.model, folders.pairs, "--reverse", folders.model)
-    assert "split the source" in result.err.splitlines()[-1]
+    assert f"{folders.pairs}, line 1: the models split the source" in result.err.splitlines()[-1]
     assert (result.status, result.out) == (1, "")
 
 

@@ -181,14 +181,8 @@ def read_gold(path: str | Path) -> list[GoldAlignment]:
     ]
 
 
-def check_links(
-    gold: Sequence[GoldAlignment],
-    sizes: Sequence[tuple[int, int]],
-    where: str = "gold links of pair",
-) -> None:
+def check_links(gold: Sequence[GoldAlignment], sizes: Sequence[tuple[int, int]]) -> None:
     """Check that gold links are within the texts, given the numbers of source and target words.
-
-    Messages about a link begin with `where` and the number of the pair.
 
     Raises:
         DataError: a link is outside its pair, or the number of pairs differs.
@@ -197,7 +191,7 @@ def check_links(
         lines, pairs = quantity(len(gold), "line"), quantity(len(sizes), "pair")
         raise DataError(f"{lines} of gold links for {pairs}")
     for number, (pair, size) in enumerate(zip(gold, sizes, strict=True), start=1):
-        check_pair_links(pair, size, f"{where} {number:,}")
+        check_pair_links(pair, size, f"gold links of pair {number:,}")
 
 
 def check_pair_links(pair: GoldAlignment, size: tuple[int, int], where: str) -> None:

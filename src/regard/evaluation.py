@@ -223,25 +223,12 @@ def align(
     sources, targets = [pair.key for pair in checked], [pair.target for pair in checked]
     translations = translator.align(sources, targets, on_progress=on_progress)
     if gold is not None:
-        check_gold(translations, gold)
+        check_links(gold, [word_counts(translation) for translation in translations])
     predicted = [translation.alignment() for translation in translations]
     return predicted, None if gold is None else alignment_metrics(predicted, gold)
 
 
-def check_gold(
-    translations: Sequence[Translation],
-    gold: Sequence[GoldAlignment],
-    where: str = "gold links of pair",
-) -> None:
-    """Check that gold links are within the texts of the aligned pairs; arguments as in `check_links`.
-
-    Raises:
-        DataError: a gold link is outside its pair, or the number of pairs differs.
-    """
-    check_links(gold, [_sizes(translation) for translation in translations], where)
-
-
-def _sizes(translation: Translation) -> tuple[int, int]:
+def word_counts(translation: Translation) -> tuple[int, int]:
     """Return the numbers of source and target words: the model's or, if larger, those in the text."""
     ids = (translation.source_words, translation.target_words)
     counts = [1 + max((index for index in side if index is not None), default=-1) for side in ids]

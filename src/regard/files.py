@@ -12,7 +12,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import filelock
 
@@ -285,6 +285,23 @@ def write_text(path: str | Path, text: str) -> None:
         content = gzip.compress(content)
     with atomic_write(path) as temporary:
         temporary.write_bytes(content)
+
+
+@contextlib.contextmanager
+def open_output(path: str | None) -> Generator[TextIO | None]:
+    """Open a file that replaces `path` when the block ends, compressed if it is named .gz.
+
+    Yield None if there is no path.
+    """
+    if path is None:
+        yield None
+        return
+    open_text: Any = gzip.open if path.lower().endswith(".gz") else open
+    with (
+        atomic_write(path) as temporary,
+        open_text(temporary, "wt", encoding="utf-8", newline="\n") as file,
+    ):
+        yield file
 
 
 def write_json(path: str | Path, document: Any) -> None:

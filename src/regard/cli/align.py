@@ -9,8 +9,8 @@ opposite directions, as OUT/forward and OUT/reverse.
 import json
 import shlex
 import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,22 +25,30 @@ from regard.cli.options import (
 )
 from regard.cli.parser import Parser, add_settings, recipe_first, settings
 from regard.config import DataConfig, Symmetrization
-from regard.errors import ConfigError, quantity
-from regard.files import is_temporary, require_empty_folder, write_json, write_text
-from regard.lines import read_lines
-from regard.pairs import require_named_columns
+from regard.errors import ConfigError, DataError, quantity
+from regard.files import (
+    is_temporary,
+    open_output,
+    require_empty_folder,
+    write_json,
+    write_text,
+)
+from regard.lines import chunks_of, read_lines
+from regard.pairs import Pair, ParsedPairs, require_named_columns
 from regard.progress import Progress
 from regard.text import unknown_tokens_message
 
 if TYPE_CHECKING:
-    from regard.alignment import AlignmentMetrics
-    from regard.text.features import SourceLike
+    from regard.alignment import Alignment, AlignmentMetrics, GoldAlignment
     from regard.translation import Translation
     from regard.translator import Translator
 
 _POSITIONAL = {"folder": "DIR", "pairs": "PAIRS"}
 _WITH_MODELS = (*_POSITIONAL, "gold", "reverse", "json", "attention")
 _WITH_TRAINING = ("out", "max_minutes", "resume")
+
+_CHUNK = 1000
+"""Maximum number of pairs whose attention weights are in memory at the same time."""
 
 _MINUTES = 30.0
 """Time budget of --train if none is given."""
@@ -251,8 +259,6 @@ def _align_with_models(args: Namespace) -> None:
     translator = load_translator(args.folder, args.device)
     from regard.alignment import alignment_metrics, check_threshold
     from regard.cli.pairs import read_gold_links, read_valid_pairs
-    from regard.evaluation import check_gold
-    from regard.symmetrization import symmetrize
 
     check_threshold(args.threshold)
     reverse = load_translator(args.reverse, args.device) if args.reverse else None
@@ -264,40 +270,84 @@ def _align_with_models(args: Namespace) -> None:
             )
 
     parsed = read_valid_pairs(args.pairs, translator.trained.config.data)
-    pairs, gold = parsed.pairs, read_gold_links(args.gold, parsed) if args.gold else None
-    sources, targets = [pair.key for pair in pairs], [pair.target for pair in pairs]
-    outputs = _align(translator, sources, targets, "aligning")
+    gold = read_gold_links(args.gold, parsed) if args.gold else None
+    alignments = _align_in_parts(args, parsed, gold, translator, reverse)
     if gold is not None:
-        check_gold(outputs, gold, f"{args.gold}, line")
-    if reverse is None:
-        alignments = [output.alignment(args.threshold) for output in outputs]
-    else:
-        texts = [pair.source for pair in pairs]
-        others = _align(reverse, targets, texts, "aligning in reverse")
-        method = args.symmetrize or "soft"
-        alignments = [
-            symmetrize(output, other, method, args.threshold)
-            for output, other in zip(outputs, others, strict=True)
-        ]
-    # before the lines, whose reader may close standard output
-    if args.attention:
-        lines = (json.dumps(_to_dict(output), ensure_ascii=False) + "\n" for output in outputs)
-        write_text(args.attention, "".join(lines))
-    if gold is not None:
-        _report(alignment_metrics(alignments, gold), len(pairs), args.json)
+        _report(alignment_metrics(alignments, gold), len(alignments), args.json)
     print("".join(f"{alignment}\n" for alignment in alignments), end="")
 
 
+def _align_in_parts(
+    args: Namespace,
+    parsed: ParsedPairs,
+    gold: "Sequence[GoldAlignment] | None",
+    translator: "Translator",
+    reverse: "Translator | None",
+) -> "list[Alignment]":
+    """Return the alignments of all pairs, and write the attention weights if a file is given."""
+    from regard.alignment import check_pair_links
+    from regard.evaluation import word_counts
+    from regard.symmetrization import symmetrize
+
+    def length(index: int) -> int:
+        pair = parsed.pairs[index]
+        return max(len(pair.source), len(pair.target))
+
+    alignments: list[Alignment] = []
+    unknown = defaultdict[str, Counter[str]](Counter)
+    total = len(parsed.pairs)
+    with open_output(args.attention) as file, Progress("aligning", total, "pairs") as progress:
+        for indices in chunks_of(range(total), _CHUNK, length):
+            part = parsed.select(indices)
+            on_progress = progress.advance if reverse is None else None
+            outputs = _align(translator, part, "aligning", unknown, on_progress)
+            if gold is not None:
+                for index, number, output in zip(indices, part.numbers, outputs, strict=True):
+                    where = f"{args.gold}, line {number:,}"
+                    check_pair_links(gold[index], word_counts(output), where)
+            if file is not None:
+                lines = (json.dumps(_to_dict(output), ensure_ascii=False) for output in outputs)
+                file.writelines(f"{line}\n" for line in lines)
+            if reverse is None:
+                alignments += [output.alignment(args.threshold) for output in outputs]
+                continue
+            part = part._replace(pairs=[Pair(pair.target, pair.source) for pair in part.pairs])
+            others = _align(reverse, part, "aligning in reverse", unknown, progress.advance)
+            for number, *both in zip(part.numbers, outputs, others, strict=True):
+                try:
+                    links = symmetrize(*both, args.symmetrize or "soft", args.threshold)
+                except DataError as error:
+                    where = f"{parsed.name}, {parsed.unit} {number:,}"
+                    raise DataError(f"{where}: {error}") from None
+                alignments.append(links)
+    for side, tokens in unknown.items():
+        print(f"regard align: {side} {unknown_tokens_message(tokens)}", file=sys.stderr)
+    return alignments
+
+
 def _align(
-    translator: "Translator", sources: Sequence["SourceLike"], targets: Sequence[str], label: str
+    translator: "Translator",
+    parsed: ParsedPairs,
+    label: str,
+    unknown: defaultdict[str, Counter[str]],
+    on_progress: Callable[[int], None] | None,
 ) -> "list[Translation]":
-    with Progress(label, len(sources), "pairs") as progress:
-        outputs = translator.align(sources, targets, on_progress=progress.advance)
+    """Return the forced outputs of the pairs, and count their tokens that are not in the vocabulary."""
+    from regard.cli.pairs import naming_lines
+    from regard.request import prepare
+
+    def check(pair: Pair) -> None:
+        prepare(translator.trained, [pair.key], [pair.target], forced=True)
+
+    targets = [pair.target for pair in parsed.pairs]
+    with naming_lines(parsed, check):
+        outputs = translator.align(
+            [pair.key for pair in parsed.pairs], targets, on_progress=on_progress
+        )
     of_targets = (encoding.unknown for encoding in translator.target.encode_batch(targets))
     for side, texts in (("source", [output.unknown for output in outputs]), ("target", of_targets)):
-        if unknown := Counter(token for tokens in texts for token in tokens):
-            message = unknown_tokens_message(unknown)
-            print(f"regard align: {label}: {side} {message}", file=sys.stderr)
+        if tokens := [token for each in texts for token in each]:
+            unknown[f"{label}: {side}"].update(tokens)
     return outputs
 
 

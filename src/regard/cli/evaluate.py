@@ -22,6 +22,7 @@ from regard.config import DataConfig
 from regard.errors import ConfigError, quantity
 from regard.files import write_json
 from regard.metrics import BleuTokenizer
+from regard.pairs import ParsedPairs
 from regard.progress import Progress
 
 if TYPE_CHECKING:
@@ -51,11 +52,12 @@ def run(arguments: list[str]) -> None:
     config = translator.trained.config.data
     data = [each.config.data.train for each in _models(translator)]
     check_output_files(args, "json", data=data)  # read again, for the overlap
-    pairs = read_valid_pairs(args.pairs, config).pairs
-    other = None if args.compare is None else _other_system(args, pairs, config)
+    parsed = read_valid_pairs(args.pairs, config)
+    pairs = parsed.pairs
+    other = None if args.compare is None else _other_system(args, parsed, config)
     if translator.target.lowercase and not args.lowercase:
         _note_upper_case(pairs)
-    report = _evaluate(translator, pairs, args)
+    report = _evaluate(translator, parsed, args)
     if other is not None:
         metrics = _metrics(other, report, args)
         report = replace(report, comparison=compare(report.metrics, metrics, str(args.compare)))
@@ -68,7 +70,7 @@ def run(arguments: list[str]) -> None:
     print(report)
     _warn_of_overlap(report.training_overlap, len(sources))
     if isinstance(other, tuple):
-        sources = list(dict.fromkeys(pair.key for pair in other[1]))
+        sources = list(dict.fromkeys(pair.key for pair in other[1].pairs))
         overlap = _training_overlap(other[0], str(args.compare), sources)
         _warn_of_overlap(overlap, len(sources), f"{args.compare}: ")
 
@@ -89,13 +91,19 @@ def _note_upper_case(pairs: "Sequence[Pair]") -> None:
         )
 
 
-def _evaluate(translator: "Translator", pairs: "Sequence[Pair]", args: Namespace) -> "Report":
+def _evaluate(translator: "Translator", parsed: ParsedPairs, args: Namespace) -> "Report":
+    from regard.cli.pairs import naming_lines
     from regard.evaluation import evaluate
+    from regard.request import prepare
 
-    with Progress("translating", len({pair.key for pair in pairs}), "sources") as progress:
+    sources = len({pair.key for pair in parsed.pairs})
+    with (
+        Progress("translating", sources, "sources") as progress,
+        naming_lines(parsed, lambda pair: prepare(translator.trained, [pair.key])),
+    ):
         return evaluate(
             translator,
-            pairs,
+            parsed.pairs,
             args.beam_size,
             length_penalty=args.length_penalty,
             bleu_tokenize=args.bleu_tokenize,
@@ -152,8 +160,8 @@ def _faithfulness(translator: "Translator", report: "Report") -> "Faithfulness":
 
 
 def _other_system(
-    args: Namespace, pairs: "list[Pair]", data: DataConfig
-) -> "tuple[Translator, list[Pair]] | list[str]":
+    args: Namespace, parsed: ParsedPairs, data: DataConfig
+) -> "tuple[Translator, ParsedPairs] | list[str]":
     """Return the model to compare with and the pairs as it reads them, or the outputs of a system.
 
     Raises:
@@ -162,6 +170,7 @@ def _other_system(
     from regard.cli.pairs import pairs_for_model, read_outputs
     from regard.pairs import group_by_source
 
+    pairs = parsed.pairs
     if not pretrained.find(args.compare).is_dir():
         require_lines(args.compare, "output")
         return read_outputs(args.compare, pairs, args.pairs)
@@ -173,11 +182,11 @@ def _other_system(
             f"by which equal sources of {args.pairs} differ for one of them only; compare models that "
             "read the same features, or give the outputs of one as a file"
         )
-    return other, own
+    return other, parsed._replace(pairs=own)
 
 
 def _metrics(
-    other: "tuple[Translator, list[Pair]] | list[str]", report: "Report", args: Namespace
+    other: "tuple[Translator, ParsedPairs] | list[str]", report: "Report", args: Namespace
 ) -> "MetricValues":
     """Return the metrics of a model, or of the outputs of a system, for the sources of a report."""
     from regard import metrics

@@ -1,7 +1,8 @@
 """Reading of pairs, and of outputs for them, for commands that do not accept bad lines."""
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 from regard.alignment import GoldAlignment, read_gold
@@ -41,6 +42,26 @@ def read_valid_pairs(path: str, data: DataConfig, skip: bool = False) -> ParsedP
     for note in notes:
         print(f"regard: {note}", file=sys.stderr)
     return parsed
+
+
+@contextlib.contextmanager
+def naming_lines(parsed: ParsedPairs, check: Callable[[Pair], object]) -> Generator[None]:
+    """Add the file and the line of a pair to an error that it causes in the block.
+
+    Args:
+        parsed: the pairs of the file.
+        check: called with one pair after another if there is an error, which it raises again.
+    """
+    try:
+        yield
+    except DataError:
+        for number, pair in zip(parsed.numbers, parsed.pairs, strict=True):
+            try:
+                check(pair)
+            except DataError as error:
+                where = f"{parsed.name}, {parsed.unit} {number:,}"
+                raise DataError(f"{where}: {error}") from None
+        raise
 
 
 def read_dictionary(path: str, translator: "Translator") -> "Dictionary":

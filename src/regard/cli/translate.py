@@ -5,14 +5,13 @@ every line; steps, source tokens, layers and heads are counted from 0.
 """
 
 import contextlib
-import gzip
 import io
 import json
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from jsonargparse import Namespace
 
@@ -26,7 +25,7 @@ from regard.cli.options import (
 )
 from regard.cli.parser import Parser
 from regard.errors import ConfigError, DataError, quantity
-from regard.files import atomic_write
+from regard.files import open_output
 from regard.lines import arriving_lines, chunks_of, read_lines
 from regard.progress import Progress
 from regard.setting_checks import check_beam_size, check_length_penalty
@@ -64,9 +63,9 @@ def run(arguments: list[str]) -> None:
     unknown, left_out = Counter[str](), Counter[str]()
     shard = _shard(args)
     with (
-        _open(args.out) as file,
-        _open(args.attention) as attention,
-        _open(args.alignments) as alignments,
+        open_output(args.out) as file,
+        open_output(args.attention) as attention,
+        open_output(args.alignments) as alignments,
     ):
         for number, (text, features), outputs in _translate(
             translator, args, shard, pins, heads, dictionary
@@ -379,23 +378,6 @@ def _progress(total: int | None, to_terminal: bool) -> Generator[Progress | None
         return
     with Progress("translating", total, "lines") as progress:
         yield progress
-
-
-@contextlib.contextmanager
-def _open(path: str | None) -> Generator[TextIO | None]:
-    """Open a file that replaces `path` when the block ends, compressed if it is named .gz.
-
-    Yield None if there is no path.
-    """
-    if path is None:
-        yield None
-        return
-    open_text: Any = gzip.open if path.lower().endswith(".gz") else open
-    with (
-        atomic_write(path) as temporary,
-        open_text(temporary, "wt", encoding="utf-8", newline="\n") as file,
-    ):
-        yield file
 
 
 def _print_heatmap(output: "Translation") -> None:
