@@ -313,9 +313,10 @@ def _align_in_parts(
                 continue
             part = part._replace(pairs=[Pair(pair.target, pair.source) for pair in part.pairs])
             others = _align(reverse, part, "aligning in reverse", unknown, progress.advance)
-            for number, *both in zip(part.numbers, outputs, others, strict=True):
+            method = args.symmetrize or "soft"
+            for number, output, other in zip(part.numbers, outputs, others, strict=True):
                 try:
-                    links = symmetrize(*both, args.symmetrize or "soft", args.threshold)
+                    links = symmetrize(output, other, method, args.threshold)
                 except DataError as error:
                     where = f"{parsed.name}, {parsed.unit} {number:,}"
                     raise DataError(f"{where}: {error}") from None

@@ -80,7 +80,12 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--labels", metavar="NAMES", help="names of the states, separated by commas"
     )
-    parser.add_argument("--score", default="dot", metavar="NAME", help="name of the score function")
+    parser.add_argument(
+        "--score",
+        default="dot",
+        metavar="NAME",
+        help="score function: dot, scaled_dot, cosine, bilinear, inner_product, additive or concat",
+    )
     parser.add_argument(
         "--parameters",
         metavar="FILE",

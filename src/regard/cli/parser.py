@@ -381,7 +381,7 @@ def add_settings(parser: Parser, adapts: bool = False) -> None:
         "--config",
         action=_SettingsFile,
         metavar="FILE",
-        help="recipe, or YAML or config.json file of settings" + (_ADAPTS if adapts else ""),
+        help="recipe (g2p, translation, …), or YAML or JSON file" + (_ADAPTS if adapts else ""),
     )
     actions = parser.options()
     for name, cls in GROUPS.items():
