@@ -23,7 +23,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from regard.cli import compare, train
+from regard.cli import compare, train, translate
 from regard.cli import options as shared_options
 from regard.cli.main import COMMANDS, _signals_as_exceptions, main
 from regard.kernels.linear import rounds_to_bfloat16
@@ -1277,6 +1277,13 @@ def test_pairs_to_evaluate_on_must_all_be_valid(
 
 
 # regard align
+
+
+def test_many_outputs_per_line_are_held_for_few_lines_at_a_time() -> None:
+    lines = ["abc"] * 9
+    assert list(map(len, translate._chunks(lines, 1))) == [9]
+    assert list(map(len, translate._chunks(lines, 500))) == [4, 4, 1]
+    assert list(map(len, translate._chunks(["a" * 500] * 9, 100))) == [1] * 9
 
 
 def test_align_prints_a_pharaoh_line_per_pair(regard: Command, folders: Folders) -> None:

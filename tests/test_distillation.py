@@ -49,6 +49,14 @@ def test_outputs_keep_their_spaces(folders: list[Path], tmp_path: Path) -> None:
     assert (tmp_path / "outputs.tsv").read_text("utf-8") == f"a b\t{text}\n"
 
 
+def test_outputs_with_unknown_tokens_are_left_out(folders: list[Path], tmp_path: Path) -> None:
+    teacher, path = regard.Translator.load(folders[0], "cpu"), tmp_path / "outputs.tsv"
+    unknown = dataclasses.replace(_translate(teacher, "a b"), text="b <unk>", tokens=["b", "<unk>"])
+    with mock.patch.object(regard.Translator, "translate", return_value=[unknown]):
+        assert write_outputs(teacher, [("a b", None)], path) == []
+    assert path.read_text() == "a b\t\n"
+
+
 def test_outputs_that_cannot_be_written_name_the_folder(
     folders: list[Path], tmp_path: Path
 ) -> None:
@@ -184,7 +192,7 @@ def test_a_student_is_trained_on_targets_and_outputs(
     count = 2 + sum(bool(row[1]) for row in outputs)
     assert f"train: {count} pairs read from {pairs} and {out / 'outputs.tsv'}\n" in err
     assert "3 outputs truncated at the length limit\n" in err
-    assert ("left out, because nothing was written" in err) == (count < 2 + 3)
+    assert ("left out, because nothing or unknown tokens were written" in err) == (count < 2 + 3)
     student = regard.Translator.load(out / "model")
     assert student.trained.training_file("train") == str(pairs)
     assert student.trained.training_file("dev") == str(pairs)

@@ -78,6 +78,22 @@ def test_a_blank_source_has_length_0() -> None:
     assert [each.n for each in report.metrics.by_length] == [1, 1]
 
 
+def test_sources_are_evaluated_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    translator, pairs = _translator(), [("a b", "c"), ("b", "a"), ("c c a", "a b"), ("d", "d")]
+    expected = evaluation.evaluate(translator, pairs)
+    links, _ = evaluation.align(translator, pairs)
+    monkeypatch.setattr(evaluation, "_CHUNK", 3)
+    report = evaluation.evaluate(translator, pairs, attention=False)
+    assert str(report) == str(expected)
+    assert [each.text for each in report.translations] == [
+        each.text for each in expected.translations
+    ]
+    assert all(each.attention is not None for each in expected.translations)
+    for output in report.translations:
+        assert output.attention is output.attention_heads is None
+    assert evaluation.align(translator, pairs)[0] == links
+
+
 def test_a_report_displays_its_metrics() -> None:
     report = evaluation.evaluate(_translator(), [("a b", "c"), ("a b", "d"), ("b", "a")])
     assert repr(report).startswith("Report(2 sources, bleu=")

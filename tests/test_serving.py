@@ -369,6 +369,14 @@ def test_pinned_weights_change_the_later_layers_only(client: TestClient) -> None
     assert response.status_code == 422
 
 
+def test_pins_have_no_effect_on_a_blank_text(client: TestClient) -> None:
+    body = {"model": 1, "text": " ", "target": ["a"]}
+    expected = client.post("/api/self-attention", json=body).json()
+    for pin in ({"0": {"5": 0.5}}, {"5000000000": {"0": 0.5}}):
+        response = client.post("/api/self-attention", json={**body, "pin": pin})
+        assert (response.status_code, response.json()) == (200, expected)
+
+
 def test_a_recurrent_model_has_no_self_attention(client: TestClient) -> None:
     body = {"text": "a b c", "target": ["b"]}
     result = client.post("/api/self-attention", json=body).json()

@@ -16,6 +16,7 @@ from regard.config import Config, Symmetrization, from_dict
 from regard.errors import ConfigError, DataError
 from regard.files import atomic_write, remove_temporary_files, require_empty_folder
 from regard.hidden_markov import ROUNDS, HiddenMarkovAligner
+from regard.lines import chunks_of
 from regard.pairs import Pair, PairLike, ParsedPairs, pairs_from, refuse_pipes, to_pairs
 from regard.progress import Progress
 from regard.setting_checks import check_positive
@@ -27,7 +28,7 @@ from regard.translator import Translator
 GUIDE = "guide.pharaoh"
 """File with the links of hidden Markov models."""
 _CHUNK = 1000
-"""Number of pairs that two models align between two writes."""
+"""Maximum number of pairs that two models align between two writes."""
 _GUIDE_CHUNK = 20_000
 """The same for hidden Markov models, which compute pairs of equal lengths together."""
 _LIKELY = 0.15
@@ -182,10 +183,12 @@ def write_links(
         on_progress: called with the number of pairs just completed.
     """
 
-    def align(chunk: slice) -> list[Alignment | None]:
-        return _alignments(forward, reverse, parsed.pairs[chunk], method, threshold)
+    def align(part: slice) -> list[Alignment | None]:
+        return _alignments(forward, reverse, parsed.pairs[part], method, threshold)
 
-    return _write(path, parsed, align, _CHUNK, on_progress)
+    lengths = [pair.length for pair in parsed.pairs]
+    parts = chunks_of(range(len(lengths)), _CHUNK, lengths.__getitem__)
+    return _write(path, parsed, align, parts, on_progress)
 
 
 def _write_guide(path: Path, parsed: ParsedPairs, config: Config) -> None:
@@ -202,15 +205,14 @@ def _write_guide(path: Path, parsed: ParsedPairs, config: Config) -> None:
     with Progress("hidden Markov models", sum(ROUNDS), "rounds") as progress:
         aligner = HiddenMarkovAligner(ids[0], ids[1], progress.advance)
 
-    def align(chunk: slice) -> list[Alignment | None]:
-        sources, targets = (side[chunk] for side in ids)
-        found = zip(
-            aligner.weights(sources, targets), *(side[chunk] for side in words), strict=True
-        )
+    def align(part: slice) -> list[Alignment | None]:
+        sources, targets = (side[part] for side in ids)
+        found = zip(aligner.weights(sources, targets), *(side[part] for side in words), strict=True)
         return [_likely_links(*each) if each[0].size else None for each in found]
 
+    parts = chunks_of(range(len(parsed.pairs)), _GUIDE_CHUNK, lambda _: 0)
     with Progress("links", len(parsed.pairs), "pairs") as progress:
-        _write(path, parsed, align, _GUIDE_CHUNK, progress.advance)
+        _write(path, parsed, align, parts, progress.advance)
 
 
 def _likely_links(
@@ -227,16 +229,19 @@ def _write(
     path: str | Path,
     parsed: ParsedPairs,
     align: Callable[[slice], list[Alignment | None]],
-    size: int,
+    parts: Iterable[Sequence[int]],
     on_progress: Callable[[int], None] | None,
 ) -> int:
-    """Write a line of links for every line of the pairs, `size` at a time; return the number of failures."""
+    """Write a line of links for every line of the pairs, and return the number of failures.
+
+    `parts` contains the indices of the pairs to align between two writes.
+    """
     lines, failures = 0, len(parsed.bad)
     with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for start in range(0, len(parsed.pairs), size):
-            chunk = slice(start, start + size)
-            alignments = align(chunk)
-            for number, alignment in zip(parsed.numbers[chunk], alignments, strict=True):
+        for indices in parts:
+            part = slice(indices[0], indices[-1] + 1)
+            alignments = align(part)
+            for number, alignment in zip(parsed.numbers[part], alignments, strict=True):
                 failures += not alignment
                 file.write("\n" * (number - 1 - lines) + f"{alignment or ''}\n")
                 lines = number

@@ -17,6 +17,7 @@ from regard.lines import chunks_of, decode_lines
 from regard.model_folder import checksum, unshared_tensors
 from regard.pairs import Pair
 from regard.setting_checks import MAX_LENGTH
+from regard.text import SPECIAL_TOKENS, UNK
 from regard.translator import Translator
 
 _OTHER_SOURCES = (
@@ -68,6 +69,8 @@ def write_outputs(
 ) -> list[Pair]:
     """Write the teacher's best output for every source, and return the pairs without empty outputs.
 
+    An output with an unknown token is written as an empty one.
+
     The lines of the file are source TAB output, followed by TAB features where a source has them. Lines
     that the file already contains are kept: a call that was interrupted continues where it stopped. A
     JSON file with the same stem identifies the teacher and the search that they come from.
@@ -94,7 +97,10 @@ def write_outputs(
     ):
         for chunk in chunks_of(sources[len(done) :], _CHUNK, lambda source: len(source[0])):
             outputs = teacher.translate(chunk, beam_size)
-            texts = (_field(output.text) for output in outputs)
+            texts = (
+                "" if SPECIAL_TOKENS[UNK] in output.tokens else _field(output.text)
+                for output in outputs
+            )
             new = [
                 Pair(text, out, features)
                 for (text, features), out in zip(chunk, texts, strict=True)

@@ -3,7 +3,7 @@
 import html
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from regard.confusions import Confusion, confusion_table, token_splitter
 from regard.confusions import confusions as find_confusions
 from regard.errors import quantity
 from regard.faithfulness import Faithfulness, available_methods, faithfulness
+from regard.lines import chunks_of
 from regard.metrics import (
     METRICS,
     BleuTokenizer,
@@ -41,6 +42,9 @@ from regard.significance import Comparison
 from regard.text_table import text_table
 from regard.translation import Translation
 from regard.translator import Translator
+
+_CHUNK = 2000
+"""Maximum number of texts whose attention weights are in memory at the same time."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -138,6 +142,7 @@ def evaluate(
     bleu_tokenize: BleuTokenizer = "13a",
     lowercase: bool = False,
     confusions: int = 10,
+    attention: bool = True,
     on_progress: Callable[[int], None] | None = None,
 ) -> Report:
     """Translate every distinct source once and compare the output with all its targets.
@@ -151,13 +156,18 @@ def evaluate(
         bleu_tokenize: sacrebleu tokenizer to use for BLEU.
         lowercase: lower-case outputs and references before comparing them.
         confusions: maximum number of confusions to return (default 10).
+        attention: keep the attention weights of all translations in memory, in `Report.translations`.
         on_progress: called with the number of sources just completed.
     """
     sources, references = group_by_source(to_pairs(pairs))
     started = time.perf_counter()
-    translations = translator.translate(
-        sources, beam_size, length_penalty=length_penalty, on_progress=on_progress
-    )
+    translations: list[Translation] = []
+    for chunk in chunks_of(sources, _CHUNK, lambda source: len(source[0])):
+        found = translator.translate(
+            chunk, beam_size, length_penalty=length_penalty, on_progress=on_progress
+        )
+        without = {} if attention else {"attention": None, "attention_heads": None}
+        translations += [replace(output, **without) for output in found]
     seconds = time.perf_counter() - started
     lengths = [max(0, len(translation.source_tokens) - 1) for translation in translations]
     outputs = [translation.text for translation in translations]
@@ -219,12 +229,14 @@ def align(
     Raises:
         DataError: a gold link is outside its pair, or the number of pairs differs.
     """
-    checked = to_pairs(pairs)
-    sources, targets = [pair.key for pair in checked], [pair.target for pair in checked]
-    translations = translator.align(sources, targets, on_progress=on_progress)
+    predicted, sizes = list[Alignment](), list[tuple[int, int]]()
+    for chunk in chunks_of(to_pairs(pairs), _CHUNK, lambda pair: pair.length):
+        sources, targets = [pair.key for pair in chunk], [pair.target for pair in chunk]
+        translations = translator.align(sources, targets, on_progress=on_progress)
+        predicted += [translation.alignment() for translation in translations]
+        sizes += map(word_counts, translations)
     if gold is not None:
-        check_links(gold, [word_counts(translation) for translation in translations])
-    predicted = [translation.alignment() for translation in translations]
+        check_links(gold, sizes)
     return predicted, None if gold is None else alignment_metrics(predicted, gold)
 
 

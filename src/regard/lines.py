@@ -96,7 +96,7 @@ def arriving_lines(stream: io.BufferedIOBase, name: str, most: int) -> Iterator[
 
 
 def chunks_of(
-    items: Sequence[_T], most: int, length: Callable[[Any], int] = len
+    items: Sequence[_T], most: int, length: Callable[[Any], float] = len
 ) -> Iterator[Sequence[_T]]:
     """Yield consecutive parts of at most `most` items, and of fewer if these are long.
 

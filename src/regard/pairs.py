@@ -34,6 +34,11 @@ class Pair(NamedTuple):
         return self.source, self.features
 
     @property
+    def length(self) -> int:
+        """Number of characters of the longer text."""
+        return max(len(self.source), len(self.target))
+
+    @property
     def folded_key(self) -> str:
         """The key of all sources that a tokenizer may read alike: in any case, Unicode form and spacing."""
         lowered = unicodedata.normalize("NFKC", self.source).lower()

@@ -178,10 +178,11 @@ def prepare(
         if isinstance(written, str) and not forced:
             _require_known(start, copies)
         limit = longest + 2 * (len(encoding.ids) + 1) + len(start.ids)
-        source = Source(*split_source(text), encoding, start, by_step, limit, copies)
-        if source.text.strip():  # a blank text has an empty translation, whatever the interventions
-            for step, weights in by_step.items():
-                _check_pins(weights, step, source)
+        # a blank text has an empty translation, whatever the interventions
+        pinned = by_step if split_source(text)[0].strip() else {}
+        source = Source(*split_source(text), encoding, start, pinned, limit, copies)
+        for step, weights in pinned.items():
+            _check_pins(weights, step, source)
         sources.append(source)
     return PreparedRequest(sources, heads)
 

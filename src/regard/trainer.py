@@ -23,6 +23,7 @@ from regard.distributed import Job
 from regard.errors import ConfigError, FolderError, Interrupted
 from regard.files import write_text
 from regard.kernels.compilation import compile_seconds
+from regard.lines import chunks_of
 from regard.metrics import METRICS
 from regard.optimizers import make_optimizer
 from regard.progress import Progress
@@ -32,6 +33,8 @@ from regard.translator import Translator
 
 _SECONDS_BETWEEN_CHECKPOINTS = 300.0
 """Time between checkpoints if validations are further apart; a crash loses at most this much."""
+_CHUNK = 2000
+"""Maximum number of dev sources whose attention weights are in memory at the same time."""
 _NOTICEABLE_SECONDS = 5.0
 """Time of compilation above which it is reported."""
 
@@ -295,8 +298,12 @@ class Trainer:
         metric = METRICS.get(self.metric)  # None for the loss
         sources = self.corpus.dev_sources if metric else self.corpus.dev_sources[:3]
         translator = Translator(self.trained, self.device)  # prepares the current weights
-        outputs = translator.translate(self.job.share(sources), beam_size=1)
-        texts = self.job.merge(self.job.gather([output.text for output in outputs]))
+        own = [
+            output.text
+            for chunk in chunks_of(self.job.share(sources), _CHUNK, lambda source: len(source[0]))
+            for output in translator.translate(chunk, beam_size=1)
+        ]
+        texts = self.job.merge(self.job.gather(own))
         value = loss
         if metric:
             value = metric.compute(texts, self.corpus.normalized_references).value

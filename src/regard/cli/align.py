@@ -289,15 +289,12 @@ def _align_in_parts(
     from regard.evaluation import word_counts
     from regard.symmetrization import symmetrize
 
-    def length(index: int) -> int:
-        pair = parsed.pairs[index]
-        return max(len(pair.source), len(pair.target))
-
     alignments: list[Alignment] = []
     unknown = defaultdict[str, Counter[str]](Counter)
-    total = len(parsed.pairs)
+    lengths = [pair.length for pair in parsed.pairs]
+    total = len(lengths)
     with open_output(args.attention) as file, Progress("aligning", total, "pairs") as progress:
-        for indices in chunks_of(range(total), _CHUNK, length):
+        for indices in chunks_of(range(total), _CHUNK, lengths.__getitem__):
             part = parsed.select(indices)
             on_progress = progress.advance if reverse is None else None
             outputs = _align(translator, part, "aligning", unknown, on_progress)

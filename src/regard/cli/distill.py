@@ -155,7 +155,8 @@ def _outputs(
                 progress.print(f"{quantity(truncated, 'output')} truncated at the length limit")
         progress.print(f"{path} contains the outputs for {quantity(len(sources), 'source')}")
         if empty := len(sources) - len(outputs):
-            progress.print(f"{quantity(empty, 'output')} left out, because nothing was written")
+            left_out = f"{quantity(empty, 'output')} left out"
+            progress.print(f"{left_out}, because nothing or unknown tokens were written")
     return outputs
 
 

@@ -109,6 +109,7 @@ def _evaluate(translator: "Translator", parsed: ParsedPairs, args: Namespace) ->
             bleu_tokenize=args.bleu_tokenize,
             lowercase=args.lowercase,
             confusions=args.confusions,
+            attention=args.faithfulness,
             on_progress=progress.advance,
         )
 

@@ -7,6 +7,7 @@ every line; steps, source tokens, layers and heads are counted from 0.
 import contextlib
 import io
 import json
+import math
 import re
 import sys
 from collections import Counter
@@ -281,13 +282,13 @@ def _translate(
             raise DataError("standard input is closed; give a file of lines to translate")
         stream = cast(io.BufferedIOBase, sys.stdin.buffer)
         arriving = arriving_lines(stream, "standard input", _CHUNK)
-        chunks = (chunk for lines in arriving for chunk in chunks_of(lines, _CHUNK))
+        chunks = (chunk for lines in arriving for chunk in _chunks(lines, args.n_best))
         total = None
     else:
         lines, (index, count) = read_lines(args.file), shard
         begin, end = (len(lines) * part // count for part in (index, index + 1))
         lines, first = lines[begin:end], begin + 1
-        chunks = chunks_of(lines, _CHUNK)
+        chunks = _chunks(lines, args.n_best)
         total = len(lines)
     with _progress(total, args.out is None) as progress:
         shown, end = 0, 0
@@ -306,6 +307,11 @@ def _translate(
             sys.stdout.flush()
             end += len(sources)
             advance(end - shown)  # blank lines, and those that a dictionary lists
+
+
+def _chunks(lines: Sequence[str], n_best: int) -> Iterator[Sequence[str]]:
+    """Yield parts of the lines whose outputs fit in memory."""
+    return chunks_of(lines, max(1, _CHUNK // n_best), lambda line: len(line) * math.sqrt(n_best))
 
 
 def _search(
