@@ -159,7 +159,9 @@ def multiplications(
     options = model.input_feeding, model.tie_embeddings, model.coverage, model.copy
     if plain != ("rnn", "rnn", 1, 1) or any(options) or model.window != "none":
         return 0
-    if model.attention not in ("additive", "concat"):
+    if model.attention not in ("additive", "concat") or model.decoder == "posterior":
+        return 0
+    if translator.trained.members:
         return 0
     gates = {"lstm": 4, "gru": 3}[model.cell]
     directions = 2 if model.bidirectional else 1

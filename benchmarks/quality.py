@@ -147,8 +147,8 @@ def train(name: str, seed: int, data: Path, folder: Path) -> None:
     command = shlex.split(run.train)
     if seed > 1:  # a member of an ensemble has seeds that no other member has
         own = command[command.index("--training.seed") + 1] if "--training.seed" in command else 1
-        is_member = any(name in other.members for other in RUNS.values())
-        options += ["--training.seed", str(int(own) + (100 if is_member else 1) * (seed - 1))]
+        in_ensemble = any(name in other.members for other in RUNS.values()) or "--member" in command
+        options += ["--training.seed", str(int(own) + (100 if in_ensemble else 1) * (seed - 1))]
     regard("train", *command, *options)
 
 

@@ -92,7 +92,7 @@ def main() -> None:
 
     print(
         f"torch {torch.__version__}, {arguments.threads} threads, recipe {arguments.recipe}, "
-        f"{config.training.precision}, {len(times[BASELINE])} batches of {pairs / len(times[BASELINE]):.0f} pairs"
+        f"{precision(config)}, {len(times[BASELINE])} batches of {pairs / len(times[BASELINE]):.0f} pairs"
     )
     print(
         f"| score | ms per update | pairs/s | multiple of {BASELINE}, median (quartiles) | total |"

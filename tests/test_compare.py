@@ -243,6 +243,14 @@ def test_a_folder_without_a_comparison_is_not_resumed(tmp_path: Path) -> None:
     assert (tmp_path / "settings.json").read_text() == "mine"
 
 
+def test_a_comparison_needs_models_seeds_and_test_pairs(tmp_path: Path) -> None:
+    for models, seeds, test in (([], [1], [1]), (["dot"], [], [1]), (["dot"], [1], [])):
+        pairs = _pairs(5, 3) if test else []
+        with pytest.raises(ConfigError, match="to compare: give at least one"):
+            compare(_settings(tmp_path), models, tmp_path / "out", pairs, seeds=seeds)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_comparison_that_was_killed_before_its_first_training_is_resumed(tmp_path: Path) -> None:
     settings, out = _settings(tmp_path), tmp_path / "out"
     out.mkdir()

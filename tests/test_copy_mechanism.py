@@ -9,10 +9,10 @@ import torch
 import regard
 from regard.batching import Batch, Example, collate
 from regard.config import Config, ModelConfig, TextConfig, TrainingConfig
-from regard.copy_mechanism import copies_of, extended_ids, hide_tokens
+from regard.copy_mechanism import copies_of, extended_ids, hide_tokens, make_example
 from regard.errors import ConfigError
 from regard.models import Seq2Seq, build
-from regard.text import EOS, UNK, Tokenizer
+from regard.text import EOS, PAD, UNK, Tokenizer
 
 V = 11
 KINDS = [
@@ -48,6 +48,21 @@ def test_source_tokens_have_target_ids_and_unknown_ones_extend_the_vocabulary() 
     assert copies.ids == [b, size, size + 1, size, EOS]
     assert copies.extra_tokens == ["x", "a"]
     assert extended_ids(target.encode("a b y x"), copies, size) == [size + 1, b, UNK, size]
+
+
+def test_features_are_not_copied() -> None:
+    source = Tokenizer.train(["ab"], TextConfig(unit="char"), ["N", "PL"])
+    target = Tokenizer.train(["abN"], TextConfig(unit="char"))
+    encoding = source.encode("ba", "N;PL;X")
+    copies = copies_of(encoding, target)
+    a, b = target.tokens_to_ids(["a", "b"])
+    assert copies.ids == [b, a, PAD, PAD, PAD, EOS]
+    assert copies.extra_tokens == []
+    example = make_example(encoding, target.encode("baN"), target, copy=True)
+    hidden = {
+        hide_tokens(example, len(target), random.Random(seed)).source[2] for seed in range(99)
+    }
+    assert hidden == {example.source[2]}
 
 
 @pytest.mark.parametrize("settings", KINDS, ids=str)

@@ -7,6 +7,7 @@ import regard
 from regard import attribution, evaluation, model_folder
 from regard.batching import Example
 from regard.config import Config, ModelConfig, TextConfig
+from regard.errors import ConfigError
 from regard.evaluation import layer_agreements
 from regard.models import build
 from regard.text import BOS, EOS, UNK, Tokenizer
@@ -92,6 +93,8 @@ def test_sources_are_evaluated_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch)
     for output in report.translations:
         assert output.attention is output.attention_heads is None
     assert evaluation.align(translator, pairs)[0] == links
+    with pytest.raises(ConfigError, match="evaluate with attention=True"):
+        evaluation.measure_faithfulness(translator, report.translations)
 
 
 def test_a_report_displays_its_metrics() -> None:

@@ -172,6 +172,28 @@ def test_the_runner_needs_nothing_of_this_package(
         assert float(line[2]) == pytest.approx(outputs[0].margin, abs=1e-4)
 
 
+def test_the_runner_names_a_missing_package(
+    export_once: Callable[[int], tuple[regard.Translator, Path]],
+) -> None:
+    folder = export_once(0)[1]
+    script = f"import runpy, sys; sys.modules['numpy'] = None; runpy.run_path({str(folder / 'translate.py')!r}, run_name='__main__')"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False)
+    assert (run.returncode, run.stdout) == (1, b"")
+    assert run.stderr == b"translate.py needs numpy: pip install numpy onnxruntime tokenizers\n"
+
+
+def test_the_runner_searches_with_as_many_beams_as_outputs(
+    export_once: Callable[[int], tuple[regard.Translator, Path]],
+) -> None:
+    translator, folder = export_once(0)
+    expected = translator.translate(["a b c d"], 2, n_best=6)[0]
+    with parity._python_runner() as runner:
+        found = runner.Model(folder).translate("a b c d", 2, n_best=6)
+    assert [each["text"] for each in found] == [each.text for each in expected]
+    scores = [each.log_prob for each in expected]
+    assert [each["log_prob"] for each in found] == pytest.approx(scores, abs=1e-4)
+
+
 def test_the_runner_prints_one_line_for_an_output_with_line_breaks(
     export_once: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
 ) -> None:

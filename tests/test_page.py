@@ -810,6 +810,44 @@ def test_two_interventions_in_a_row_are_both_applied(page: Page) -> None:
     expect(view.locator(".chip")).to_have_count(0)
 
 
+def test_a_change_of_a_bar_is_kept_when_an_earlier_answer_arrives(page: Page) -> None:
+    view = _view(page)
+    before = _weights(view)[1]
+    held = _hold(page, "a b c")
+    view.locator(".track").nth(1).focus()
+    page.keyboard.press("ArrowDown")
+    while not held:
+        page.wait_for_timeout(10)
+    page.keyboard.press("ArrowDown")
+    _release(page, held, 1)
+    held.clear()
+    _release(page, held, 1)
+    _wait_until_idle(page)
+    assert _weights(view)[1] == pytest.approx(max(0, before - 0.1), abs=0.005)
+
+
+def test_bars_that_are_changed_one_after_the_other_are_both_pinned(page: Page) -> None:
+    view = _view(page)
+    for number in range(2):
+        view.locator(".track").nth(number).focus()
+        page.keyboard.press("ArrowDown")
+    expect(view.locator(".bar.pinned")).to_have_count(2)
+    expect(view.locator(".chip")).to_have_count(3)  # with the one that resets
+    _wait_until_idle(page)
+
+
+def test_other_buttons_and_shortcuts_change_no_bar(page: Page) -> None:
+    view = _view(page)
+    before, track = _weights(view), view.locator(".track").first
+    track.click(button="right", position={"x": 3, "y": 3})
+    track.focus()
+    page.keyboard.press("Control+End")
+    page.keyboard.press("Alt+ArrowUp")
+    page.wait_for_timeout(400)
+    assert _weights(view) == before
+    expect(view.locator(".chip")).to_have_count(0)
+
+
 def test_the_newest_of_two_links_is_restored(page: Page, address: str) -> None:
     held = _hold(page, "d c a b")
     page.evaluate("location.hash = 'text=d+c+a+b&beam=5&outputs=5'")

@@ -130,6 +130,50 @@ def test_a_dictionary_is_looked_up_first(
     assert result.stdout == "X  y\t1.000000\t0.000000\nz\t1.000000\t1.000000\n"
 
 
+def test_lines_are_translated_as_they_arrive(
+    exported: Callable[[int], tuple[regard.Translator, Path]],
+) -> None:
+    translator, folder = exported(0)
+    command = [str(NODE), folder / "translate.mjs"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        for text, line in (("a b", b"a b\n"), ("d c", b"d c\r\n"), ("", b"\n")):
+            process.stdin.write(line)
+            process.stdin.flush()
+            assert process.stdout.readline().decode() == f"{translator.translate(text).text}\n"
+        process.stdin.write(b"b")  # without an end of line
+        process.stdin.close()
+        assert process.stdout.read().decode() == f"{translator.translate('b').text}\n"
+
+
+def test_a_missing_package_is_named(
+    exported: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(exported(0)[1], tmp_path / "out", symlinks=True)
+    (folder / "node_modules").unlink()
+    result = _command(folder, "a\n")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith("translate.mjs needs onnxruntime-node: npm install")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_the_length_penalty_is_that_of_the_folder(
+    exported: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
+) -> None:
+    translator, source = exported(0)
+    folder = shutil.copytree(source, tmp_path / "out", symlinks=True)
+    description = json.loads((folder / "model.json").read_bytes())
+    (folder / "model.json").write_text(json.dumps({**description, "length_penalty": 0.0}))
+    (folder / "checksums.json").write_text("{}")
+    script = """
+        const { load } = await import(`${process.cwd()}/translate.mjs`);
+        console.log(JSON.stringify(await (await load(".")).translate("a b c d")));
+    """
+    output = run_script(script, None, folder)
+    expected = translator.translate("a b c d", length_penalty=0.0)
+    assert output["text"] == expected.text
+    assert output["score"] == pytest.approx(expected.log_prob, abs=1e-4)
+
+
 def test_bad_input_is_one_sentence(
     exported: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 import regard
 from regard import checkpoints
-from regard.config import Config, ModelConfig, TrainingConfig
+from regard.config import Config, ModelConfig, TextConfig, TrainingConfig
 from regard.errors import ConfigError
 from regard.kernels.compilation import _spent, compile_seconds, compiling
 from regard.progress import Progress
@@ -279,6 +279,17 @@ def test_messages_before_and_during_training(
     assert "without effect" not in messages
     regard.train(_config(tmp_path / "other", {"heads": 2}, max_updates=1), PAIRS, DEV)
     assert "without effect in this model: model.heads\n" in capsys.readouterr().err
+    config = _config(tmp_path / "third", max_updates=1, schedule="constant", plateau_patience=2)
+    source = TextConfig(match_vocabulary=True)
+    regard.train(dataclasses.replace(config, source=source), PAIRS, DEV)
+    expected = "model: training.plateau_patience, source.match_vocabulary\n"
+    assert expected in capsys.readouterr().err
+
+
+def test_a_loss_of_coverage_needs_probabilities(tmp_path: Path) -> None:
+    model = {"coverage": True, "normalizer": "none", "attention": "additive"}
+    with pytest.raises(ConfigError, match="coverage_loss compares attention weights"):
+        regard.train(_config(tmp_path / "model", model, coverage_loss=1.0), PAIRS, DEV)
 
 
 @pytest.mark.skipif(

@@ -27,6 +27,10 @@ def main(constraints: str, database: str) -> int:
             if not advisory.get("withdrawn") and applies(advisory, name, version):
                 applying += 1
                 print(f"{name}=={version}: {advisory['id']} {advisory.get('details', '')[:200]}")
+    if not advisories:
+        raise SystemExit(
+            f"{database} has no advisories about any pin; give the folder vulns of the database"
+        )
     print(f"{len(pins)} pins, {advisories} advisories about them, {applying} apply")
     return int(applying > 0)
 

@@ -121,6 +121,9 @@ def compare(
     if settings.get("data", {}).get("dev") is None:
         raise ConfigError("models are compared on the same pairs: set data.dev")
     refuse_pipes(*map(settings["data"].get, ("train", "dev", "train_links")))
+    for option, values in (("models", models), ("seeds", seeds), ("test pairs", test)):
+        if not len(values):
+            raise ConfigError(f"there are no {option} to compare: give at least one")
     for option, values in (("models", models), ("seeds", seeds)):
         if len(set(values)) < len(values):
             raise ConfigError(f"{option} have a duplicate: {', '.join(map(str, values))}")
@@ -328,7 +331,7 @@ def _evaluate(
     beam_size: int,
 ) -> Run:
     translator.translate(group_by_source(to_pairs(test))[0][:1], beam_size)  # loads the kernels
-    report = evaluate(translator, test, beam_size)
+    report = evaluate(translator, test, beam_size, attention=False)
     config, metadata = translator.trained.config, translator.trained.metadata
     has_attention = config.model.attention != "none"
     aligned = align(translator, test, gold)[1] if gold is not None and has_attention else None

@@ -428,6 +428,11 @@ class Config:
         """
         if self.training.coverage_loss > 0 and not self.model.coverage:
             raise ConfigError("training.coverage_loss needs model.coverage true")
+        if self.training.coverage_loss > 0 and self.model.normalizer == "none":
+            raise ConfigError(
+                "training.coverage_loss compares attention weights that are probabilities: choose another "
+                "model.normalizer, or leave it out"
+            )
         if self.data.train_links is not None:
             self.model.require_probabilities()
 

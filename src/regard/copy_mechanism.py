@@ -2,14 +2,15 @@
 
 A source token that is in the target vocabulary has its id in that vocabulary. The others have the
 ids V, V + 1, …, in the order in which they occur in each source, where V is the size of the
-vocabulary (the extended vocabulary of See et al. 2017).
+vocabulary (the extended vocabulary of See et al. 2017). Features of a source cannot be copied: they have
+the id of padding, which no output has.
 """
 
 import random
 from typing import NamedTuple
 
 from regard.batching import Example
-from regard.text import EOS, SPECIAL_TOKENS, UNK, Encoding, Tokenizer
+from regard.text import EOS, PAD, SPECIAL_TOKENS, UNK, Encoding, Tokenizer
 
 HIDDEN_SHARE = 0.05
 """Share of a pair's distinct tokens that are hidden in training, so that the model learns to copy
@@ -40,11 +41,12 @@ def copies_of(source: Encoding, target: Tokenizer) -> Copies:
     """Return the target-side ids of the source's tokens."""
     extra: dict[str, int] = {}
     ids: list[int] = []
-    for token, id in zip(source.tokens, target.tokens_to_ids(source.tokens), strict=True):
+    tokens = source.tokens[: len(source.tokens) - source.num_features]
+    for token, id in zip(tokens, target.tokens_to_ids(tokens), strict=True):
         if id == UNK:
             id = extra.setdefault(token, len(target) + len(extra))
         ids.append(id)
-    return Copies([*ids, EOS], list(extra))
+    return Copies([*ids, *[PAD] * source.num_features, EOS], list(extra))
 
 
 def extended_ids(target: Encoding, copies: Copies, vocabulary: int) -> list[int]:

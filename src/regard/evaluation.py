@@ -22,7 +22,7 @@ from regard.batching import Example, collate
 from regard.calibration import Calibration, calibrate
 from regard.confusions import Confusion, confusion_table, token_splitter
 from regard.confusions import confusions as find_confusions
-from regard.errors import quantity
+from regard.errors import ConfigError, quantity
 from regard.faithfulness import Faithfulness, available_methods, faithfulness
 from regard.lines import chunks_of
 from regard.metrics import (
@@ -202,14 +202,23 @@ def measure_faithfulness(
         translator: the model.
         translations: its outputs, such as `Report.translations`.
         on_progress: called with the number of outputs just completed.
+
+    Raises:
+        ConfigError: the outputs lack the attention weights that the model computes.
     """
+    methods = available_methods(translator.trained.model)
+    if "attention" in methods and any(output.attention is None for output in translations):
+        raise ConfigError(
+            "the outputs have no attention weights, whose faithfulness is measured; evaluate with "
+            "attention=True"
+        )
     sources = [translator.source.parse_source(output.source) for output in translations]
     targets = [output.tokens for output in translations]
     request = prepare(translator.trained, sources, targets, forced=True)
     examples = [source.example for source in request.sources]
     model = translator.trained.model
     pairs = list(zip(examples, translations, strict=True))
-    return faithfulness(model, pairs, available_methods(model), on_progress)
+    return faithfulness(model, pairs, methods, on_progress)
 
 
 def align(

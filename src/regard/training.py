@@ -155,12 +155,23 @@ def train(
         assert out is not None
         start = starting_point(config, out, resume, init_from, tokenizers_from)
         start.config.check_groups()
-        if unused := start.config.model.unused(vars(config.model)["given"]):
-            names = ", ".join(f"model.{name}" for name in unused)
-            start = start._replace(notes=(*start.notes, f"without effect in this model: {names}"))
         corpus = make_corpus(start.config, pairs, dev, start.tokenizers, links, adapt)
+        if unused := _unused(config, start, corpus):
+            note = f"without effect in this model: {', '.join(unused)}"
+            start = start._replace(notes=(*start.notes, note))
         files = _checksums(corpus.config.data, pairs, dev) if job.is_main else {}
         return _train(start, out, corpus, files, command, resume, job)
+
+
+def _unused(config: Config, start: StartingPoint, corpus: Corpus) -> list[str]:
+    """Return the names of settings of `config` that have no effect with the others."""
+    names = [f"model.{name}" for name in start.config.model.unused(vars(config.model)["given"])]
+    is_given = "plateau_patience" in vars(config.training)["given"]
+    if is_given and corpus.config.training.schedule != "plateau":
+        names.append("training.plateau_patience")
+    if config.source.match_vocabulary and corpus.source.unit != "word":
+        names.append("source.match_vocabulary")
+    return names
 
 
 def _train(

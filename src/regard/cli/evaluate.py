@@ -148,7 +148,13 @@ def _faithfulness(translator: "Translator", report: "Report") -> "Faithfulness":
     from regard.evaluation import measure_faithfulness
     from regard.faithfulness import available_methods
 
-    if "integrated_gradients" not in available_methods(translator.trained.model):
+    methods = available_methods(translator.trained.model)
+    if "gradient" not in methods:
+        print(
+            "regard evaluate: gradients are left out, because the model copies tokens, which these do not follow",
+            file=sys.stderr,
+        )
+    elif "integrated_gradients" not in methods:
         print(
             "regard evaluate: integrated gradients are left out, because captum is not installed: "
             "pip install 'regard[attribution]'",

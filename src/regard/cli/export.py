@@ -113,7 +113,7 @@ def _quality(
         raise DataError(f"{error} (dev pairs; give others with --dev)") from None
     sources = len({pair.key for pair in dev})
     with Progress("translating", sources, "sources") as progress:
-        report = evaluate(translator, dev, on_progress=progress.advance)
+        report = evaluate(translator, dev, attention=False, on_progress=progress.advance)
     figures = [
         "Dev figures, measured at export:",
         "",

@@ -65,15 +65,17 @@ class Tokenizer:
         text, _, tags = line.partition("\t") if reads_features else (line, "", "")
         return text, tags
 
+    def features(self, line):
+        tags = re.split(r"[;|,\s]+", self.compose(self.parse(line)[1]))
+        return [tag for tag in tags if tag]
+
     def encode(self, line):
-        """Return the tokens of a line and their ids."""
-        text, tags = self.parse(line)
-        tokens = self.split(self.normalize(text).strip())
+        """Return the tokens of a line, of which features are the last, and their ids."""
+        tokens = self.split(self.normalize(self.parse(line)[0]).strip())
         known = [(token, self.ids.get(token, UNK)) for token in tokens]
         if self.table["match_vocabulary"] and self.unit == "word":
             known = match(tokens, self.ids)
-        tags = re.split(r"[;|,\s]+", self.compose(tags))
-        known += [(tag, self.tags.get(tag, UNK)) for tag in tags if tag]
+        known += [(tag, self.tags.get(tag, UNK)) for tag in self.features(line)]
         return [token for token, _ in known], [id for _, id in known]
 
     def decode(self, tokens):

@@ -5,11 +5,11 @@ import { existsSync, readFileSync, realpathSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { parseArgs } from "node:util";
-import * as ort from "onnxruntime-node";
 import { loadModel, translate } from "./onnx/translation.js";
 
 // A model: translate(text, { beamSize }) returns text, tokens, score, attention, probability, and the margin to the second-best.
 export async function load(folder) {
+  const ort = await import("onnxruntime-node").catch(() => { throw new Error("translate.mjs needs onnxruntime-node: npm install --ignore-scripts onnxruntime-node"); });
   const path = (name) => join(folder, name);
   const read = (name) => JSON.parse(readFileSync(path(name), "utf8"));
   const sha256 = (name) => createHash("sha256").update(readFileSync(path(name))).digest("hex");
@@ -30,7 +30,7 @@ export async function load(folder) {
 }
 
 async function search(model, line, beamSize) {
-  const output = await translate(model, line, { beamSize, nBest: beamSize > 1 ? 2 : 1 });
+  const output = await translate(model, line, { beamSize, nBest: beamSize > 1 ? 2 : 1, heads: false });
   return output.n_best ?? [output];
 }
 
@@ -48,14 +48,26 @@ function decode(line, index) { // null if it is not UTF-8; a byte order mark may
   }
 }
 
+async function* lines() { // of standard input, as they arrive, each byte as a character
+  let rest = "";
+  for await (const chunk of process.stdin.setEncoding("latin1")) {
+    const parts = (rest + chunk).split("\n");
+    rest = parts.pop();
+    yield* parts.map((line) => line.replace(/\r$/, ""));
+  }
+  if (rest) yield rest;
+}
+
 async function main() { // --confidence appends TAB probability TAB margin
   process.stdout.on("error", (error) => { if (error.code !== "EPIPE") console.error(`cannot write: ${error.message}`); process.exit(error.code === "EPIPE" ? 0 : 1); }); // EPIPE: the reader has gone
   const options = { "beam-size": { type: "string", default: "5" }, confidence: { type: "boolean", default: false } };
   const { values, positionals: [folder = dirname(fileURLToPath(import.meta.url))] } = parseArgs({ allowPositionals: true, options });
-  const { translate } = await load(folder), input = readFileSync(0, "latin1"); // bytes
-  for (const [index, bytes] of (input ? input.replace(/\r?\n$/, "").split(/\r?\n/) : []).entries()) {
-    const fail = ({ message }) => { throw new Error(`line ${index + 1}: ${message}`); };
-    const line = decode(Buffer.from(bytes, "latin1"), index) ?? fail({ message: "not UTF-8; convert the lines to UTF-8 first" });
+  const { translate } = await load(folder);
+  let number = 0;
+  for await (const bytes of lines()) {
+    number += 1;
+    const fail = ({ message }) => { throw new Error(`line ${number}: ${message}`); };
+    const line = decode(Buffer.from(bytes, "latin1"), number - 1) ?? fail({ message: "not UTF-8; convert the lines to UTF-8 first" });
     if (line.includes("\0")) fail({ message: "it contains NUL; convert the lines to UTF-8 first" });
     const { text, probability, margin } = await translate(line, { beamSize: Number(values["beam-size"]) }).catch(fail);
     console.log([text.replace(/[\t\r\n]/g, " "), ...(values.confidence ? [probability.toFixed(6), margin.toFixed(6)] : [])].join("\t"));

@@ -7,8 +7,13 @@ import os
 import sys
 from pathlib import Path
 
-import numpy as np
-import onnxruntime
+try:
+    import numpy as np
+    import onnxruntime
+except ImportError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"translate.py needs {error.name}: pip install numpy onnxruntime tokenizers")
 from tokens import BOS, EOS, PAD, UNK, Tokenizer
 
 MAX_TOKENS = 10_000
@@ -30,15 +35,19 @@ class Model:
         line = line[:-1].removesuffix("\r") if line.endswith("\n") else line
         key = self.source.normalize(self.source.parse(line)[0]).strip()
         found = [{"text": text, "log_prob": 0.0} for text in self.listed.get(key, [""] * (not key))]
-        return found[:n_best] or self.search(*self.source.encode(line), beam_size, n_best)
+        return found[:n_best] or self.search(line, beam_size, n_best)
 
-    def search(self, tokens, ids, beam_size, n_best):
+    def search(self, line, beam_size, n_best):
+        tokens, ids = self.source.encode(line)
+        beam_size = max(beam_size, n_best)
         if len(ids) > MAX_TOKENS:
             raise ValueError(f"a text has {len(ids)} tokens, above {MAX_TOKENS}; split the text")
         info, vocabulary = self.info, len(self.target.tokens)
-        names = self.target.tokens + [t for t in dict.fromkeys(tokens) if t not in self.target.ids]
+        features = len(self.source.features(line))  # which a model that copies tokens does not copy
+        copied = tokens[: len(tokens) - features]
+        names = self.target.tokens + [t for t in dict.fromkeys(copied) if t not in self.target.ids]
         known = {name: id for id, name in enumerate(names)} | self.target.ids
-        copies = [*map(known.get, tokens), EOS]  # for a model that copies source tokens
+        copies = [*map(known.get, copied), *[PAD] * features, EOS]
         limit = min(info["longest_target"], MAX_TOKENS) + 2 * len(copies)
         divisors = [((5 + n) / 6) ** info["length_penalty"] for n in range(limit + 2)]
         rows = run(self.encoder, {"source": [[*ids, EOS]], "lengths": [len(copies)]})
@@ -97,7 +106,8 @@ def main():
             line = data.decode("utf-8-sig" if number == 1 else "utf-8")
             if "\0" in line:
                 raise ValueError("it contains NUL; convert the lines to UTF-8 first")
-            outputs = model.translate(line, args.beam_size, 2 if args.confidence else 1)
+            n_best = 2 if args.confidence and args.beam_size > 1 else 1
+            outputs = model.translate(line, args.beam_size, n_best)
         except UnicodeDecodeError:
             raise ValueError(
                 f"line {number}: not UTF-8; convert the lines to UTF-8 first"

@@ -14,6 +14,7 @@ export class Bars {
     this.ablated = element("span", { class: "ablated-note" });
     this.node = element("div", {}, this.row, element("p", { class: "sum-line" }, this.sum, helpButton("sum", "sum of the weights"), this.ablated));
     this.draft = {}; // pins being dragged, not yet sent to the server
+    this.dragged = null; // the bar of the draft
   }
 
   render() {
@@ -57,7 +58,7 @@ export class Bars {
       return Math.min(1, Math.max(0, 1 - (event.clientY - box.top) / box.height));
     };
     track.addEventListener("pointerdown", (event) => {
-      if (!this.view.editable) return;
+      if (!this.view.editable || event.button !== 0) return;
       track.setPointerCapture(event.pointerId);
       event.preventDefault();
       track.focus();
@@ -74,6 +75,7 @@ export class Bars {
   }
 
   keydown(event, i) {
+    if (event.ctrlKey || event.altKey || event.metaKey) return;
     const weight = Number(event.currentTarget.getAttribute("aria-valuenow"));
     const changed = { ArrowUp: weight + 0.05, ArrowDown: weight - 0.05, Home: 0, End: 1, PageUp: weight + 0.2, PageDown: weight - 0.2 }[event.key];
     if (event.key === "Escape") this.cancel();
@@ -86,6 +88,8 @@ export class Bars {
 
   // Pin weight i; other pins of this step shrink where the sum would exceed 1.
   drag(i, requested) {
+    if (i !== this.dragged) this.commit(); // the change of another bar
+    this.dragged = i;
     const weight = Math.round(requested * 1000) / 1000;
     const others = { ...(this.view.latest.pins[this.view.step] ?? {}) };
     delete others[i];

@@ -1,6 +1,7 @@
 // The engine that computes in the browser, with ONNX Runtime in a worker. It offers neither `explain` nor `selfAttention`.
 
 const TOP_TOKENS = 8;
+const MAX_TOKENS = 500; // of a text, as in regard/serving/limits.py: the page draws every weight
 const MEGABYTE = 1e6;
 
 // `folders`: addresses of the models, `runtime` and `wasm`: of ONNX Runtime; `bytes`: the size of all that is loaded.
@@ -15,7 +16,7 @@ export async function open({ models, folders, runtime, wasm, bytes, max_beam_siz
   const texts = loaded.find((examples) => examples.length) ?? [""];
   const size = Math.min(5, maxBeamSize);
   const translate = (model, line, { beamSize, nBest }, interventions) =>
-    call("translate", model, line, { beamSize, nBest, topTokens: TOP_TOKENS }, interventions);
+    call("translate", model, line, { beamSize, nBest, topTokens: TOP_TOKENS, maxTokens: MAX_TOKENS }, interventions);
   const examples = await Promise.all(models.map((_, model) => translate(model, texts[0], { beamSize: size, nBest: size })));
   setStatus("");
   return {

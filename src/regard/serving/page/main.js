@@ -140,6 +140,7 @@ async function copy(address) {
   field.select();
   const copied = document.execCommand("copy");
   field.remove();
+  byId("copy-link").focus();
   return copied;
 }
 

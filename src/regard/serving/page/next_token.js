@@ -32,9 +32,12 @@ export class NextToken {
 
   async request(key, prefix) {
     const { view } = this;
-    const distribution = await view.page.engine.nextTokens(view.number, view.output.source, prefix).catch(() => null);
-    if (!distribution) return;
-    this.before.set(key, distribution);
+    try {
+      this.before.set(key, await view.page.engine.nextTokens(view.number, view.output.source, prefix));
+    } catch ({ message }) { // requested again at the next change
+      this.after.textContent = `The probabilities before the intervention are missing: ${message}`;
+      return;
+    }
     view.keepFocus(() => this.render());
   }
 
@@ -51,7 +54,7 @@ export class NextToken {
       element("th", { scope: "row" }, this.label(token, token === chosen)),
       before && cell(earlier, token, "before", before.length > 0),
       cell(after, token, before ? "after" : "", true));
-    const forced = view.step < view.interventions.prefix.length && view.rank === 0;
+    const forced = view.step < view.interventions.prefix.length;
     this.rows.replaceChildren(element("table", { style: { "--label": `${Math.min(120, Math.max(...widths) + 16)}px` } },
       element("caption", {}, forced ? "The token at this step is forced by the prefix." : ""),
       before && element("thead", {}, element("tr", {}, element("td"),

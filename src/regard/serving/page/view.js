@@ -152,11 +152,12 @@ export class View {
   }
 
   show(translation, rank = 0) {
-    this.bars.cancel();
-    this.translation = translation;
-    this.rank = rank;
-    this.output = { ...translation, ...(translation.n_best?.[rank] ?? {}) };
-    this.step = Math.min(this.step, Math.max(0, this.output.tokens.length - 1));
+    const output = { ...translation, ...(translation.n_best?.[rank] ?? {}) };
+    const step = Math.min(this.step, Math.max(0, output.tokens.length - 1));
+    // a change of a bar that has not been sent remains if it is for the same step of the same output
+    const context = ({ source_tokens: source, tokens }) => JSON.stringify([source, tokens.slice(0, step)]);
+    if (!this.output || step !== this.step || context(output) !== context(this.output)) this.bars.cancel();
+    Object.assign(this, { translation, rank, output, step });
     this.render();
     this.page.changed();
   }
@@ -194,6 +195,7 @@ export class View {
   }
 
   selectOutput(rank) {
+    this.bars.cancel();
     this.show(this.translation, rank);
   }
 

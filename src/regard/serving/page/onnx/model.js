@@ -13,9 +13,11 @@ export class Model {
     return new this.ort.Tensor(type, values, dims);
   }
 
-  // What `beamSearch` decodes: `step` and `select`. `ids` and `copies` include the end of the source.
-  async decoding({ ids, copies, pins, ablated }) {
-    const { layers, heads } = this.description;
+  // What `beamSearch` decodes: `step` and `select`. `ids` and `copies` include the end of the source. The weights of a
+  // step are those of all heads, as nested arrays, or with `averaged` the average over the heads of the displayed layer.
+  async decoding({ ids, copies, pins, ablated }, averaged = false) {
+    const { layers, heads, attention_layer: displayed } = this.description;
+    const weightsOf = (values) => averaged ? average(part({ data: values, dims: [layers] }, displayed), heads) : nested(values, [layers, heads, ids.length]);
     const mask = Uint8Array.from({ length: layers * heads }, (_, i) => Number(ablated.some(([layer, head]) => layer * heads + head === i)));
     const encoded = await this.encoder.run({
       source: this.tensor("int64", int64(ids), [1, ids.length]),
@@ -47,7 +49,7 @@ export class Model {
         states = Object.fromEntries(Object.entries(withPrefix(outputs, "next.")).map(([name, value]) => [name.replace("next.", "state."), value]));
         return tokens.map((_, row) => ({
           logProbs: part(outputs.log_probs, row),
-          weights: outputs.weights ? nested(part(outputs.weights, row), [layers, heads, ids.length]) : null,
+          weights: outputs.weights ? weightsOf(part(outputs.weights, row)) : null,
         }));
       },
       select: (rows) => {
@@ -75,6 +77,16 @@ const withPrefix = (tensors, prefix) => Object.fromEntries(Object.entries(tensor
 
 // The values of one row.
 const part = ({ data, dims: [count] }, row) => data.subarray((row * data.length) / count, ((row + 1) * data.length) / count);
+
+// The average of `count` rows of flat values.
+function average(values, count) {
+  const size = values.length / count;
+  return Float32Array.from({ length: size }, (_, i) => {
+    let total = 0;
+    for (let head = 0; head < count; head++) total += values[head * size + i];
+    return total / count;
+  });
+}
 
 // Flat values as nested arrays of this shape.
 export function nested(values, [count, ...rest]) {

@@ -1,16 +1,17 @@
 // One text and the interventions on its output, checked and tokenised, as in regard/request.py.
-import { EOS, UNK } from "./tokenizer.js";
+import { EOS, PAD, UNK } from "./tokenizer.js";
 
 const MAX_TOKENS = 10000;
 const TOLERANCE = 1e-6; // of the sum of pinned weights
 
-export function prepare({ description, source, target }, line, { pins = {}, prefix = [], ablated = [] }) {
+export function prepare({ description, source, target }, line, { pins = {}, prefix = [], ablated = [] }, maxTokens = MAX_TOKENS) {
   const encoding = source.encode(source.parse(line));
-  if (encoding.ids.length > MAX_TOKENS) throw new Error(`The text has ${encoding.ids.length} tokens, but at most ${MAX_TOKENS} can be translated; split the text.`);
-  const extraTokens = description.copying ? [...new Set(encoding.tokens.filter((token) => !target.ids.has(token)))] : [];
+  if (encoding.ids.length > maxTokens) throw new Error(`The text has ${encoding.ids.length} tokens, but at most ${maxTokens} can be translated; split the text.`);
+  const copied = encoding.tokens.slice(0, encoding.tokens.length - encoding.numFeatures); // no features
+  const extraTokens = description.copying ? [...new Set(copied.filter((token) => !target.ids.has(token)))] : [];
   const extra = new Map(extraTokens.map((token, i) => [token, target.entries.length + i]));
   const targetIds = (tokens) => tokens.map((token) => target.ids.get(token) ?? extra.get(token) ?? UNK);
-  const copies = description.copying ? [...targetIds(encoding.tokens), EOS] : null;
+  const copies = description.copying ? [...targetIds(copied), ...Array(encoding.numFeatures).fill(PAD), EOS] : null;
   const ids = [...encoding.ids, EOS];
   const limit = Math.min(description.longest_target, MAX_TOKENS) + 2 * ids.length + prefix.length;
   check(description, { pins, ablated }, limit, ids.length);

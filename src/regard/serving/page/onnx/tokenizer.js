@@ -53,12 +53,12 @@ export class Tokenizer {
     return this.normalize(text, this.document.lowercase).replace(OUTER_SPACES, "");
   }
 
-  // {ids, tokens, leftOut}, without BOS and EOS; unknown tokens keep their spelling.
+  // {ids, tokens, leftOut, numFeatures}, without BOS and EOS; unknown tokens keep their spelling, features are the last.
   encode({ text, features }) {
     const encoding = this.encodeText(this.trim(text));
     const tags = features === null ? [] : splitAtSpaces(this.normalize(features).replace(/[;|,]/g, " "));
     const tagIds = tags.map((tag) => this.featureIds.get(tag) ?? UNK);
-    return { ...encoding, ids: [...encoding.ids, ...tagIds], tokens: [...encoding.tokens, ...tags] };
+    return { ...encoding, ids: [...encoding.ids, ...tagIds], tokens: [...encoding.tokens, ...tags], numFeatures: tags.length };
   }
 
   encodeText(text) {

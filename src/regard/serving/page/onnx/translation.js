@@ -5,7 +5,6 @@ import { beamSearch, lengthNormalization } from "./search.js";
 import { EOS, Tokenizer, UNK } from "./tokenizer.js";
 import { splitAtSpaces } from "./words.js";
 
-const LENGTH_PENALTY = 1;
 const END = "</s>";
 const rounded = (value) => (Array.isArray(value) ? value.map(rounded) : Math.round(value * 1e6) / 1e6);
 
@@ -17,16 +16,17 @@ export async function loadModel(ort, description, encoderGraph, decoderGraph) {
   return { model: new Model(ort, encoder, decoder, description, target.entries.length), description, source, target };
 }
 
-// `trained`: the result of `loadModel`.
-export async function translate(trained, line, { beamSize, nBest, topTokens = 0 }, interventions = {}) {
-  const request = prepare(trained, line, interventions);
+// `trained`: the result of `loadModel`; `maxTokens`: the maximum length of the text; without `heads`, the outputs have no
+// `attention_heads`, which take memory.
+export async function translate(trained, line, { beamSize, nBest, topTokens = 0, maxTokens, heads = true }, interventions = {}) {
+  const request = prepare(trained, line, interventions, maxTokens);
   if (!splitAtSpaces(trained.source.parse(line).text).length) return blank(trained, line, nBest);
-  const decoding = await trained.model.decoding(request);
+  const decoding = await trained.model.decoding(request, !heads);
   const { limit, prefix } = request;
-  const { outputs, tree } = await beamSearch(decoding, { limit, beamSize, nBest, prefix, topTokens, lengthPenalty: LENGTH_PENALTY, attentionDelay: trained.description.attention_delay });
+  const { outputs, tree } = await beamSearch(decoding, { limit, beamSize, nBest, prefix, topTokens, lengthPenalty: trained.description.length_penalty, attentionDelay: trained.description.attention_delay });
   const size = trained.target.entries.length;
   const token = (id) => (id < size ? trained.target.entries[id] : request.extraTokens[id - size]);
-  const results = outputs.map((output) => result(trained, output, token));
+  const results = outputs.map((output) => result(trained, output, token, heads));
   const { encoding: { ids, tokens, leftOut } } = request;
   const unknown = tokens.filter((_, i) => ids[i] === UNK);
   return {
@@ -37,15 +37,15 @@ export async function translate(trained, line, { beamSize, nBest, topTokens = 0 
   };
 }
 
-function result({ description, target }, { ids, score, weights, tops, complete }, token) {
+function result({ description, target }, { ids, score, weights, tops, complete }, token, heads) {
   const tokens = ids.map(token);
-  const heads = description.layers ? rounded(weights) : null;
+  const averages = weights.map((step) => heads && step ? average(step[description.attention_layer]) : [...step ?? []]);
   return {
     text: target.detokenize(tokens), tokens, complete,
     score: rounded(score),
-    log_prob: rounded(score * lengthNormalization(ids.length + 1, LENGTH_PENALTY)),
-    attention: heads && weights.map((step) => rounded(average(step[description.attention_layer]))),
-    attention_heads: heads,
+    log_prob: rounded(score * lengthNormalization(ids.length + 1, description.length_penalty)),
+    attention: description.layers ? rounded(averages) : null,
+    attention_heads: description.layers && heads ? rounded(weights) : null,
     top_logprobs: tops.map((step) => step.map(({ id, logProb }) => ({ token: id === EOS ? null : token(id), log_prob: logProb }))),
   };
 }
