@@ -39,7 +39,7 @@ class Model:
 
     def search(self, line, beam_size, n_best):
         tokens, ids = self.source.encode(line)
-        beam_size = max(beam_size, n_best)
+        beam_size = max(beam_size, n_best) if beam_size > 1 else 1  # greedy search remains greedy
         if len(ids) > MAX_TOKENS:
             raise ValueError(f"a text has {len(ids)} tokens, above {MAX_TOKENS}; split the text")
         info, vocabulary = self.info, len(self.target.tokens)
@@ -106,8 +106,7 @@ def main():
             line = data.decode("utf-8-sig" if number == 1 else "utf-8")
             if "\0" in line:
                 raise ValueError("it contains NUL; convert the lines to UTF-8 first")
-            n_best = 2 if args.confidence and args.beam_size > 1 else 1
-            outputs = model.translate(line, args.beam_size, n_best)
+            outputs = model.translate(line, args.beam_size, 2 if args.confidence else 1)
         except UnicodeDecodeError:
             raise ValueError(
                 f"line {number}: not UTF-8; convert the lines to UTF-8 first"
