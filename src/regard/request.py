@@ -178,9 +178,10 @@ def prepare(
         if isinstance(written, str) and not forced:
             _require_known(start, copies)
         limit = longest + 2 * (len(encoding.ids) + 1) + len(start.ids)
+        content, features = split_source(text)
         # a blank text has an empty translation, whatever the interventions
-        pinned = by_step if split_source(text)[0].strip() else {}
-        source = Source(*split_source(text), encoding, start, pinned, limit, copies)
+        pinned = by_step if content.strip() else {}
+        source = Source(content, features, encoding, start, pinned, limit, copies)
         for step, weights in pinned.items():
             _check_pins(weights, step, source)
         sources.append(source)
