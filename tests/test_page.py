@@ -331,6 +331,30 @@ def test_next_tokens_before_and_after_an_intervention(page: Page, folders: list[
     assert _probabilities(view, ".before") == pytest.approx(before, abs=1e-4)
 
 
+def test_an_error_of_the_next_tokens_is_shown_at_its_own_step(page: Page) -> None:
+    held: list[Route] = []
+    page.route(
+        "**/api/translate",
+        lambda route: (
+            route.continue_() if route.request.post_data_json.get("tree") else held.append(route)
+        ),
+    )
+    view = _view(page)
+    view.locator(".track").first.focus()
+    page.keyboard.press("End")
+    while not held:
+        page.wait_for_timeout(10)
+    view.locator("input[type=range]").focus()
+    page.keyboard.press("ArrowRight")
+    while len(held) < 2:
+        page.wait_for_timeout(10)
+    for route, shown in zip(held, (False, True), strict=True):
+        route.fulfill(status=422, json={"error": "busy"})
+        page.wait_for_timeout(200)
+        text = view.locator(".next-token").text_content()
+        assert ("missing: busy" in text) is shown
+
+
 def test_a_next_token_can_be_forced(page: Page, folders: list[Path]) -> None:
     view = _view(page)
     token = view.locator(".next-token tr:not(.chosen) button.token").first

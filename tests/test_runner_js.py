@@ -156,6 +156,19 @@ def test_a_missing_package_is_named(
     assert len(result.stderr.splitlines()) == 1
 
 
+def test_a_package_that_cannot_be_loaded_is_not_called_missing(
+    exported: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(exported(0)[1], tmp_path / "out", symlinks=True)
+    (folder / "node_modules").unlink()
+    package = folder / "node_modules" / "onnxruntime-node"
+    package.mkdir(parents=True)
+    (package / "index.js").write_text('throw new Error("libc is too old\\nRequire stack: …")')
+    result = _command(folder, "a\n")
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "onnxruntime-node cannot be loaded: libc is too old\n"
+
+
 def test_the_length_penalty_is_that_of_the_folder(
     exported: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
 ) -> None:

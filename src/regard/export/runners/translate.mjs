@@ -9,7 +9,10 @@ import { loadModel, translate } from "./onnx/translation.js";
 
 // A model: translate(text, { beamSize }) returns text, tokens, score, attention, probability, and the margin to the second-best.
 export async function load(folder) {
-  const ort = await import("onnxruntime-node").catch(() => { throw new Error("translate.mjs needs onnxruntime-node: npm install --ignore-scripts onnxruntime-node"); });
+  const ort = await import("onnxruntime-node").catch(({ code, message }) => {
+    const missing = code === "ERR_MODULE_NOT_FOUND";
+    throw new Error(missing ? "translate.mjs needs onnxruntime-node: npm install --ignore-scripts onnxruntime-node" : `onnxruntime-node cannot be loaded: ${message.split("\n")[0]}`);
+  });
   const path = (name) => join(folder, name);
   const read = (name) => JSON.parse(readFileSync(path(name), "utf8"));
   const sha256 = (name) => createHash("sha256").update(readFileSync(path(name))).digest("hex");

@@ -10,6 +10,7 @@ export class NextToken {
     this.view = view;
     this.subject = element("p", { class: "hint" });
     this.rows = element("div");
+    this.key = null; // of the distribution that is shown
     this.after = element("p", { class: "hint" });
     this.node = panel("Next token", { help: "next-token", name: "next-token" }, this.subject, this.rows, this.after);
     this.before = new Map(); // distributions without interventions, by text and output so far
@@ -23,7 +24,7 @@ export class NextToken {
     if (!distribution) return;
     const prefix = output.tokens.slice(0, step);
     this.subject.textContent = `What the model predicts after “${["<s>", ...prefix.slice(-3).map(displayToken)].slice(prefix.length > 3 ? 1 : 0).join(" ")}”. Click a token to force it.`;
-    const key = JSON.stringify([output.source, prefix]);
+    const key = this.key = JSON.stringify([output.source, prefix]);
     const changed = changesDistribution(interventions, step);
     this.show(distribution, changed ? this.before.get(key) ?? [] : null);
     this.showEnd();
@@ -35,7 +36,7 @@ export class NextToken {
     try {
       this.before.set(key, await view.page.engine.nextTokens(view.number, view.output.source, prefix));
     } catch ({ message }) { // requested again at the next change
-      this.after.textContent = `The probabilities before the intervention are missing: ${message}`;
+      if (key === this.key) this.after.textContent = `The probabilities before the intervention are missing: ${message}`;
       return;
     }
     view.keepFocus(() => this.render());
