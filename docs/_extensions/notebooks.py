@@ -20,7 +20,7 @@ from nbclient import NotebookClient
 from sphinx.application import Sphinx
 
 FIGURE = "*The page of this lesson in the documentation has an interactive figure here.*"
-INSTALL = "# %pip install regard  # remove the first # to install the package"
+INSTALL = "# %pip install /path/to/checkout  # remove the first # to install regard from a checkout"
 LINK = """<p class="notebook"><a href="{name}.ipynb" download>Download this lesson as a notebook</a></p>"""
 RUN_BY_THE_BUILD = "02_three_steps"
 
