@@ -1028,6 +1028,36 @@ def test_dropout_under_vmap(score: str, need_weights: bool) -> None:
     assert torch.equal(same[0], same[1])
 
 
+def test_gradients_of_single_items_with_dropout() -> None:
+    layer = Attention("additive", query_dim=4, dropout=0.1).train()
+    rows = torch.randn(2, 900, 4)  # computed in blocks
+
+    def total(query: Tensor) -> Tensor:
+        return layer(query[None], query[None]).context.sum()
+
+    torch.manual_seed(0)
+    together = torch.vmap(torch.func.grad(total), randomness="different")(rows)
+    torch.manual_seed(0)
+    single = torch.stack([torch.func.grad(total)(row) for row in rows])
+    assert_close(together, single, 1e-5)
+
+
+def test_second_derivatives_with_a_mask_of_another_dtype() -> None:
+    layer = Attention("additive", query_dim=4)
+    query, key = torch.randn(1, 2100, 4, requires_grad=True), torch.randn(1, 512, 4)
+    mask = torch.randn(2100, 512, dtype=torch.float64)  # computed in blocks
+
+    def gradient(query: Tensor, mask: Tensor) -> Tensor:
+        total = layer(query, key, attn_mask=mask).context.square().sum()
+        return torch.autograd.grad(total, query, create_graph=True)[0]
+
+    actual, expected = gradient(query, mask), gradient(query, mask.float())
+    assert_close(actual, expected, 1e-5)
+    assert_all_close(
+        torch.autograd.grad(actual.sum(), query), torch.autograd.grad(expected.sum(), query), 1e-5
+    )
+
+
 @pytest.mark.parametrize("score", [*SCORES])
 def test_layers_on_meta_tensors_and_fake_tensors(score: str, unchecked: None) -> None:
     def check_shapes() -> None:

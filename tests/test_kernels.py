@@ -584,6 +584,30 @@ def test_a_traced_graph_computes_with_other_inputs(workspace: int, tracer: str) 
         assert_all_close(traced(*inputs), _gradients_of(total, inputs), 1e-13)
 
 
+def _prepared(a: Tensor, b: Tensor, v: Tensor, values: Tensor) -> Tensor:
+    return additive.attend(a, additive.prepare_keys(b), v, values).context
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("tracer", [make_fx, lambda call: lambda *x: torch.jit.trace(call, x)])
+def test_prepared_keys_are_traced(tracer: Any) -> None:
+    traced = tracer(_prepared)(*_detached((2, 3, 5, 7, 4)))
+    inputs = _detached((2, 3, 5, 7, 4))
+    assert_close(traced(*inputs), _prepared(*inputs), 1e-13)
+
+
+def test_prepared_keys_are_transformed() -> None:
+    inputs = _detached((2, 3, 5, 7, 4))
+    single = torch.vmap(_prepared, in_dims=(0, 0, None, 0))(
+        inputs[0][:, None], inputs[1][:, None], inputs[2], inputs[3][:, None]
+    )
+    assert_close(single[:, 0], _prepared(*inputs), 1e-13)
+    grad = torch.func.grad(lambda *x: _prepared(*x).sin().sum(), (0, 1, 2, 3))
+    assert_all_close(grad(*inputs), _gradients_of(_total(1 << 24), inputs), 1e-13)
+    with FakeTensorMode():
+        assert _prepared(*_detached((2, 3, 5, 7, 4))).shape == (2, 3, 4)
+
+
 def _detached(sizes: tuple[int, ...]) -> list[Tensor]:
     return [tensor.detach() for tensor in _inputs(sizes)]
 

@@ -89,6 +89,20 @@ def test_first_and_second_derivatives(name: str) -> None:
     assert torch.autograd.gradgradcheck(score, inputs, fast_mode=True)
 
 
+def test_derivatives_of_cosine_at_zero_vectors() -> None:
+    score, (query, key) = _score("cosine"), _rows("cosine")
+    query = query.detach().requires_grad_()
+    rows = torch.cat([torch.zeros_like(key[:, :1]), key.detach()[:, 1:]], dim=1).requires_grad_()
+    total = score(query, rows).square().sum()
+    first = torch.autograd.grad(total, [query, rows], create_graph=True)
+    second = torch.autograd.grad(sum(x.square().sum() for x in first), [query, rows])
+    without = score(query, rows[:, 1:]).square().sum()
+    expected = torch.autograd.grad(without, [query, rows], create_graph=True)
+    expected_second = torch.autograd.grad(sum(x.square().sum() for x in expected), [query, rows])
+    assert_all_close(first, expected, 1e-12)
+    assert_all_close(second, expected_second, 1e-12)
+
+
 @pytest.mark.parametrize("name", SCORES)
 def test_a_score_depends_only_on_its_query_and_key(name: str) -> None:
     score, (query, key) = _score(name), _rows(name)
@@ -103,6 +117,15 @@ def test_scores_by_name_and_alias(name: str) -> None:
     score = make_score(name, query_dim=5, key_dim=5, hidden_dim=7)
     assert type(score) is KINDS[find_score(name).name]
     assert score(torch.randn(2, 4, 5), torch.randn(2, 6, 5)).shape == (2, 4, 6)
+
+
+@pytest.mark.parametrize("name", ["dot", "scaled_dot", "cosine"])
+def test_scores_without_parameters_need_no_query_dim(name: str) -> None:
+    assert make_score(name, key_dim=5)(torch.randn(2, 4, 5), torch.randn(2, 6, 5)).shape == (
+        2,
+        4,
+        6,
+    )
 
 
 def test_names() -> None:

@@ -19,7 +19,10 @@ StepFunction = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
 
 
 def gru_step(inputs: Tensor, recurrent: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Compute one step of the GRU of Cho et al. 2014 (arXiv:1406.1078), as in `torch.nn.GRU`."""
+    """Compute one step of the GRU of Cho et al. 2014 (arXiv:1406.1078), in the form of `torch.nn.GRU`.
+
+    The reset gate multiplies the product of U and the state; in the paper, it multiplies the state.
+    """
     width = 2 * state[0].shape[-1]
     reset, update = torch.sigmoid(inputs[:, :width] + recurrent[:, :width]).chunk(2, dim=-1)
     new = torch.tanh(inputs[:, width:] + reset * recurrent[:, width:])

@@ -150,7 +150,9 @@ def _unit_rows(rows: Tensor) -> Tensor:
     # keeps squares of elements of any magnitude in range, and does not change the direction
     largest = rows.detach().abs().amax(-1, keepdim=True)
     zero = largest == 0
-    return functional.normalize(rows / largest.masked_fill(zero, 1), dim=-1).masked_fill(zero, 0)
+    # the norm of a zero vector has no second derivative
+    rows, largest = rows.masked_fill(zero, 1), largest.masked_fill(zero, 1)
+    return functional.normalize(rows / largest, dim=-1).masked_fill(zero, 0)
 
 
 class Bilinear(InnerProductScore):
@@ -349,7 +351,7 @@ def make_score(
     entry = find_score(name)
     check_widths(query_dim=query_dim, key_dim=key_dim, hidden_dim=hidden_dim)
     key_dim = query_dim if key_dim is None else key_dim
-    if entry.equal_widths and query_dim != key_dim:
+    if entry.equal_widths and query_dim is not None and query_dim != key_dim:
         raise ShapeError(
             f"score {entry.name} needs queries and keys of equal width, got query_dim={query_dim} and "
             f"key_dim={key_dim}; project one of them, or use bilinear, additive or concat"

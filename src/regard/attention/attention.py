@@ -33,6 +33,7 @@ from regard.scores import (
     make_score,
     shape,
 )
+from regard.setting_checks import is_number
 
 
 class AttentionOutput(NamedTuple):
@@ -62,8 +63,10 @@ class Attention(nn.Module):
         query_dim, key_dim, hidden_dim, **options: arguments for `make_score`, if `score` is a name.
 
     With softmax, all named scores except `additive` and `concat` use `scaled_dot_product_attention`
-    unless weights are requested; the additive and concat scores are computed in bounded memory,
-    forward and backward.
+    unless weights are requested. On the CPU, it has no second derivatives: request the weights, or
+    use it within `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`. The additive and concat scores
+    are computed in bounded memory, forward and backward; an `attn_mask` adds one byte for each of the
+    B L T pairs, and with padding another.
 
     Raises:
         ConfigError: the score, the normaliser or an option is unknown, a width is missing, or the
@@ -90,12 +93,11 @@ class Attention(nn.Module):
             check_no_options(score, widths, options)
         if normalizer not in NORMALIZERS:
             raise not_one_of("normalizer", normalizer, NORMALIZERS)
-        is_number = isinstance(dropout, int | float)  # pyright: ignore[reportUnnecessaryIsInstance]
-        if not (is_number and 0 <= dropout < 1):
-            raise ConfigError(f"dropout must lie in [0, 1), got {dropout!r}")
+        if not (is_number(dropout) and 0 <= float(dropout) < 1):
+            raise ConfigError(f"dropout must be a number in [0, 1), got {dropout!r}")
         self.score = score
         self.normalizer = normalizer
-        self.dropout = dropout
+        self.dropout = float(dropout)
 
     def forward(
         self,
@@ -126,7 +128,7 @@ class Attention(nn.Module):
             need_weights: return the weights too.
 
         Returns:
-            The context (B, L, Dv), and the weights (B, L, T) or None. A query whose keys are all
+            The context (B, L, Dv), and the weights (B, L, T) or None. A finite query whose keys are all
             masked gets a zero context, zero weights and zero gradients. The content of padded
             positions, including NaN and infinities, affects neither the output nor the gradients.
             If a key or value contains NaN or infinities and `attn_mask` masks it for only some of

@@ -12,9 +12,10 @@ class LocalWindow(nn.Module):
 
     Luong et al. 2015 (arXiv:1508.04025), section 3.2. `local-m` is monotonic: p_t = t, but at most the
     last source position. `local-p` predicts p_t = (S - 1) sigmoid(v . tanh(W s_t)), where S is the
-    length of the source, and favours positions near p_t with a Gaussian, sigma = radius / 2. Here the
-    logarithm of the Gaussian, -(i - p_t)^2 / (2 sigma^2), is added to the scores, so that the weights
-    still sum to 1; in the paper, the Gaussian multiplies the weights.
+    length of the source, and favours positions near p_t with a Gaussian, sigma = radius / 2. In the
+    paper (eq. 9 and 10), the factor is S instead of S - 1, which is the last position here, and the
+    Gaussian multiplies the weights. Here its logarithm, -(i - p_t)^2 / (2 sigma^2), is added to the
+    scores, so that the weights still sum to 1.
 
     Args:
         kind: `local-m` or `local-p`.

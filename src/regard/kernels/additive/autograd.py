@@ -22,7 +22,7 @@ from regard.kernels.additive import blocks, dispatch
 from regard.kernels.additive.blocks import Arguments
 from regard.kernels.dropout import dropout_mask
 from regard.kernels.normalizers import normalize
-from regard.kernels.weighted_sum import in_forward_mode, without_autocast
+from regard.kernels.weighted_sum import finite_bias, in_forward_mode, without_autocast
 
 _torch: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 
@@ -179,13 +179,11 @@ def _pairwise_attention(options: tuple[Any, ...], *tensors: Any) -> list[Tensor]
     a, b, v, values, masked, bias, _, seed, normalizer, dropout, _ = arguments
     pairs = _pairwise_scores(blocks.flatten(a), blocks.flatten(b), v)[0]
     pairs = pairs.view(*a.shape[:-1], b.shape[-2])
+    if bias is not None:
+        bias = finite_bias(bias, pairs.dtype).to(pairs.dtype)
     weights = normalize(pairs if bias is None else pairs + bias, masked, normalizer)
     if seed is not None:
-        generator = torch.Generator(a.device).manual_seed(int(seed))
-        mask = torch.empty_like(weights)
-        for block in arguments.partition():
-            mask[block] = dropout_mask(weights[block], dropout, generator)
-        weights = weights * mask
+        weights = weights * _DropoutMask.apply(seed, weights, arguments.partition(), dropout)
     total = log_sum_exp(pairs, masked, bias) if normalizer == "softmax" else pairs[..., 0] * 0
     return [weights @ values, total]
 
@@ -216,10 +214,10 @@ def _differentiable_backward(
 def _loop_over_batch(call: Callable[..., Any]) -> Any:
     """Return the `vmap` rule for a call: a loop over the batch."""
 
-    def rule(info: Any, axes: tuple[int | None, ...], *inputs: Any) -> tuple[Any, Any]:
+    def rule(info: Any, axes: tuple[Any, ...], *inputs: Any) -> tuple[Any, Any]:
         def item(index: int) -> list[Any]:
             pairs = zip(inputs, axes, strict=True)
-            return [x if axis is None else x.select(axis, index) for x, axis in pairs]
+            return [x.select(axis, index) if isinstance(axis, int) else x for x, axis in pairs]
 
         outputs = [call(*item(index)) for index in range(info.batch_size)]
         if isinstance(outputs[0], Tensor):
@@ -227,6 +225,33 @@ def _loop_over_batch(call: Callable[..., Any]) -> Any:
         return tuple(map(torch.stack, zip(*outputs, strict=True))), (0,) * len(outputs[0])
 
     return staticmethod(rule)
+
+
+class _DropoutMask(torch.autograd.Function):
+    """The factors of dropout that belong to a seed, which `torch.vmap` may have batched."""
+
+    @staticmethod
+    def forward(
+        seed: Tensor, weights: Tensor, partition: list[tuple[slice, ...]], dropout: float
+    ) -> Tensor:
+        generator = torch.Generator(weights.device).manual_seed(int(seed))
+        mask = torch.empty_like(weights)
+        for block in partition:
+            mask[block] = dropout_mask(weights[block], dropout, generator)
+        return mask
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, ...]:
+        return None, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+        call: Callable[..., Any] = _DropoutMask.apply
+        return _loop_over_batch(call)(info, in_dims, *inputs)
 
 
 scores = scores_forward.with_gradients(

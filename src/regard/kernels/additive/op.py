@@ -55,7 +55,7 @@ class AdditiveKeys:
 def prepare_keys(b: Float[Tensor, "*n T D"]) -> AdditiveKeys:
     """Precompute what `scores` and `attend` need from keys that many calls share."""
     b = to_compute_dtype(b)
-    if torch.compiler.is_compiling():
+    if autograd.needs_dispatcher([b]):  # kernels read and write memory that a trace does not see
         return AdditiveKeys(b)
     return AdditiveKeys(b, dispatch.prepare_keys(b.detach()))
 
