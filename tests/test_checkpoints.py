@@ -522,6 +522,15 @@ def test_files_of_another_run_with_equal_shapes_are_refused(complete: Path, tmp_
         regard.train(Config(out=str(out)), PAIRS, DEV, resume=True)
 
 
+def test_training_on_the_cpu_asks_no_gpu_for_its_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("a GPU was initialised")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_rng_state", refuse)
+    assert [*checkpoints.generator_states(torch.device("cpu"))] == ["cpu"]
+
+
 @pytest.mark.parametrize(
     ("settings", "cause"),
     [
@@ -671,16 +680,18 @@ def test_the_generator_of_an_apple_gpu_is_restored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, restored = torch.arange(44, dtype=torch.uint8), list[torch.Tensor]()
-    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
     monkeypatch.setattr("torch.mps.get_rng_state", lambda: state)
     monkeypatch.setattr("torch.mps.set_rng_state", restored.append)
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.Adam(model.parameters())
     description = {"schedule": {"update": 1}}
-    checkpoints.save(tmp_path, model, optimizer, description, [checkpoints.generator_states()])
+    gpu, cpu = torch.device("mps"), torch.device("cpu")
+    states = [checkpoints.generator_states(gpu)]
+    checkpoints.save(tmp_path, model, optimizer, description, states)
     checkpoint, _ = checkpoints.load(tmp_path)
     assert checkpoint is not None
-    checkpoints.restore(checkpoint, model, optimizer, None)
+    checkpoints.restore(checkpoint, model, optimizer, None, gpu)
+    checkpoints.restore(checkpoint, model, optimizer, 0, cpu)
     assert not restored
-    checkpoints.restore(checkpoint, model, optimizer, 0)
+    checkpoints.restore(checkpoint, model, optimizer, 0, gpu)
     assert [tensor.tolist() for tensor in restored] == [state.tolist()]

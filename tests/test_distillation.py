@@ -171,6 +171,9 @@ def test_a_student_is_trained_on_targets_and_outputs(
     with_targets.write_text("b b a\nc d\td c\n")
     assert main([*command, f"--unlabelled={with_targets}"]) == 1
     assert f"{with_targets}, line 2: more columns than" in capsys.readouterr().err
+    with_targets.write_text("b b a\na" + "\u0301" * 1001 + "\n")
+    assert main([*command, f"--unlabelled={with_targets}"]) == 1
+    assert f"{with_targets}, line 2: more than 1,000 combining" in capsys.readouterr().err
     assert main([*command, "--beam-size=0"]) == 1
     assert "beam_size must be at least 1" in capsys.readouterr().err
     assert not out.exists()

@@ -475,10 +475,13 @@ def test_members_are_resumed_with_the_seeds_that_they_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out, plans = tmp_path / "all", list[dict[str, Any]]()
-    (out / "members").mkdir(parents=True)
-    for index, seed in enumerate((5, 8)):
-        plan = {"training": {"seed": seed}, "data": {"dev_seed": 5}}
-        (out / "members" / f"{index}.yaml").write_text(json.dumps(plan))
+
+    def begin() -> None:
+        plans.clear()
+        (out / "members").mkdir(parents=True)
+        for index, seed in enumerate((5, 8)):
+            plan = {"training": {"seed": seed}, "data": {"dev_seed": 5}}
+            (out / "members" / f"{index}.yaml").write_text(json.dumps(plan))
 
     def check(commands: list[list[str]], *_: object) -> None:
         files = [Path(each[0].removeprefix("--config=")) for each in commands]
@@ -486,8 +489,15 @@ def test_members_are_resumed_with_the_seeds_that_they_have(
         raise JobError("checked")
 
     monkeypatch.setattr("regard.cli.members._run", check)
+    begin()
     assert train(out, "--members=3", "--resume") == 1
     assert [plan["training"]["seed"] for plan in plans] == [5, 8, 7]
+    assert [plan["data"]["dev_seed"] for plan in plans] == [5, 5, 5]
+    begin()
+    own = ["--member=", "--member=training.seed=8", "--member=training.seed=11"]
+    assert train(out, "--resume", *own) == 1
+    seeds = [plan["training"]["seed"] for plan in plans]
+    assert seeds == [5, 8, 11]  # an existing member and one that is added have seeds of their own
     assert [plan["data"]["dev_seed"] for plan in plans] == [5, 5, 5]
 
 

@@ -226,3 +226,12 @@ def test_the_setting_that_ends_a_run_is_named() -> None:
     assert early.ending() == "training.patience above 2"
     early.validated(2.0, 0.0)  # the best so far, in the cooldown
     assert early.ending() == "training.patience above 2"
+    slow = schedule(max_updates=100, max_minutes=1.0, cooldown=0.4, patience=1)
+    slow.advance(17.0)
+    for value in (1.0, 0.5):
+        slow.validated(value, 0.0)
+    assert slow.ends_early
+    slow.advance(43.0)  # the rest of the time, before the cooldown has ended
+    assert slow.over()
+    assert not slow.ends_early
+    assert slow.ending() == "training.max_minutes"

@@ -22,9 +22,9 @@ from accelerate import Accelerator
 from safetensors.torch import load_file
 
 import regard
-from regard import checkpoints
+from regard import checkpoints, trainer
 from regard.config import Config, ModelConfig, TextConfig, TrainingConfig
-from regard.errors import ConfigError
+from regard.errors import ConfigError, Interrupted
 from regard.kernels.compilation import _spent, compile_seconds, compiling
 from regard.progress import Progress
 from regard.trainer import Trainer
@@ -66,6 +66,47 @@ def _config(out: Path, model: dict[str, object] | None = None, **settings: objec
 
 def _metrics(out: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_resumed_run_keeps_its_command_and_its_displayed_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "model"
+    monkeypatch.setattr("regard.training.layer_agreements", lambda *_: [0.9, 0.1])
+    regard.train(_config(out, TRANSFORMER), PAIRS, DEV, command="regard train …")
+    assert regard.Translator.load(out, "cpu").attention_layer == 0
+    monkeypatch.setattr("regard.trainer.Trainer._update", _interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        regard.train(_config(out, max_updates=40), PAIRS, DEV, resume=True, command="other")
+    assert regard.Translator.load(out, "cpu").attention_layer == 0
+    monkeypatch.undo()
+    regard.train(Config(out=str(out)), PAIRS, DEV, resume=True, command="regard train --resume")
+    assert "    regard train …\n" in (out / "README.md").read_text()
+    assert "--resume" not in (out / "README.md").read_text()
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_signal_after_the_last_update_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, tracking = tmp_path / "model", trainer.tracking
+
+    @contextlib.contextmanager
+    def slow(*arguments: Any) -> Generator[None]:
+        with tracking(*arguments):
+            yield
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(trainer, "tracking", slow)
+    with pytest.raises(Interrupted):
+        regard.train(_config(out), PAIRS, DEV)
+    monkeypatch.undo()
+    assert not (out / "README.md").exists()
+    regard.train(Config(out=str(out)), PAIRS, DEV, resume=True)
+    assert (out / "README.md").exists()
 
 
 def test_a_folder_holds_every_documented_file(tmp_path: Path) -> None:

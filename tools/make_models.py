@@ -128,7 +128,10 @@ def write(name: str, trained_folder: Path, data: Path, out: Path, options: Seque
     files = dict(zip(("train", "dev"), recipe.files, strict=True))
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, **files))
     texts = {name: getattr(recipe, name) for name in ("description", "attribution")}
-    metadata = {**trained.metadata, **texts, "examples": list(recipe.examples)}
+    command = shlex.join([*train_command(name, options), "--out", name])
+    metadata = {
+        **trained.metadata, **texts, "command": command, "examples": list(recipe.examples)
+    }  # fmt: skip
     trained = dataclasses.replace(trained, config=config, metadata=metadata)
     round_weights(trained.model, "int8")
 
@@ -141,8 +144,7 @@ def write(name: str, trained_folder: Path, data: Path, out: Path, options: Seque
         shutil.copy(NOTICES / recipe.notice, folder / "NOTICE")
     history = read_history(folder)
     metric = next(name for name in (*METRICS, "loss") if name in history[-1])
-    command = shlex.join([*train_command(name, options), "--out", name])
-    model_card.write(folder, trained, history, metric, command, [_dev_figures(name, folder, data)])
+    model_card.write(folder, trained, history, metric, [_dev_figures(name, folder, data)])
 
 
 def _dev_figures(name: str, folder: Path, data: Path) -> str:

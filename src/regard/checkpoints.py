@@ -80,13 +80,12 @@ def locked(folder: Path) -> Generator[None]:
                 replace_links(path.parent.glob("*.safetensors"))
             yield
         finally:
-            if _is_held(path) and holds_only_lock(
-                folder
-            ):  # nothing was saved: restore the previous state
-                path.unlink()
-                path.parent.rmdir()
-                if is_new:
-                    folder.rmdir()
+            if _is_held(path) and holds_only_lock(folder):  # nothing was saved
+                with contextlib.suppress(OSError):  # another process may begin to use the folder
+                    path.unlink()
+                    path.parent.rmdir()
+                    if is_new:
+                        folder.rmdir()
             _held.pop(path, None)
 
 
@@ -147,12 +146,12 @@ def has_training(folder: Path) -> bool:
     return has_begun and "README.md" not in names  # the model card of a complete run
 
 
-def generator_states() -> dict[str, Tensor]:
-    """Return the states of the random generators of this process."""
+def generator_states(device: torch.device) -> dict[str, Tensor]:
+    """Return the states of the random generators of this process: that of the CPU and of its device."""
     states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    if torch.backends.mps.is_available():
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    if device.type == "mps":
         states["mps"] = torch.mps.get_rng_state()
     return states
 
@@ -208,9 +207,15 @@ def load(folder: str | Path) -> tuple[Checkpoint | None, list[str]]:
 
 
 def restore(
-    checkpoint: Checkpoint, model: nn.Module, optimizer: Optimizer, rank: int | None
+    checkpoint: Checkpoint,
+    model: nn.Module,
+    optimizer: Optimizer,
+    rank: int | None,
+    device: torch.device,
 ) -> None:
     """Restore model, optimiser and the generators of process `rank`, or no generators if it is None.
+
+    Of the generators of accelerators, only that of `device` is restored.
 
     Raises:
         FolderError: the tensors do not match the model and the optimiser.
@@ -230,11 +235,11 @@ def restore(
         raise FolderError(f"{checkpoint.path} is damaged ({error}); train again") from None
     if rank is None:
         return
-    cuda, mps = (tensors.get(_generators(rank) + kind) for kind in ("cuda", "mps"))
-    if cuda is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(cuda)
-    if mps is not None and torch.backends.mps.is_available():
-        torch.mps.set_rng_state(mps)
+    state = tensors.get(_generators(rank) + device.type)
+    if state is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    if state is not None and device.type == "mps":
+        torch.mps.set_rng_state(state)
 
 
 def _generators(rank: int) -> str:

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import random
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -302,13 +302,18 @@ def _hold_out(
     return parsed.select(train), parsed.select(dev)._replace(name=name)
 
 
-def _ids(examples: Iterable[Example]) -> list[tuple[Any, ...]]:
-    """Return the ids of every example, with `copies` and `links` only where there are any."""
-    return [tuple(part for part in e if part not in ((), None)) for e in examples]
+def _ids(examples: Iterable[Example]) -> Iterator[tuple[Any, ...]]:
+    """Yield the ids of every example, with `copies` and `links` only where there are any."""
+    return (tuple(part for part in e if part not in ((), None)) for e in examples)
 
 
-def _hash(values: list[Any]) -> str:
-    return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+def _hash(values: Iterable[Any]) -> str:
+    """Return a hash of the list of these values, without holding its text in memory."""
+    digest = hashlib.sha256(b"[")
+    for index, value in enumerate(values):
+        digest.update(f"{', ' if index else ''}{value!r}".encode())
+    digest.update(b"]")
+    return digest.hexdigest()[:16]
 
 
 def _by_length(line: str) -> tuple[int, str]:

@@ -32,17 +32,16 @@ def write(
     trained: model_folder.TrainedModel,
     history: list[dict[str, Any]],
     metric: str,
-    command: str | None,
     notes: Sequence[str] = (),
 ) -> None:
     """Write the model card of a trained model into its folder.
 
     Args:
         out: the model folder; the text of its NOTICE, if there is one, is part of the card.
-        trained: the model; `description` and `attribution` in its metadata, if present, are part of the card.
+        trained: the model; `command`, `description` and `attribution` in its metadata, if present, are part
+            of the card.
         history: the validations of its training.
         metric: the metric that selected the best weights.
-        command: the command that trained it.
         notes: further properties, one line each.
     """
     config, metadata = trained.config, trained.metadata
@@ -65,7 +64,8 @@ def write(
             f"{best[metric]:.2f} (greedy), dev loss {best['dev_loss']:.3f}"
         )
     lines += [f"- {note}" for note in notes]
-    lines += ["", "Trained with", "", f"    {command or 'regard.train(config), see config.json'}"]
+    if "command" in metadata:
+        lines += ["", "Trained with", "", f"    {metadata['command']}"]
     example = shlex.quote(next(iter(metadata.get("examples", ())), "some text"))
     lines += [
         "",

@@ -36,7 +36,7 @@ _TOKENIZERS = ("source.json", "target.json")
 _NOT_SETTINGS = ("format", "regard", "sha256")
 """What config.json contains besides the settings and the metadata."""
 
-_SENTENCES = ("warning", "description", "attribution")
+_SENTENCES = ("warning", "description", "attribution", "command")
 """Metadata that are texts for the user."""
 
 

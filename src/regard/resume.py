@@ -1,8 +1,9 @@
 """The starting point of a training run: new weights, a checkpoint of the run, or another model."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -37,8 +38,9 @@ class StartingPoint(NamedTuple):
     """Identity of the run that is resumed; None for a new run and for runs of earlier versions."""
     notes: tuple[str, ...] = ()
     """Messages for the user."""
-    attribution: str | None = None
-    """Origin of the data that the weights were trained on before, if it must be stated."""
+    metadata: Mapping[str, Any] = MappingProxyType({})
+    """Stored metadata that remain true: `attribution`, the origin of the data that the weights were trained
+    on before, and, of a resumed run, its command and the layer whose attention is displayed."""
     notice: Path | None = None
     """The licence of these data, if it must be passed on with the model."""
 
@@ -73,9 +75,9 @@ def starting_point(
             notes.append(f"init_from {init_from} is not used, because the run has already begun")
         if tokenizers_from is not None:
             _require_equal_tokenizers(stored, out, tokenizers_from)
-        origin = stored.metadata.get("attribution")
+        kept = _kept(stored, "attribution", "attention_layer", "command")
         tokenizers = (stored.source, stored.target)
-        return StartingPoint(config, tokenizers, None, checkpoint, run, (*notes, *changes), origin)
+        return StartingPoint(config, tokenizers, None, checkpoint, run, (*notes, *changes), kept)
     if init_from is not None and tokenizers_from is not None:
         raise ConfigError(
             "init_from supplies the tokenizers; leave out tokenizers_from, or init_from"
@@ -90,7 +92,7 @@ def starting_point(
             config,
             (stored.source, stored.target),
             stored.model.state_dict(),
-            attribution=stored.metadata.get("attribution"),
+            metadata=_kept(stored, "attribution"),
             notice=notice if notice.is_file() else None,
         )
     if tokenizers_from is not None:
@@ -99,6 +101,10 @@ def starting_point(
         config = _with_stored(config, stored, {"source": (), "target": ()}, where)
         return StartingPoint(config, (stored.source, stored.target))
     return StartingPoint(config)
+
+
+def _kept(stored: TrainedModel, *names: str) -> dict[str, Any]:
+    return {name: stored.metadata[name] for name in names if name in stored.metadata}
 
 
 def _with_stored(

@@ -131,7 +131,8 @@ class Schedule:
     @property
     def ends_early(self) -> bool:
         """Whether the run ends before its budget does, because the metric stopped improving."""
-        return self.cooldown is not None and self.cooldown.end_update is not None
+        early = self.cooldown is not None and self.cooldown.end_update is not None
+        return early and self.used() < 1
 
     def ending(self) -> str:
         """Return the setting to increase for a longer run, and by how much if that is not evident."""

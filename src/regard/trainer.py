@@ -6,9 +6,9 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -130,8 +130,9 @@ class Trainer:
             signals.collected(repeat_raises=self.job.processes == 1) as received,
             tracking(self.accelerator, self.trained.config),
         ):
+            self.statistics.restart_clock()
+            started = _clock()
             for batches in self._updates():
-                started = _clock()
                 self._update(batches)
                 # the clock of the main process is decisive
                 seconds = [_clock() - started, time.monotonic() - self._saved]
@@ -144,15 +145,15 @@ class Trainer:
                     self._validate(progress)
                 elif unsaved >= _SECONDS_BETWEEN_CHECKPOINTS:
                     self._save_checkpoint()
-                numbers = self.job.gather_numbers([float(received[0]) if received else 0.0])
-                if stop := int(max(number for [number] in numbers)):
-                    self._interrupt(stop, progress)
+                self._stop_if_signalled(received, progress)
                 self._report_compilation(progress)
                 if self.schedule.over():  # also because a validation has used up the time
                     break
+                started = _clock()
             # a run that stopped before its first validation, and is resumed with a smaller budget, makes no update
             if not self.history:
                 self._validate(progress)
+        self._stop_if_signalled(received, progress)
 
     def _report_compilation(self, progress: Progress) -> None:
         """Say once how long the kernels took to compile, if that was noticeable."""
@@ -164,8 +165,12 @@ class Trainer:
             )
             self._compiled = seconds
 
-    def _interrupt(self, signal_number: int, progress: Progress) -> NoReturn:
-        """Save the state of the run and raise Interrupted."""
+    def _stop_if_signalled(self, received: Sequence[int], progress: Progress) -> None:
+        """Save the state of the run and raise Interrupted if any process has received a signal."""
+        numbers = self.job.gather_numbers([float(received[0]) if received else 0.0])
+        signal_number = int(max(number for [number] in numbers))
+        if not signal_number:
+            return
         self._save_checkpoint()
         if self.job.is_main and not self.history:
             model_folder.save_weights(self.out, self.trained.model, self.run)
@@ -200,7 +205,7 @@ class Trainer:
             )
         known = self.job.rank < state.get("processes", 1)
         rank = self.job.rank if known else None
-        checkpoints.restore(checkpoint, self.trained.model, self.optimizer, rank)
+        checkpoints.restore(checkpoint, self.trained.model, self.optimizer, rank, self.device)
         try:
             before = from_dict(state["config"]).training if "config" in state else None
             self.schedule = Schedule.from_dict(self.settings, state["schedule"], before)
@@ -354,7 +359,7 @@ class Trainer:
 
     def _save_checkpoint(self) -> None:
         self._require_finite(self.schedule.update)
-        generators = self.job.gather(checkpoints.generator_states())
+        generators = self.job.gather(checkpoints.generator_states(self.device))
         if not self.job.is_main:
             return
         checkpoints.require_lock(self.out)

@@ -188,7 +188,7 @@ def _train(
     model = build(config.model, len(corpus.source), len(corpus.target))
     if start.weights is not None:
         model.load_state_dict(start.weights)
-    metadata = _metadata(start, corpus, model, files)
+    metadata = _metadata(start, corpus, model, files, command)
     trained = TrainedModel(config, model, corpus.source, corpus.target, metadata)
     trainer = Trainer(trained, corpus, out, job)
     wanted, used = config.training.precision, precision(config)
@@ -227,14 +227,18 @@ def _train(
         trainer.train(progress)
         if job.is_main:
             checkpoints.require_lock(out)
-            model_card.write(out, trained, trainer.history, trainer.metric, command)
+            model_card.write(out, trained, trainer.history, trainer.metric)
             _complete(trainer, progress)
     job.wait()
     return Translator.load(out, config.device)
 
 
 def _metadata(
-    start: StartingPoint, corpus: Corpus, model: Seq2Seq, files: dict[str, str]
+    start: StartingPoint,
+    corpus: Corpus,
+    model: Seq2Seq,
+    files: dict[str, str],
+    command: str | None,
 ) -> dict[str, Any]:
     """Return the properties of the data and the model that its folder stores."""
     fingerprint = corpus.fingerprint()
@@ -247,11 +251,11 @@ def _metadata(
         "checksums": files,
         "examples": corpus.examples,
         "several_links": corpus.guide is not None and corpus.guide.several,
+        "command": command or "regard.train(config), see config.json",
+        **start.metadata,
     }
     if corpus.guide is not None:
         metadata["attention_layer"] = guided_layer(model.decoder.attention_layers)
-    if start.attribution is not None:
-        metadata["attribution"] = start.attribution
     if run := _identity(start, corpus.config, (fingerprint, corpus.dev_fingerprint())):
         metadata["run"] = run
     return metadata

@@ -29,6 +29,7 @@ from regard.lines import read_lines
 from regard.pairs import require_named_columns
 from regard.progress import Progress
 from regard.setting_checks import MAX_LENGTH, check_beam_size
+from regard.text.normalization import MOST_MARKS, excess_mark
 
 if TYPE_CHECKING:
     from regard.distillation import SourceWithFeatures
@@ -104,7 +105,9 @@ def outputs_for(student: Path) -> Path | None:
     """
     student = student.resolve()
     outputs = student.parent / _OUTPUTS
-    return outputs if student.name == _STUDENT and outputs.is_file() else None
+    description = outputs.with_suffix(".json")  # other files may have the name of the outputs
+    is_student = student.name == _STUDENT and outputs.is_file() and description.is_file()
+    return outputs if is_student else None
 
 
 def _has_begun(out: Path) -> bool:
@@ -167,7 +170,7 @@ def _check_features(
     sources: "list[SourceWithFeatures]",
     unlabelled: "list[SourceWithFeatures]",
 ) -> None:
-    """Raise an error for sources with features that the teacher does not read, or without those it reads."""
+    """Raise an error for lines without the columns that the teacher reads, with others, or with too many marks."""
     reads, has = teacher.source.features is not None, sources[0][1] is not None
     if reads and not has:
         raise ConfigError(
@@ -185,6 +188,11 @@ def _check_features(
             file=sys.stderr,
         )
     for number, (text, features) in enumerate(unlabelled, start=1):
+        if excess_mark(text):
+            raise DataError(
+                f"{args.unlabelled}, line {number}: more than {MOST_MARKS:,} combining characters in a "
+                "row; correct the text"
+            )
         if reads and features is None and text.strip():
             raise DataError(
                 f"{args.unlabelled}, line {number}: no features, which {args.folder} reads; write "

@@ -152,12 +152,7 @@ def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[di
         given = parser.parse_args([*arguments, *(f"--{each}" for each in options)], defaults=False)
         groups = {name: dict(values) for name, values in settings(given).items()}
         has_own_seed = any(option.startswith("training.seed=") for option in options)
-        repeats = args.resume and "seed" not in groups["training"]
-        seed, dev_seed = _stored_seeds(Path(args.out), len(plans)) if repeats else (None, None)
-        if groups["data"].get("dev_seed") is None:  # all members hold out the same pairs
-            groups["data"]["dev_seed"] = args.training.seed if dev_seed is None else dev_seed
-        if not has_own_seed:
-            groups["training"]["seed"] = args.training.seed + len(plans) if seed is None else seed
+        _set_seeds(groups, len(plans), has_own_seed, args)
         from_dict(groups)  # checks the settings before any training starts
         if groups in plans:
             raise ConfigError(
@@ -170,6 +165,17 @@ def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[di
             "members of an ensemble need the same model.copy, which only some have here"
         )
     return plans
+
+
+def _set_seeds(groups: dict[str, Any], index: int, has_own_seed: bool, args: Namespace) -> None:
+    """Add the seed of a member, unless it has its own, and that of the dev pairs, which all members share."""
+    seed, dev_seed = _stored_seeds(Path(args.out), index) if args.resume else (None, None)
+    if groups["data"].get("dev_seed") is None:
+        groups["data"]["dev_seed"] = args.training.seed if dev_seed is None else dev_seed
+    if "seed" not in groups["training"] and seed is not None:
+        groups["training"]["seed"] = seed
+    elif not has_own_seed:
+        groups["training"]["seed"] = args.training.seed + index
 
 
 def _output_folder(out: Path, resume: bool, count: int) -> Path:
