@@ -414,6 +414,8 @@ def test_a_completion_script_names_commands_options_and_values(regard: Command, 
 def test_completion_is_offered_for_known_shells(regard: Command) -> None:
     message = "--print-completion takes one of bash, zsh, fish, got 'bsh'; did you mean bash?"
     assert message in error_line(regard("--print-completion", "bsh"), 2)
+    assert "got 'bash extra'" in error_line(regard("--print-completion=bash", "extra"), 2)
+    assert "unknown command --print-completionx" in error_line(regard("--print-completionx"), 2)
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")

@@ -106,6 +106,14 @@ def test_wide_characters_keep_the_columns_of_the_table() -> None:
     assert rows == ["我爱   1", "x     20"]
 
 
+def test_control_characters_and_scripts_from_right_to_left_change_no_cell() -> None:
+    _, _, row = text_table([("a", "b"), ("x\x1b[31m\n", "1")]).splitlines()
+    assert row == r"x\x1b[31m\n  1"
+    _, _, row = text_table([("a", "b", "c"), ("שלום", "ספר", "1")], left=(0, 1)).splitlines()
+    isolated = ["\u2068שלום\u2069\u200e", "\u2068ספר\u2069\u200e"]
+    assert row == "  ".join([*isolated, "1"])
+
+
 def test_the_table_marks_spaces_and_missing_tokens() -> None:
     found = confusions(["s", "t"], ["ab", ""], [["a b"], ["c"]], list)
     lines = confusion_table(found).splitlines()

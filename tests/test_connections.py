@@ -58,6 +58,11 @@ def _running(folder: Path, limits: Limits, cap: int) -> Generator[tuple[uvicorn.
             await asyncio.sleep(1)
             return "slow"
 
+        @app.get("/slower")
+        async def slower() -> str:
+            await asyncio.sleep(2)
+            return "slower"
+
         server = uvicorn.Server(uvicorn.Config(app, **uvicorn_options(limits)))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
@@ -77,6 +82,19 @@ def running(folders: list[Path]) -> Iterator[tuple[uvicorn.Server, Address]]:
 @pytest.fixture
 def address(running: tuple[uvicorn.Server, Address]) -> Address:
     return running[1]
+
+
+def test_a_pipelined_request_is_answered_after_a_response_that_is_read_slowly(
+    address: Address,
+) -> None:
+    get = "GET {} HTTP/1.1\r\nHost: localhost\r\n{}\r\n"
+    sent = get.format("/large", "") + get.format("/slower", "Connection: close\r\n")
+    with socket.create_connection(address, timeout=20) as connection:
+        connection.sendall(sent.encode())
+        received = b""
+        while chunk := connection.recv(1 << 20):
+            received += chunk
+    assert received.endswith(b'"slower"')
 
 
 def _exchange(address: Address, sent: bytes) -> tuple[int, dict[str, str]]:

@@ -122,6 +122,9 @@ def test_missing_parameters_get_defaults_and_a_note() -> None:
     assert "v = [1, 1] (default: ones)" in str(explanation)
     partial = explain([1, 2], STATES, score="additive", parameters={"v": [2, 0]})
     assert "v = [2, 0]\n" in str(partial)
+    biased = explain([1, 2], STATES, score="additive", parameters={"bias": [5.0, 5.0]})
+    assert "e_i = v . tanh(W s + U h + bias)" in str(biased)
+    assert r"\tanh(W s + U h + \mathrm{bias})" in biased.to_markdown()
 
 
 def test_large_scores_are_shifted_with_a_note() -> None:

@@ -21,6 +21,7 @@ from regard.text import (
     choose_unit,
     format_source,
 )
+from regard.text.matching import match_tokens
 
 UNITS = [unit for unit in get_args(Unit) if unit != "auto"]
 SUBWORDS = ["bpe", "unigram"]
@@ -456,6 +457,14 @@ def test_matching_keeps_the_indices_of_words() -> None:
     assert MATCHING.word_ids(["¿‿", *split]) == [0, 0, 1, 2, 3, 3]
     assert MATCHING.word_ids(["我", "‿爱", "机器"]) == [0, 0, 1]
     assert MATCHING.word_ids([]) == []
+
+
+def test_words_with_the_joiner_or_a_mark_of_another_script_stay_one_word() -> None:
+    encoding = MATCHING.encode("te libros\u203f- yo")
+    assert MATCHING.word_ids(encoding.tokens)[-1] == 2
+    matched = match_tokens(["a学b\u203f", "c"], {"学": 5})
+    assert matched.tokens == ["a", "\u203f学", "\u203fb\u203f", "c"]
+    assert match_tokens(["学\u203f", "!"], {"学": 5}).tokens == ["学"]
 
 
 _PIECES = ["te", "libros", "?", ".", "¿", "!", "«", "»", "“", "(", ")", "7", "x-y"]

@@ -46,6 +46,13 @@ class ScoreEntry:
     """Axes of each parameter, by letter: the widths q and k, q+k for blocks of columns, "" for a
     number; None for an optional parameter."""
 
+    def formula(self, parameters: Parameters) -> tuple[str, str]:
+        """Return the formula with these parameters, as plain text and in LaTeX."""
+        if parameters.get("bias") is None:
+            return self.text, self.latex
+        inner, latex = self.text.removesuffix(")"), self.latex.removesuffix(")")
+        return f"{inner} + bias)", rf"{latex} + \mathrm{{bias}})"
+
 
 def _tanh(vector: Any) -> Any:
     import numpy as np

@@ -1,8 +1,12 @@
-"""Rows of cells as lines of text."""
+"""Text for terminals: rows of cells as lines, without control characters and in the order of the cells."""
 
+import unicodedata
 from collections.abc import Collection, Sequence
 
 from rich.cells import cell_len
+
+_RIGHT_TO_LEFT = ("R", "AL", "RLE", "RLO", "RLI", "LRE", "LRO", "LRI", "FSI", "PDF", "PDI")
+"""Directions of characters that change the order of others: right-to-left letters and bidi controls."""
 
 
 def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> str:
@@ -12,6 +16,7 @@ def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> s
         rows: the heading, then the other rows.
         left: indices of the columns to align on the left; the others contain numbers, aligned right.
     """
+    rows = [[left_to_right(escape_controls(cell)) for cell in row] for row in rows]
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(
@@ -21,6 +26,23 @@ def text_table(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> s
         for row in rows
     ]
     return "\n".join([lines[0], "-" * cell_len(lines[0]), *lines[1:]])
+
+
+def escape_controls(text: str) -> str:
+    """Return `text` with control characters and non-characters, which XML does not allow, escaped."""
+    return "".join(
+        repr(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") or ord(c) & 0xFFFE == 0xFFFE else c
+        for c in text
+    )
+
+
+def left_to_right(text: str) -> str:
+    """Return text that leaves the order of the cells around it as it is, if it contains other scripts.
+
+    Terminals reverse neighbouring words of a script that is written from right to left.
+    """
+    changes_order = any(unicodedata.bidirectional(c) in _RIGHT_TO_LEFT for c in text)
+    return f"\u2068{text}\u2069\u200e" if changes_order else text
 
 
 def _padded(cell: str, width: int, left: bool) -> str:

@@ -2,7 +2,6 @@
 
 import html
 import json
-import unicodedata
 import warnings
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from regard.charts.fonts import missing_glyphs, with_cjk_fonts
 from regard.errors import ConfigError
 from regard.files import atomic_write
+from regard.text_table import escape_controls
 
 INK, GREY = "#1f2933", "#616e7c"
 # A sequential scale in one hue (ColorBrewer "Blues"): its order is also visible in greyscale.
@@ -126,11 +126,3 @@ def script_json(value: Any) -> str:
     """Return JSON that cannot close the script element that contains it, whatever the tokens are."""
     escapes = {ord(character): f"\\u{ord(character):04x}" for character in "<>&\u2028\u2029"}
     return json.dumps(value, ensure_ascii=False).translate(escapes)
-
-
-def escape_controls(text: str) -> str:
-    """Return `text` with control characters and non-characters, which XML does not allow, escaped."""
-    return "".join(
-        repr(c)[1:-1] if unicodedata.category(c) in ("Cc", "Cs") or ord(c) & 0xFFFE == 0xFFFE else c
-        for c in text
-    )

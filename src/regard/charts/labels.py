@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from regard.arrays import to_array
-from regard.charts.base import escape_controls
 from regard.errors import DataError, ShapeError
+from regard.text_table import escape_controls
 
 
 def check_weights(

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from regard.charts.base import GREY, INK, escape_controls
+from regard.charts.base import GREY, INK
 from regard.charts.vega import VegaChart, chart_title, theme
+from regard.text_table import escape_controls
 
 # Okabe and Ito's colour-blind-safe palette, with grey instead of yellow, which is too pale on white
 _COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#7f7f7f"]

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from regard.charts.base import BLUES, GREY, INK, Chart, escape_controls
+from regard.charts.base import BLUES, GREY, INK, Chart
 from regard.charts.fonts import FONT
 from regard.charts.text import text_width, title_lines, truncate
+from regard.text_table import escape_controls
 
 FAINT, STRONG = "#c3cad2", "#08519c"
 _PADDING = 16.0

@@ -9,6 +9,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from regard.charts.labels import check_weights, token_labels
+from regard.text_table import left_to_right
 
 _SHADES = " ░▒▓█"
 _SHADE_LIMITS = (0.05, 0.25, 0.5, 0.75)
@@ -54,6 +55,7 @@ def terminal_heatmap(
 def _fitted(label: str, size: int, right: bool = False) -> str:
     """Return `label` truncated with an ellipsis or padded to exactly `size` terminal cells."""
     if cell_len(label) > size:
-        return set_cell_size(set_cell_size(label, size - 1).rstrip() + "…", size)
+        label = set_cell_size(label, size - 1).rstrip() + "…"
     padding = " " * (size - cell_len(label))
+    label = left_to_right(label)
     return padding + label if right else label + padding

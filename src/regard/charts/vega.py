@@ -7,9 +7,10 @@ import functools
 from abc import abstractmethod
 from typing import Any
 
-from regard.charts.base import GREY, INK, Chart, escape_controls, html_page, script_json
+from regard.charts.base import GREY, INK, Chart, html_page, script_json
 from regard.charts.fonts import FONT
 from regard.charts.text import title_lines
+from regard.text_table import escape_controls
 
 _TITLE_SIZE = 16.0
 _STYLE = """

@@ -174,12 +174,13 @@ def _dispatch(arguments: list[str]) -> int:
             print(f"regard: the argument {argument!r} is not UTF-8", file=sys.stderr)
             return 2
     if name in ("-V", "--version"):
-        from importlib.metadata import version
+        from regard.version import __version__
 
-        print(f"regard {version('regard')}")
+        print(f"regard {__version__}")
         return 0
-    if name.startswith("--print-completion"):
-        return _print_completion(name.partition("=")[2] or "".join(rest[:1]))
+    if name.partition("=")[0] == "--print-completion":
+        shell = name.partition("=")[2]
+        return _print_completion(" ".join([shell, *rest] if shell else rest))
     if name not in COMMANDS:
         hint = nearest(name, COMMANDS)
         print(f"regard: unknown command {name}{hint}; see regard --help", file=sys.stderr)

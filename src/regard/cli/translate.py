@@ -74,7 +74,7 @@ def run(arguments: list[str]) -> None:
             best = outputs[0]
             printed = outputs[: args.n_best]
             truncated += sum(not output.complete for output in printed)
-            last_pin = max(pins, default=0) if best.source.strip() else 0
+            last_pin = max(pins, default=0) if text.strip() else 0
             too_short += sum(last_pin > len(output.tokens) for output in printed)
             without_features += reads_features and bool(best.tokens) and features is None
             with_tab += "\t" in text

@@ -43,7 +43,7 @@ def make(name: str, seed: int = 1) -> Splits:
         ExtraError: the dataset needs an optional package that is not installed.
     """
     if name not in _MAKERS:
-        hint = nearest(repr(name), map(repr, NAMES))
+        hint = nearest(name, NAMES)
         raise DataError(f"no dataset {name!r}{hint}; datasets: {', '.join(NAMES)}")
     try:
         return _MAKERS[name](seed)

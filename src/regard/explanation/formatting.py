@@ -108,7 +108,8 @@ class _Writer:
         if result.scores is None or result.exponentials is None:
             return [self.section("Weights (given)", self.table("α", result.weights, "alpha"))]
         entry = SCORES[result.score]
-        formula = self.formula(f"e_i = {entry.text}", f"e_i = {entry.latex}")
+        text, latex = entry.formula(result.parameters)
+        formula = self.formula(f"e_i = {text}", f"e_i = {latex}")
         title, table = f"1. Score ({result.score}, {entry.source})", self.table("e", result.scores)
         power = f"exp(e - {self.number(result.shift)})" if result.shift else "exp(e)"
         terms = self.numbers(result.exponentials, " + ")

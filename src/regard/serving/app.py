@@ -210,7 +210,8 @@ async def explain(request: ExplainRequest, http: Request) -> Response:
     names = ("score", "labels", "scores", "shift", "exponentials", "partition", "weights")
     context: list[float] = values["context"]
     content = {name: values[name] for name in names}
-    content |= {"formula": SCORES[values["score"]].text, "context_dim": len(context)}
+    formula, _ = SCORES[values["score"]].formula(explanation.parameters)
+    content |= {"formula": formula, "context_dim": len(context)}
     return JSONResponse({**content, "context": context[:_CONTEXT_VALUES]})
 
 

@@ -217,11 +217,11 @@ class LimitedProtocol(H11Protocol):
         super().resume_writing()
         if self._send_timer is not None:
             self._send_timer.cancel()
-        if self._sending:
-            self._sending = False
+        if self._sending and self.cycle.response_complete:
             self._expect_next_request()
-        else:
+        else:  # a request that was pipelined may be in progress already
             self._pool.answer(self)
+        self._sending = False
 
     def send_400_response(self, msg: str) -> None:
         """Respond to an invalid request; uvicorn calls this method while it handles the error."""

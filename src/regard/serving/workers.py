@@ -70,7 +70,7 @@ class Workers(Multiprocess):
         super().init_processes()
         for process in self.processes:
             while not process.is_ready(timeout=1):
-                if self.signal_queue:
+                if any(number in _STOPPING for number in self.signal_queue):
                     return  # the loop of the base class handles it
                 if not process.process.is_alive():
                     self._exit_code = process.exitcode
@@ -99,9 +99,15 @@ class Workers(Multiprocess):
 
         The signal that stops them is then passed on to the handler that was installed before.
         """
-        super().run()
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
+        try:
+            super().run()
+        except BaseException:  # such as a broken pipe that the announcement was written to
+            self.terminate_all()
+            self.join_all()
+            raise
+        finally:
+            for number, handler in self._previous.items():
+                signal.signal(number, handler)
         if self._received is not None:
             signal.raise_signal(self._received)
         if self._exit_code is not None:

@@ -55,7 +55,7 @@ def match_tokens(tokens: Sequence[str], vocabulary: Mapping[str, int]) -> Matche
     for index in dropped:  # without it, its neighbours would be joined to other words
         if index + 1 < len(ids) and matched[index + 1] != JOINER:
             matched[index + 1] = matched[index + 1].removeprefix(JOINER)
-        if index and matched[index - 1] != JOINER:
+        if index and matched[index - 1] not in (JOINER, 2 * JOINER):  # which end with the character
             matched[index - 1] = matched[index - 1].removesuffix(JOINER)
     return MatchedTokens([ids[i] for i in kept], [matched[i] for i in kept], left_out)
 
@@ -118,7 +118,8 @@ def _split_word(token: str, vocabulary: Mapping[str, int], longest: int) -> list
         end, known = start, is_known
     first, *rest = reversed(pieces)
     left = JOINER if token.startswith(JOINER) else ""
-    return [left + first, *(JOINER + piece for piece in rest)]
+    *most, last = [left + first, *(JOINER + piece for piece in rest)]
+    return [*most, last + JOINER if token.endswith(JOINER) else last]
 
 
 def _kept(ids: Sequence[int], tokens: Sequence[str]) -> list[int]:

@@ -63,6 +63,7 @@ def segment(token, ids, longest):
         end = best[end][1]
     runs = [(known, [*run]) for known, run in groupby(reversed(words), ids.__contains__)]
     pieces = [piece for known, run in runs for piece in (run if known else ["".join(run)])]
+    pieces[-1] += "‿" if token[-1] == "‿" else ""
     return [("‿" if index or token[0] == "‿" else "") + piece for index, piece in enumerate(pieces)]
 
 
@@ -82,7 +83,7 @@ def trim(chunk):
     inner = chunk[kept[0] : kept[-1] + 1] if kept else []
     if kept and kept[0] and inner[0][0] != "‿":
         inner[0] = inner[0][0].removeprefix("‿"), inner[0][1]
-    if kept and kept[-1] + 1 < len(chunk) and inner[-1][0] != "‿":
+    if kept and kept[-1] + 1 < len(chunk) and inner[-1][0] not in ("‿", "‿‿"):
         inner[-1] = inner[-1][0].removesuffix("‿"), inner[-1][1]
     return inner
 

@@ -21,7 +21,7 @@ export function matchTokens(tokens, ids, longest) {
   const spelling = (i) => {
     let token = matched[i];
     if (i > 0 && !isKept.has(i - 1) && token.startsWith(JOINER) && token !== JOINER) token = token.slice(JOINER.length);
-    if (i + 1 < matched.length && !isKept.has(i + 1) && token.endsWith(JOINER) && token !== JOINER) token = token.slice(0, -JOINER.length);
+    if (i + 1 < matched.length && !isKept.has(i + 1) && token.endsWith(JOINER) && token !== JOINER && token !== JOINER + JOINER) token = token.slice(0, -JOINER.length);
     return token;
   };
   return { ids: kept.map((i) => found[i]), tokens: kept.map(spelling), leftOut };
@@ -55,6 +55,7 @@ function splitWord(token, ids, longest) {
     else pieces.unshift(piece);
     wasKnown = known;
   }
+  if (token.endsWith(JOINER)) pieces.push(pieces.pop() + JOINER);
   return pieces.map((piece, i) => (i || token.startsWith(JOINER) ? JOINER + piece : piece));
 }
 
