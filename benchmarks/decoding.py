@@ -4,7 +4,7 @@
         [--joeynmt ENVIRONMENT/bin/python] [--yoyodyne ENVIRONMENT/bin/python]
 
 SOURCES is a TSV file (plain or .gz) whose first column is translated. Models are measured in turn, and the
-medians of all rounds are printed. "Limit" divides the multiplications of the weights that one word
+medians of all rounds are printed, but of the command one run. "Limit" divides the multiplications of the weights that one word
 needs by the largest throughput of a matrix product in the same precision, measured in the same run; it is
 printed for recurrent models with additive attention and one layer on either side. On a processor that has
 products in bfloat16, both precisions take turns, and "other texts" counts the outputs that differ from float32.
@@ -173,7 +173,7 @@ def multiplications(
     by_step = dim * (gates * dim + model.attention_dim + dim + len(translator.target))
     source = statistics.mean(len(output.source_tokens) for output in outputs)
     steps = statistics.mean(len(output.tokens) + 1 for output in outputs)
-    return source * by_source + steps * beam * by_step
+    return source * by_source + (1 + (steps - 1) * beam) * by_step  # the first step has no beams yet
 
 
 def command_seconds(folder: str, sources: list[str], options: list[str], threads: int) -> float:

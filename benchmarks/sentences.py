@@ -269,7 +269,7 @@ def multiplications(case: Case, beam: int) -> float:
     """Return the number of multiplications by weights for one source, whose length is the mean."""
     model = ModelConfig(**case.model).resolved()
     source, dim = sum(case.sources) / 2 + 1, model.decoder_dim
-    steps, logits = (case.steps + 1) * beam, dim * case.vocabulary
+    steps, logits = 1 + case.steps * beam, dim * case.vocabulary  # the first step has no beams yet
     if model.kind == "transformer":
         feed = 2 * dim * model.feed_forward_dim
         encoder = model.encoder_layers * (4 * dim**2 + feed) + model.decoder_layers * 2 * dim**2
