@@ -173,7 +173,8 @@ def multiplications(
     by_step = dim * (gates * dim + model.attention_dim + dim + len(translator.target))
     source = statistics.mean(len(output.source_tokens) for output in outputs)
     steps = statistics.mean(len(output.tokens) + 1 for output in outputs)
-    return source * by_source + (1 + (steps - 1) * beam) * by_step  # the first step has no beams yet
+    rows = 1 + (steps - 1) * beam  # the first step has no beams yet
+    return source * by_source + rows * by_step
 
 
 def command_seconds(folder: str, sources: list[str], options: list[str], threads: int) -> float:

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -480,6 +481,73 @@ def test_downloads(page: Page, folders: list[Path], name: str) -> None:
     assert np.allclose(data["displayed"]["weights"], expected.attention, atol=1e-4)
 
 
+def test_the_alignment_is_downloaded_with_its_own_weights(page: Page) -> None:
+    view = _view(page, 1)
+    view.locator(".head-group.encoder .head").first.click()
+    expect(view.locator(".head-group[aria-busy]")).to_have_count(0)
+    kinds = []
+    for name in ("heatmap", "alignment"):
+        with page.expect_download() as download:
+            view.get_by_label(f"Download {name} as JSON").click()
+        kinds.append(json.loads(Path(download.value.path()).read_bytes())["displayed"]["kind"])
+    assert kinds == ["encoder", "cross"]
+
+
+def test_self_attention_is_requested_again_after_an_error(page: Page) -> None:
+    page.route(
+        "**/api/self-attention",
+        lambda route: route.fulfill(status=422, json={"error": "busy"}),
+        times=1,
+    )
+    _submit(page, "c b")
+    notice = _view(page, 1).get_by_text("Self-attention is not available: busy")
+    expect(notice).to_be_visible()
+    _submit(page, "c b")
+    expect(notice).to_have_count(0)
+
+
+def _fulfill(route: Route, status: int, body: str) -> None:
+    route.fulfill(status=status, body=body)
+
+
+def test_an_error_of_a_proxy_is_shown(page: Page) -> None:
+    for status, body, expected in (
+        (422, '{"message": "no"}', "The server responded with status 422."),
+        (200, '{"transl', "status 200, but the response is incomplete."),
+    ):
+        answer = functools.partial(_fulfill, status=status, body=body)
+        page.route("**/api/translate", answer, times=2)
+        _start(page, "c b")
+        expect(page.locator("#status")).to_contain_text(expected)
+
+
+def test_an_intervention_keeps_the_search_options_of_the_output(page: Page) -> None:
+    page.fill("#beam-size", "1")
+    page.fill("#n-best", "1")
+    _view(page).locator(".track").first.focus()
+    with page.expect_request("**/api/translate") as request:
+        page.keyboard.press("ArrowDown")
+    assert (request.value.post_data_json["beam_size"], request.value.post_data_json["n_best"]) == (
+        5,
+        5,
+    )
+    _wait_until_idle(page)
+
+
+def test_arrow_keys_start_from_the_pin_of_a_weight(page: Page) -> None:
+    view = _view(page, 1)
+    view.locator(".head-group.cross .head", has_text="head 0").first.click()
+    view.get_by_label("ablate this head").check()
+    _wait_until_idle(page)
+    view.locator(".head-group.cross .head", has_text="average").first.click()
+    track = view.locator(".track").first
+    for pressed in ("End", "PageDown"):  # pinned to 1, then to 0.8
+        track.focus()
+        page.keyboard.press(pressed)
+        view.locator(".chip", has_text="1.00" if pressed == "End" else "0.80").wait_for()
+        _wait_until_idle(page)
+
+
 def test_pictures_of_control_characters_are_valid(page: Page) -> None:
     _submit(page, "a \x01 b")
     for format in ("PNG", "SVG"):
@@ -890,6 +958,18 @@ def test_the_newest_of_two_links_is_restored(page: Page, address: str) -> None:
     assert "text=c+b&" in page.evaluate("location.hash")
 
 
+def test_the_state_without_a_hash_is_restored(page: Page) -> None:
+    page.evaluate("location.hash = 'text=c+b&beam=3&outputs=1'")
+    expect(_view(page).locator(".heatmap thead th").first).to_have_text("c")
+    _wait_until_idle(page)
+    page.go_back()
+    expect(_view(page).locator(".heatmap thead th").first).to_have_text("a")
+    _wait_until_idle(page)
+    expect(page.locator("#text")).to_have_value("a b c")
+    expect(page.locator("#beam-size")).to_have_value("5")
+    assert page.evaluate("location.hash") == ""
+
+
 def test_numbers_out_of_range_are_replaced(page: Page) -> None:
     for given, sent in (("-3", 1), ("2.7", 2), ("999999", 20), ("", 5)):
         page.fill("#beam-size", given)
@@ -897,6 +977,7 @@ def test_numbers_out_of_range_are_replaced(page: Page) -> None:
         with page.expect_request("**/api/translate") as request:
             page.locator("#text").press("Enter")
         assert request.value.post_data_json["beam_size"] == sent
+        expect(page.locator("#beam-size")).to_have_value(str(sent))
         _wait_until_idle(page)
     page.fill("#beam-size", "3")
     page.locator("#text").press("Enter")

@@ -82,7 +82,10 @@ class TranslateRequest(_Request):
         None, description="features of the source: one string for all texts, or one per text"
     )
     beam_size: int = Field(
-        5, ge=1, description="number of hypotheses kept per source; 1 is greedy search"
+        5,
+        ge=1,
+        description="number of hypotheses kept per source, but at least n_best; 1 with one output is "
+        "greedy search",
     )
     n_best: int = Field(1, ge=1, description="outputs per text")
     length_penalty: float = Field(

@@ -31,7 +31,7 @@ class Model:
         self.encoder, self.decoder = map(onnxruntime.InferenceSession, graphs)
 
     def translate(self, line, beam_size=5, n_best=1):
-        """Return the best outputs: text, log_prob and, unless listed, tokens, score, attention."""
+        """Return the best outputs, one if beam_size is 1: text, log_prob and, of a search, tokens, score, attention."""
         line = line[:-1].removesuffix("\r") if line.endswith("\n") else line
         key = self.source.normalize(self.source.parse(line)[0]).strip()
         found = [{"text": text, "log_prob": 0.0} for text in self.listed.get(key, [""] * (not key))]

@@ -76,7 +76,8 @@ export class Bars {
 
   keydown(event, i) {
     if (event.ctrlKey || event.altKey || event.metaKey) return;
-    const weight = Number(event.currentTarget.getAttribute("aria-valuenow"));
+    // with ablated heads and posterior attention, the bar of a pinned weight shows another one
+    const weight = this.draft[i] ?? this.view.latest.pins[this.view.step]?.[i] ?? Number(event.currentTarget.getAttribute("aria-valuenow"));
     const changed = { ArrowUp: weight + 0.05, ArrowDown: weight - 0.05, Home: 0, End: 1, PageUp: weight + 0.2, PageDown: weight - 0.2 }[event.key];
     if (event.key === "Escape") this.cancel();
     if (changed === undefined || !this.view.editable) return;

@@ -54,6 +54,12 @@ export function direction(tokens) {
   return RIGHT_TO_LEFT.test(tokens.join("")) ? "rtl" : "ltr";
 }
 
+// A token for a text without markup: isolated if it is written from right to left, which would move what follows it.
+export function isolatedToken(token) {
+  const text = displayToken(token);
+  return direction([text]) === "rtl" ? `\u2068${text}\u2069` : text;
+}
+
 export const formatWeight = (weight) => (Math.abs(weight) < 0.005 ? "0" : weight.toFixed(2));
 
 // A probability in percent with two significant digits; small ones with one decimal place.

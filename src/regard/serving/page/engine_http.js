@@ -53,8 +53,8 @@ async function post(path, body) {
   } catch {
     throw new Error("The server is not responding. Is it still running?");
   }
-  const result = await response.json().catch(() => ({ error: `The server responded with status ${response.status}.` }));
-  if (!response.ok) throw new Error(result.error);
+  const result = await response.json().catch(() => null); // not of this server, or cut off
+  if (!response.ok || !result) throw new Error(result?.error ?? `The server responded with status ${response.status}${response.ok ? ", but the response is incomplete" : ""}.`);
   return result;
 }
 

@@ -1,7 +1,7 @@
 // The engine that computes in the browser, with ONNX Runtime in a worker. It offers neither `explain` nor `selfAttention`.
 
 const TOP_TOKENS = 8;
-const MAX_TOKENS = 500; // of a text, as in regard/serving/limits.py: the page draws every weight
+const MAX_TOKENS = 499; // of a text, and </s>, as in regard/serving/limits.py: the page draws every weight
 const MEGABYTE = 1e6;
 
 // `folders`: addresses of the models, `runtime` and `wasm`: of ONNX Runtime; `bytes`: the size of all that is loaded.

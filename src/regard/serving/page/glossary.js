@@ -4,10 +4,10 @@ import { element } from "./dom.js";
 export const GLOSSARY = {
   end: "</s> marks the end of a sequence. Every source ends with it, and an output is complete when the model predicts it.",
   start: "<s> marks the start of a sequence: the decoder's input before the first output token.",
-  beam: "The number of hypotheses that beam search keeps at every step. A value of 1 is greedy search, which always selects the most probable token.",
+  beam: "The number of hypotheses that beam search keeps at every step, but at least the number of outputs. A value of 1 with one output is greedy search, which always selects the most probable token.",
   outputs: "The number of best complete outputs to list.",
   weights: "The attention weights of one step: the share of each source token in the context vector from which the next token is predicted.",
-  sum: "The weights of a step are normalised to sum to 1. A pinned weight keeps its value, and the others share the rest in proportion to their original values.",
+  sum: "The weights of a step are normalised to sum to 1. A pinned weight keeps its value, and the others share the rest in proportion to their original values. The sum differs in models without a normaliser and where heads are ablated; in models with posterior attention, pins set the weights before the output token is known, and the bars show those after it.",
   alignment: "Lines connect each output token with the source tokens that it attends to. The thicker the line, the higher the weight.",
   "next-token": "The probability distribution over the vocabulary at this step, given the source and the output so far. If there are interventions, the probabilities before and after them are shown.",
   heads: "Every layer of a Transformer has several heads, each with its own attention weights. Ablating a head replaces its output with zeros.",

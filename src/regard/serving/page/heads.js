@@ -36,12 +36,19 @@ export class Heads {
   // Weights, row labels and column labels of the selected thumbnail, unknown columns, and why weights are 0.
   get selection() {
     const { view, own } = this;
-    const { source_tokens: source, tokens } = view.output;
+    const { source_tokens: source } = view.output;
     if (view.own && own?.[view.own.kind]?.length) {
       const labels = view.own.kind === "encoder" ? source : own.decoder_inputs;
       return { ...view.own, weights: own[view.own.kind][view.own.layer][view.own.head], rows: labels, columns: labels, unknown: [], note: "" };
     }
-    return { kind: "cross", layer: view.layer ?? view.model.attention_layer, head: view.head, weights: view.weights, rows: tokens, columns: source, unknown: view.output.unknown, note: ablationNote(view) };
+    return this.cross;
+  }
+
+  // The same of cross-attention, which the alignment shows.
+  get cross() {
+    const { view } = this;
+    const { source_tokens: columns, tokens: rows, unknown } = view.output;
+    return { kind: "cross", layer: view.layer ?? view.model.attention_layer, head: view.head, weights: view.weights, rows, columns, unknown, note: ablationNote(view) };
   }
 
   render() {
@@ -75,6 +82,7 @@ export class Heads {
         error = `Self-attention is not available: ${reason.message}`;
       }
     if (key !== this.key) return;
+    if (error) this.key = null; // requested again when the heads are rendered next
     Object.assign(this, { own, awaiting: false });
     this.notice.textContent = error;
     this.showOwn();

@@ -1,5 +1,5 @@
 // Interventions: pins {step: {source: weight}}, prefix (tokens to force), ablated [[layer, head]].
-import { displayToken, formatWeight } from "./dom.js";
+import { formatWeight, isolatedToken } from "./dom.js";
 
 export const noInterventions = () => ({ pins: {}, prefix: [], ablated: [] });
 
@@ -32,10 +32,10 @@ function withoutPin({ pins }, step, i) {
 
 // Every intervention in words, with a function that returns the change that removes it from given interventions.
 export function* listed({ pins, prefix, ablated }, sourceTokens) {
-  if (prefix.length) yield [`prefix: ${prefix.map(displayToken).join(" ")}`, () => ({ prefix: [] })];
+  if (prefix.length) yield [`prefix: ${prefix.map(isolatedToken).join(" ")}`, () => ({ prefix: [] })];
   for (const [step, weights] of Object.entries(pins))
     for (const [i, weight] of Object.entries(weights))
-      yield [`step ${step}: ${displayToken(sourceTokens[i] ?? "")} ${formatWeight(weight)}`, (latest) => withoutPin(latest, step, i)];
+      yield [`step ${step}: ${isolatedToken(sourceTokens[i] ?? "")} ${formatWeight(weight)}`, (latest) => withoutPin(latest, step, i)];
   for (const [layer, head] of ablated)
     yield [`layer ${layer}, head ${head} ablated`, (latest) => withHead(latest, layer, head, false)];
 }

@@ -1,13 +1,14 @@
 // The page: one input text, and a view of the output of every model.
 import { element } from "./dom.js";
 import { installTooltips } from "./glossary.js";
-import { isEmpty } from "./interventions.js";
+import { isEmpty, noInterventions } from "./interventions.js";
 import { fromHash, toHash } from "./permalink.js";
 import { SUPERSEDED, View } from "./view.js";
 
 const EXAMPLES = 3;
 const COPIED = 2000; // milliseconds that the confirmation of a copy stays
 const RETRY = 2000; // milliseconds after which an address that could not be changed is changed
+const IME = 229; // key code of a key that an input method handles; Safari no longer calls it composing
 const byId = (id) => document.getElementById(id);
 const setStatus = (text) => { byId("status").textContent = text; };
 
@@ -28,7 +29,7 @@ function setOptions(beamSize, nBest) {
 
 // Only the button checks the fields: a number that is missing or out of range is replaced by one that is allowed.
 function options() {
-  const size = (id, absent) => Math.min(maxBeamSize, Math.max(1, Math.trunc(Number(byId(id).value)) || absent));
+  const size = (id, absent) => (byId(id).value = Math.min(maxBeamSize, Math.max(1, Math.trunc(Number(byId(id).value)) || absent)));
   return { beamSize: size("beam-size", defaultSize), nBest: size("n-best", 1) };
 }
 
@@ -98,8 +99,15 @@ function translate() {
   return run((view) => view.translate(line));
 }
 
-async function restore() {
-  const saved = fromHash(location.hash, views.length);
+// The state without a hash.
+const initial = () => ({
+  text: examples[0].source, beamSize: defaultSize, nBest: defaultSize, step: 0,
+  views: models.map(() => ({ interventions: noInterventions(), layer: null, head: null, rank: 0 })),
+});
+
+// `event`: a change of the hash; absent at the start, when the state without a hash is shown already.
+async function restore(event) {
+  const saved = fromHash(location.hash, views.length) ?? (event && initial());
   if (!saved) return;
   byId("text").value = saved.text;
   setOptions(saved.beamSize, saved.nBest);
@@ -122,7 +130,7 @@ byId("examples").append("Try ", ...lines.filter(Boolean).map((line) => element("
 
 byId("form").addEventListener("submit", (event) => { event.preventDefault(); translate(); });
 byId("text").addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); translate(); }
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing && event.keyCode !== IME) { event.preventDefault(); translate(); }
 });
 
 byId("copy-link").addEventListener("click", async () => {
@@ -146,7 +154,7 @@ async function copy(address) {
 
 // The theme follows the system until the user chooses one.
 const isDark = () => getComputedStyle(document.documentElement).getPropertyValue("--is-dark").trim() === "1";
-const repaint = () => views.forEach((view) => view.heads.render());
+const repaint = () => views.forEach((view) => view.keepFocus(() => view.heads.render()));
 const storage = () => { try { return localStorage; } catch { return null; } }; // which a browser may deny
 const theme = storage()?.getItem("theme");
 if (theme) document.documentElement.dataset.theme = theme;

@@ -6,7 +6,7 @@ import { displayToken, element, panel } from "./dom.js";
 import { downloads } from "./download.js";
 import { Heads } from "./heads.js";
 import { heatmap } from "./heatmap.js";
-import { ablationNote, isEmpty, listed, noInterventions, pinsBefore, withHead } from "./interventions.js";
+import { isEmpty, listed, noInterventions, pinsBefore, withHead } from "./interventions.js";
 import { EMPTY, nBest } from "./n_best.js";
 import { NextToken } from "./next_token.js";
 import { alignmentPicture, heatmapPicture } from "./picture.js";
@@ -72,7 +72,7 @@ export class View {
       this.heads.shown && this.hasAttention ? panel("Layers and heads", { help: "heads", hint: "Attention weights of every layer and head: queries are rows, keys are columns. Click a thumbnail to display its weights." }, this.heads.node)
         : this.page.sideBySide && this.hasAttention ? panel("Layers and heads", { hint: "This model has one attention layer with one head; its weights are shown above." }) : absent(),
       this.hasAttention ? panel("Attention at every step", {
-        tools: downloads("heatmap", () => heatmapPicture(this.heads.selection), () => this.data(), this.page.setStatus),
+        tools: downloads("heatmap", () => heatmapPicture(this.heads.selection), () => this.data(this.heads.selection), this.page.setStatus),
       }, this.heatmapTitle, this.heatmap) : absent(),
       panel("N-best outputs", { hint: "The best outputs of beam search, ranked by score. Click one to display it." }, this.nBest),
       this.hasAttention && this.page.engine.explain ? this.details("Attention calculation for this step", this.calculation, () => this.showCalculation()) : absent(),
@@ -92,7 +92,7 @@ export class View {
       this.nextToken.node);
     return panel("Alignment", {
       help: "alignment", hint: "Each line connects an output token with a source token that it attends to. Click an output token to select its step.",
-      tools: downloads("alignment", () => alignmentPicture({ rows: this.output.tokens, columns: this.output.source_tokens, weights: this.weights, unknown: this.output.unknown, note: ablationNote(this) }), () => this.data(), this.page.setStatus),
+      tools: downloads("alignment", () => alignmentPicture(this.heads.cross), () => this.data(this.heads.cross), this.page.setStatus),
     }, element("div", { class: "step" }, this.slider, this.stepLabel), this.parts);
   }
 
@@ -106,7 +106,7 @@ export class View {
   translate(text) {
     this.loading = true; // until the newest request ends
     this.bars.cancel();
-    return this.request(noInterventions(), text);
+    return this.request(noInterventions(), text, this.page.options());
   }
 
   async apply(change) {
@@ -127,10 +127,9 @@ export class View {
   }
 
   // Translate with these interventions; an error leaves the view unchanged.
-  async request(interventions, text = this.line ?? this.translation.source) {
+  async request(interventions, text = this.line ?? this.translation.source, searchOptions = this.searchOptions) {
     const id = ++this.requests;
     const baseline = isEmpty(this.interventions) ? this.translation?.text : this.baseline;
-    const searchOptions = this.page.options();
     this.wanted = interventions;
     this.node.setAttribute("aria-busy", "true");
     let translation, error;
@@ -168,10 +167,10 @@ export class View {
     return headWeights(this.output.attention_heads, this.layer, this.head);
   }
 
-  // What the JSON downloads hold.
-  data() {
+  // What the JSON downloads hold; `displayed`: the weights of the picture.
+  data(displayed) {
     const { source, text, source_tokens, tokens, score, log_prob } = this.output;
-    return { model: this.model.name, source, text, source_tokens, tokens, score, log_prob, interventions: this.interventions, displayed: this.heads.selection };
+    return { model: this.model.name, source, text, source_tokens, tokens, score, log_prob, interventions: this.interventions, displayed };
   }
 
   // The user selects a step, and the other view follows.
@@ -313,8 +312,10 @@ export class View {
     if (!width || width === this.width) return;
     this.width = width;
     if (!this.output) return;
-    if (this.hasAttention) this.showAttention();
-    this.renderDetails();
+    this.keepFocus(() => {
+      if (this.hasAttention) this.showAttention();
+      this.renderDetails();
+    });
   }
 
   // Highlight everything that belongs to the tokens under the pointer.
