@@ -1698,6 +1698,11 @@ def test_the_settings_of_a_model_repeat_its_training(regard: Command, tmp_path: 
     weights = [(folder / "model.safetensors").read_bytes() for folder in (first, second)]
     assert weights[0] == weights[1]
     found = [{**read_settings(folder), "out": None, "sha256": None} for folder in (first, second)]
+    commands = [each["metadata"].pop("command") for each in found]
+    assert [command.split()[:3] for command in commands] == [
+        ["regard", "train", "--data.train"],
+        ["regard", "train", "--config"],
+    ]
     assert found[0] == found[1]
 
 

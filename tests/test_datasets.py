@@ -298,7 +298,7 @@ def test_split_separates_sources_and_keeps_the_last_of_a_source() -> None:
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
-    with pytest.raises(DataError, match=r"no dataset 'revers'; did you mean 'reverse'\?"):
+    with pytest.raises(DataError, match=r"no dataset 'revers'; did you mean reverse\?"):
         datasets.make("revers")
 
 

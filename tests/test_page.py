@@ -521,6 +521,26 @@ def test_an_error_of_a_proxy_is_shown(page: Page) -> None:
         expect(page.locator("#status")).to_contain_text(expected)
 
 
+def test_a_text_that_fails_in_one_view_is_shown_in_none(page: Page) -> None:
+    outputs = [_view(page, number).locator(".output").text_content() for number in range(2)]
+    page.route(
+        "**/api/translate",
+        lambda route: (
+            route.fulfill(status=422, json={"error": "no"})
+            if route.request.post_data_json["model"] == 1
+            else route.fallback()
+        ),
+    )
+    _start(page, "d c a b")
+    expect(page.locator("#status")).to_have_text("no")
+    expect(page.locator("[aria-busy]")).to_have_count(0)
+    for number, text in enumerate(outputs):
+        expect(_view(page, number).locator(".output")).to_have_text(text)
+        heads = _view(page, number).locator(".heatmap thead th").all_text_contents()
+        assert heads[:3] == ["a", "b", "c"]
+    assert page.evaluate("location.hash") == ""
+
+
 def test_an_intervention_keeps_the_search_options_of_the_output(page: Page) -> None:
     page.fill("#beam-size", "1")
     page.fill("#n-best", "1")

@@ -84,19 +84,33 @@ function isDefault() {
     && parts.every(({ interventions, layer, rank }) => isEmpty(interventions) && layer === null && rank === 0);
 }
 
+// A text is displayed in all views or, if it fails in one, in none: each view calls the function with its own error,
+// if any, and receives the first error of any view.
+function agreement() {
+  const errors = [];
+  let resolve;
+  const settled = new Promise((settle) => { resolve = settle; });
+  return (error) => {
+    errors.push(error);
+    if (errors.length === views.length) resolve(errors.find((each) => each !== undefined));
+    return settled;
+  };
+}
+
 // Returns the error message, if any, or SUPERSEDED.
 async function run(request) {
   setStatus("Translating…");
-  const errors = await Promise.all(views.map(request));
+  const agree = agreement();
+  const errors = await Promise.all(views.map((view) => request(view, agree)));
   if (errors.includes(SUPERSEDED)) return SUPERSEDED;
-  const error = errors.find(Boolean);
+  const error = errors.find((each) => each !== undefined);
   setStatus(error ?? "");
   return error;
 }
 
 function translate() {
   const line = byId("text").value.replace(/\n+$/, "").replace(/\n+/g, " ");
-  return run((view) => view.translate(line));
+  return run((view, agree) => view.translate(line, agree));
 }
 
 // The state without a hash.
@@ -112,7 +126,7 @@ async function restore(event) {
   byId("text").value = saved.text;
   setOptions(saved.beamSize, saved.nBest);
   starting++;
-  const error = await run((view) => view.restore({ ...saved, view: saved.views[view.number] }));
+  const error = await run((view, agree) => view.restore({ ...saved, view: saved.views[view.number] }, agree));
   starting--;
   if (error === undefined || error === SUPERSEDED) changed();
 }

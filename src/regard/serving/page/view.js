@@ -103,10 +103,10 @@ export class View {
   }
 
   // Translate a new text without interventions. Returns the error message, if any, or SUPERSEDED.
-  translate(text) {
+  translate(text, agree) {
     this.loading = true; // until the newest request ends
     this.bars.cancel();
-    return this.request(noInterventions(), text, this.page.options());
+    return this.request(noInterventions(), text, this.page.options(), agree);
   }
 
   async apply(change) {
@@ -116,18 +116,19 @@ export class View {
   }
 
   // The state that a link holds. Returns the error message, if any, or SUPERSEDED.
-  async restore({ text, step, view: { interventions, layer, head, rank } }) {
+  async restore({ text, step, view: { interventions, layer, head, rank } }, agree) {
     const { layers, heads } = this.model;
     const exists = layer !== null && layer < layers && (head === null || head < heads);
-    const error = await this.translate(text) ?? (isEmpty(interventions) ? undefined : await this.request(interventions));
+    const error = await this.translate(text, agree) ?? (isEmpty(interventions) ? undefined : await this.request(interventions));
     if (error) return error;
     Object.assign(this, { own: null, layer: exists ? layer : null, head: exists ? head : null });
     this.show(this.translation, rank < (this.translation.n_best?.length ?? 1) ? rank : 0);
     this.goToStep(step);
   }
 
-  // Translate with these interventions; an error leaves the view unchanged.
-  async request(interventions, text = this.line ?? this.translation.source, searchOptions = this.searchOptions) {
+  // Translate with these interventions; an error leaves the view unchanged. `agree` receives the error of this view, if
+  // any, and returns that of any view.
+  async request(interventions, text = this.line ?? this.translation.source, searchOptions = this.searchOptions, agree = (error) => error) {
     const id = ++this.requests;
     const baseline = isEmpty(this.interventions) ? this.translation?.text : this.baseline;
     this.wanted = interventions;
@@ -138,6 +139,7 @@ export class View {
     } catch (reason) {
       error = reason.message;
     }
+    error = await agree(error);
     if (id !== this.requests) return SUPERSEDED;
     this.node.removeAttribute("aria-busy");
     Object.assign(this, { wanted: null, loading: false });
