@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 from rich.cells import cell_len
 
-_RIGHT_TO_LEFT = ("R", "AL", "RLE", "RLO", "RLI", "LRE", "LRO", "LRI", "FSI", "PDF", "PDI")
+_REORDERING = ("R", "AL", "RLE", "RLO", "RLI", "LRE", "LRO", "LRI", "FSI", "PDF", "PDI")
 """Directions of characters that change the order of others: right-to-left letters and bidi controls."""
 
 
@@ -36,13 +36,18 @@ def escape_controls(text: str) -> str:
     )
 
 
+def isolated(text: str) -> str:
+    """Return text whose writing direction has no effect on the text around it."""
+    return f"\u2068{text}\u2069"
+
+
 def left_to_right(text: str) -> str:
-    """Return text that leaves the order of the cells around it as it is, if it contains other scripts.
+    """Return a cell that leaves the order of the cells around it as it is.
 
     Terminals reverse neighbouring words of a script that is written from right to left.
     """
-    changes_order = any(unicodedata.bidirectional(c) in _RIGHT_TO_LEFT for c in text)
-    return f"\u2068{text}\u2069\u200e" if changes_order else text
+    changes_order = any(unicodedata.bidirectional(c) in _REORDERING for c in text)
+    return f"{isolated(text)}\u200e" if changes_order else text
 
 
 def _padded(cell: str, width: int, left: bool) -> str:

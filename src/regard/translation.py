@@ -11,6 +11,7 @@ import numpy as np
 from regard.alignment import Alignment, from_weights, word_weights
 from regard.errors import ConfigError, DataError, ExtraError, quantity
 from regard.text import EOS_TOKEN, SPECIAL_TOKENS, UNK, display_token
+from regard.text_table import isolated
 
 if TYPE_CHECKING:
     import pandas
@@ -173,7 +174,7 @@ class Translation:
 
         notes = ["the source is empty"]
         if self.source_tokens:
-            notes = [f"{_isolated(self.source)} (score {self.score:.3f})"]
+            notes = [f"{isolated(self.source)} (score {self.score:.3f})"]
         if self.unknown:
             notes.append(f"not in the vocabulary of the model: {_listed(self.unknown)}")
         if self.left_out:
@@ -348,14 +349,9 @@ class Translation:
         return self.attention
 
 
-def _isolated(text: str) -> str:
-    """Return text whose writing direction has no effect on the text around it."""
-    return f"\u2068{text}\u2069"
-
-
 def _listed(tokens: Sequence[str]) -> str:
     """Return the distinct tokens, as they are displayed, in quotation marks."""
-    return ", ".join(f"“{_isolated(text)}”" for text in dict.fromkeys(map(display_token, tokens)))
+    return ", ".join(f"“{isolated(text)}”" for text in dict.fromkeys(map(display_token, tokens)))
 
 
 def rounded(weights: np.ndarray | None) -> list[Any] | None:
