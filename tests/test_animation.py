@@ -44,10 +44,16 @@ def test_all_numbers_are_drawn() -> None:
 
 def test_two_animations_on_one_page_share_no_class() -> None:
     one = animated_encoder_decoder(steps(), SOURCE, TARGET)
-    other = animated_encoder_decoder(steps(1), SOURCE, TARGET[:1], bidirectional=False)
+    other = animated_encoder_decoder(steps(), SOURCE, TARGET, bidirectional=False)
     names = [set(re.findall(r"regard-[0-9a-f]{8}", each.svg)) for each in (one, other)]
     assert [len(each) for each in names] == [1, 1]
     assert names[0] != names[1]
+
+
+def test_long_tokens_are_truncated() -> None:
+    animation = animated_encoder_decoder(steps(), ["te", "x" * 400, "</s>"], TARGET)
+    assert float(ET.fromstring(animation.svg).attrib["width"]) < 700
+    assert animation.content["source_tokens"] == ["te", "x" * 400, "</s>"]
 
 
 def test_wrong_input_is_refused() -> None:

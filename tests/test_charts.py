@@ -194,6 +194,16 @@ def test_json_contains_tokens_and_weights():
     }
 
 
+def test_attributions_are_not_called_attention():
+    chart = heatmap([[0.25, 0.75]], ["a", "b"], ["c"], method="integrated gradients")
+    content = json.loads(chart.to_json())
+    assert content["method"] == "integrated gradients"
+    assert content["weights"] == [[0.25, 0.75]]
+    assert "attention" not in content
+    texts = " ".join("".join(text.itertext()) for text in to_svg_tree(chart).iter())
+    assert "the larger the attribution (integrated gradients), without its sign" in texts
+
+
 @pytest.mark.parametrize(
     ("name", "start"),
     [

@@ -369,3 +369,16 @@ def test_numbers_and_labels_of_many_states_do_not_overlap(count):
         )
         assert len(printed) == (count if count <= 20 else 1)
         assert all(b - a >= (left + right) / 2 for (a, left), (b, right) in pairwise(printed))
+
+
+def test_numbers_of_many_components_do_not_overlap():
+    panel = panels(attention_steps(explain(np.ones(512), np.eye(3, 512))))[2]
+    written = [t for t in panel.iter(f"{SVG}text") if "".join(t.itertext()).isdigit()]
+    labels = [numbers(t, "x", "font-size") for t in written]
+    assert 20 <= len(labels) <= 40
+    assert all(0.71 * (b - a) >= 0.75 * size for (a, size), (b, _) in pairwise(labels))
+
+
+def test_uniform_weights_of_many_tokens_are_drawn():
+    chart = self_attention(np.full((250, 250), 1 / 250), ["w"] * 250)
+    assert chart.to_svg().count("<line") >= 250 * 250

@@ -131,6 +131,22 @@ def test_large_scores_are_shifted_with_a_note() -> None:
     explanation = explain([1000.0, 0], [[1, 0], [0.999, 0]])
     np.testing.assert_allclose(explanation.weights, [1 / (1 + np.exp(-1)), 1 / (1 + np.exp(1))])
     assert "the largest score was subtracted from all scores" in str(explanation)
+    assert "alpha = exp(e - 1000) / Z" in str(explanation)
+    assert "alpha = exp(e + 999) / Z" in str(explain([-1000.0, 0], [[1, 0], [0.999, 0]]))
+
+
+def test_large_scores_of_many_states_do_not_overflow() -> None:
+    explanation = explain([1.0], [[700.0]] * 20_000)
+    np.testing.assert_allclose(explanation.weights, 1 / 20_000)
+    np.testing.assert_allclose(explanation.context, [700])
+
+
+def test_labels_cannot_control_a_terminal() -> None:
+    explanation = explain([1.0], [[1.0], [2.0]], labels=["a\nb", "\x1b[31mred"])
+    for text in (explanation.to_text(), explanation.to_markdown()):
+        assert "\x1b" not in text
+        assert "a\nb" not in text
+    assert r"a\nb = [1]" in explanation.to_text()
 
 
 @pytest.mark.parametrize("score", [-700.0, -744.0, -1e5])
@@ -221,6 +237,9 @@ def test_invalid_arguments_raise(arguments: Any, error: type[Exception], message
         explain([1, 2], STATES, parameters={"W": [[1]]})
     with pytest.raises(ConfigError, match="the temperature of cosine must be above 0, got 0"):
         explain([1, 2], STATES, score="cosine", parameters={"temperature": 0})
+    for matrix in ([[1, 2], [0, 1]], [[1, 0], [0, -1]], [[1, 2]]):
+        with pytest.raises(ConfigError, match="must be symmetric and positive definite"):
+            explain([1, 2], STATES, score="inner_product", parameters={"W": matrix})
 
 
 def test_long_rows_are_shortened_everywhere() -> None:

@@ -14,7 +14,7 @@ from regard.charts.attention_steps import ExplainedAttention
 from regard.charts.base import GREY, INK, html_page
 from regard.charts.labels import check_weights, token_labels
 from regard.charts.svg import FAINT, STRONG, Canvas, Diagram, element, weight_colour
-from regard.charts.text import text_width
+from regard.charts.text import text_width, truncate
 from regard.errors import DataError
 
 _CELL, _CELLS = 13.0, 4
@@ -22,6 +22,8 @@ _CELL, _CELLS = 13.0, 4
 _ENCODE, _PHASES, _HOLD = 0.5, {"score": 1.3, "normalise": 1.3, "sum": 1.7, "token": 1.2}, 3.0
 """Seconds per state and direction, for each phase of a decoding step, and at the end."""
 _FADE = 0.15
+_LABEL_WIDTH = 105.0
+"""Pixels of the longest token; longer ones are truncated."""
 _ORDERS = {1: ("",), 2: ("from left to right ", "from right to left ")}
 _ROWS = {"output": -36.0, "decoder": 0.0, "context": 74.0, "weight": 196.0, "score": 226.0}
 _BAR = 40.0
@@ -86,7 +88,9 @@ def animated_encoder_decoder(
     """Animate encoder and decoder: states, then the scores, weights, context and token at every step.
 
     The cells of a state or context show its first components in each direction: blue for positive
-    and orange for negative values.
+    and orange for negative values. Encoder states are drawn as the values of the attention; if these
+    are projected, their halves are not the two directions, so set `bidirectional` to False. The lines of a
+    step start from s_t, the query of Luong's decoder; that of Bahdanau's is s_(t-1).
 
     Args:
         steps: L explanations with scores, one per target token, from
@@ -104,7 +108,10 @@ def animated_encoder_decoder(
         raise DataError("an animation needs the scores of every step, got a step without scores")
     weights = np.array([step.weights for step in steps]) if steps else np.zeros((0, 0))
     check_weights(weights, source_tokens, target_tokens)
-    source, target = token_labels(source_tokens), token_labels(target_tokens)
+    source, target = (
+        [truncate(label, 13.0, _LABEL_WIDTH) for label in token_labels(tokens)]
+        for tokens in (source_tokens, target_tokens)
+    )
     content = {
         "source_tokens": list(source_tokens),
         "target_tokens": list(target_tokens),
@@ -113,7 +120,7 @@ def animated_encoder_decoder(
         "context": [step.context.round(6).tolist() for step in steps],
     }
     # style sheets apply to the whole page: every animation has its own class names
-    digest = hashlib.sha256(json.dumps([content, title]).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(json.dumps([content, title, bidirectional]).encode()).hexdigest()[:8]
     scene = _Scene(f"regard-{digest}", source, target, 2 if bidirectional else 1)
     scene.draw_frame()
     scene.encode(steps[0].values)
@@ -211,7 +218,7 @@ class _Scene:
         self.show(pairs, start, start + _PHASES["score"])
         self.show(_score_drawing(self.source_x, scores), start, end)
         self.caption(
-            f"Step {name}, score: one number for the decoder state s{name} and each encoder state.",
+            f"Step {name}, score: one number for the decoder's query and each encoder state.",
             _PHASES["score"],
         )
         self.show(_weight_drawing(self.source_x, step.weights), self.time, end)

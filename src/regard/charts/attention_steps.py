@@ -75,7 +75,10 @@ def attention_steps(explanation: ExplainedAttention, *, title: str = "") -> Diag
         panels.append(_plane("3 weighted sum", explanation, names))
     else:
         components = [str(i + 1) for i in range(len(context))]
-        panels.append(_bars("3 weighted sum", "c, by component", context, components))
+        interval = -(-len(context) // 40)  # 12 pixels per label
+        panels.append(
+            _bars("3 weighted sum", "c, by component", context, components, interval=interval)
+        )
     canvas = Canvas()
     for panel in panels:
         canvas.paste(panel, canvas.right + 44 if canvas.elements else 0.0)
@@ -91,9 +94,14 @@ def _draw_heading(canvas: Canvas, heading: str, note: str) -> None:
 
 
 def _bars(
-    heading: str, note: str, numbers: np.ndarray, names: Sequence[str], shaded: bool = False
+    heading: str,
+    note: str,
+    numbers: np.ndarray,
+    names: Sequence[str],
+    shaded: bool = False,
+    interval: int = 1,
 ) -> Canvas:
-    """Draw one bar per number; with `shaded`, larger numbers are darker.
+    """Draw one bar per number, every `interval`-th with its name; if `shaded`, larger ones are darker.
 
     If there is no space to print all numbers, only the largest is printed.
     """
@@ -113,7 +121,7 @@ def _bars(
         if pitch >= _NUMBER_WIDTH or abs(number) == abs(numbers).max():
             size = 11.0 if count <= 8 else 9.0
             canvas.text(x, zero - height + (9 if number < 0 else -8), text, size=size)
-    canvas.labels(centres, _SIDE + 12, names, pitch, size=11.0)
+    canvas.labels(centres[::interval], _SIDE + 12, names[::interval], interval * pitch, size=11.0)
     _draw_heading(canvas, heading, note)
     return canvas
 

@@ -96,6 +96,8 @@ def self_attention(
 ) -> Diagram:
     """Draw self-attention between two copies of a sequence: queries above, keys below.
 
+    Weights below 0.005, or half of 1 / T if that is smaller, have no line.
+
     Args:
         weights: (T, T), one row per query.
         tokens: T tokens.
@@ -116,12 +118,13 @@ def self_attention(
     labels = token_labels(tokens)
     pitch, (centres, _) = _columns(labels, labels)
     canvas, keys_y = Canvas(), min(190.0, max(110.0, 0.35 * pitch * len(tokens)))
+    smallest = min(0.005, 0.5 / len(tokens))
     # wide lines are drawn over narrow ones, and those of the highlighted query on top
     lines = sorted(
         (i == position, abs(weight), weight, i, j)
         for i, row in enumerate(weights.tolist())
         for j, weight in enumerate(row)
-        if abs(weight) >= 0.005
+        if abs(weight) >= smallest
     )
     for highlighted, size, weight, i, j in lines:
         share = min(1.0, size) * (1.0 if highlighted else 0.6)

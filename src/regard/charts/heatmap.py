@@ -36,12 +36,19 @@ class Heatmap(VegaChart):
     method: str = "attention"
 
     def to_json(self) -> str:
-        """Return `source_tokens`, `target_tokens` and `attention` (rounded to 6 digits) as JSON."""
+        """Return `source_tokens`, `target_tokens` and `attention` (rounded to 6 digits) as JSON.
+
+        Attributions have the key `weights`, and `method` names their method.
+        """
+        weights = self.weights.astype(float).round(6).tolist()
         content = {
             "source_tokens": list(self.source_tokens),
             "target_tokens": list(self.target_tokens),
-            "attention": self.weights.astype(float).round(6).tolist(),
         }
+        if self.method == "attention":
+            content["attention"] = weights
+        else:
+            content |= {"method": self.method, "weights": weights}
         return json.dumps(content, ensure_ascii=False) + "\n"
 
     def to_svg(self) -> str:
@@ -104,11 +111,13 @@ class Heatmap(VegaChart):
 
     @property
     def _explanation(self) -> list[str]:
-        attends = self.method == "attention"
-        quantity = "attention weight" if attends else f"attribution ({self.method})"
+        if self.method == "attention":
+            quantity = "attention weight of that source token."
+        else:
+            quantity = f"attribution ({self.method}), without its sign, as a share of its row."
         return [
             "Each row is one step of the output: the darker a cell,",
-            f"the larger the {quantity} of that source token.",
+            f"the larger the {quantity}",
         ]
 
     def __repr__(self) -> str:

@@ -38,6 +38,8 @@ FIXED = ("phrasebook",)
 def make(name: str, seed: int = 1) -> Splits:
     """Return the dataset with this name; the same seed yields the same dataset on any machine.
 
+    `dates` and `numbers` also depend on the versions of Babel and num2words.
+
     Raises:
         DataError: there is no dataset with this name.
         ExtraError: the dataset needs an optional package that is not installed.

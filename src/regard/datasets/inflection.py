@@ -3,7 +3,7 @@
 Stems are random syllables, and most occur in the training set with other tags; the endings are
 those of the three regular conjugations. Concatenation is not enough: the spelling preserves the sound of the
 stem (tocar -> toqué, cazar -> cacé, llegar -> llegué), and some stems change under stress (pensar ->
-pienso).
+pienso). Stems in z keep it before e and i, where Spanish would write c (tezir).
 """
 
 import random

@@ -10,6 +10,7 @@ import numpy as np
 from regard.errors import ConfigError
 from regard.explanation.worked_example import Explanation, Vector
 from regard.score_registry import SCORES
+from regard.text_table import escape_controls, left_to_right
 
 _MAX_COLUMNS, _PREFIX = 16, 6
 """Length of the longest row printed in full, and how many numbers of a longer one are printed."""
@@ -71,8 +72,7 @@ class _Writer:
     def parameter(self, letter: str, value: Vector) -> str:
         note = ""
         if letter in self.explanation.assumed:
-            default = "ones" if letter == "v" else "the identity" if value.ndim else "1"
-            note = f" (default: {default})"
+            note = f" (default: {_default_name(value)})"
         if value.ndim == 0:
             return f"{letter} = {self.number(value)}{note}"
         if value.ndim == 1:
@@ -84,7 +84,9 @@ class _Writer:
     @property
     def labels(self) -> list[str]:
         labels = self.explanation.labels
-        return [*labels] if self.plain else [*map(_in_markdown, labels)]
+        if self.plain:
+            return [left_to_right(escape_controls(label)) for label in labels]
+        return [*map(_in_markdown, labels)]
 
     def inputs(self) -> str:
         result = self.explanation
@@ -111,13 +113,14 @@ class _Writer:
         text, latex = entry.formula(result.parameters)
         formula = self.formula(f"e_i = {text}", f"e_i = {latex}")
         title, table = f"1. Score ({result.score}, {entry.source})", self.table("e", result.scores)
-        power = f"exp(e - {self.number(result.shift)})" if result.shift else "exp(e)"
+        sign = "-" if result.shift > 0 else "+"
+        power = f"exp(e {sign} {self.number(abs(result.shift))})" if result.shift else "exp(e)"
         terms = self.numbers(result.exponentials, " + ")
         total = f"they sum to {self.number(result.weights.sum())}"
         normalise = [
             self.table(power, result.exponentials),
             self.formula(f"Z = {terms} = {self.number(result.partition)}"),
-            self.table("alpha = exp(e) / Z", result.weights),
+            self.table(f"alpha = {power} / Z", result.weights),
             f"  {total}" if self.plain else f"{total.capitalize()}.",
         ]
         if result.shift:
@@ -133,7 +136,7 @@ class _Writer:
         result = self.explanation
         weights = [self.number(weight) for weight in result.weights]
         symbols = map(_in_latex, result.labels)
-        text = " + ".join(map(" ".join, zip(weights, result.labels, strict=True)))
+        text = " + ".join(map(" ".join, zip(weights, self.labels, strict=True)))
         latex = " + ".join(map(r"\,".join, zip(weights, symbols, strict=True)))
         products = zip(weights, result.values, result.weighted, strict=True)
         lines = [
@@ -166,11 +169,23 @@ class _Writer:
         return self.section("Unnormalised sum", formula, f"{'  ' if self.plain else ''}{note}")
 
 
+def _default_name(value: Vector) -> str:
+    """Return the name of a parameter's default value."""
+    if value.ndim < 2:
+        return "ones" if value.ndim else "1"
+    rows, columns = value.shape
+    return "the identity" if rows == columns else "ones on the diagonal of each block"
+
+
 def _in_markdown(label: str) -> str:
     """Return a label as Markdown that shows it: no markup, no end of a cell, no formula, no HTML."""
-    escaped = re.sub(r"([\\`*_\[\]|$~#>+-])", r"\\\1", " ".join(label.splitlines()))
+    escaped = re.sub(r"([\\`*_\[\]|$~#>+-])", r"\\\1", _on_one_line(label))
     escaped = re.sub(r"^(\d+)([.)])", r"\1\\\2", escaped)  # the number of a list
     return escaped.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _on_one_line(label: str) -> str:
+    return escape_controls(" ".join(label.splitlines()))
 
 
 def _in_latex(label: str) -> str:
@@ -180,7 +195,7 @@ def _in_latex(label: str) -> str:
     if re.fullmatch(r"[\w()]+", label) and "_" not in label:
         return label
     symbols = {"\\": r"\backslash", "~": r"\sim", "^": r"\wedge"}
-    parts = re.split(r"([\\~^])", " ".join(label.splitlines()))
+    parts = re.split(r"([\\~^])", _on_one_line(label))
     escaped = (re.sub(r"([#$%&_{}])", r"\\\1", part) for part in parts)
     return "".join(
         symbols.get(part, rf"\text{{{text}}}")

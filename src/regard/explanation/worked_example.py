@@ -20,8 +20,8 @@ from regard.score_registry import Parameters, ScoreEntry, find_score
 
 Vector = npt.NDArray[np.float64]
 
-_MAX_SCORE = 700.0
-"""Exponentials of larger scores overflow float64, and those of scores below -700 underflow."""
+_MAX_SCORE = 600.0
+"""Sums of exponentials of scores above 709 overflow float64, and those of scores below -708 underflow."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,7 +120,8 @@ def explain(
         values: (T, Dv), the values; the keys by default.
         score: name or alias of a score function.
         parameters: parameters of the score function, keyed by the letters in its formula: W, U, v,
-            bias, temperature. The defaults are identity matrices, vectors of ones and temperature 1.
+            bias, temperature. The defaults are identity matrices (ones on the diagonal if the
+            widths differ), vectors of ones and temperature 1.
         weights: (T,), attention weights to use instead of computing them from scores.
         labels: names of the T states; h1, h2, … by default.
 
@@ -223,6 +224,10 @@ def _parameters(
     if (found.get("temperature", np.array(1)) <= 0).any():
         given = parameters["temperature"]
         raise ConfigError(f"the temperature of {entry.name} must be above 0, got {given!r}")
+    if entry.name == "inner_product" and not _is_positive_definite(found["W"]):
+        raise ConfigError(
+            "W of inner_product must be symmetric and positive definite; bilinear accepts any matrix"
+        )
     rows = {letter: len(value) for letter, value in found.items() if value.ndim}
     if len({*rows.values()}) > 1:
         given = ", ".join(f"{letter} {count}" for letter, count in rows.items())
@@ -230,6 +235,12 @@ def _parameters(
             f"the parameters of {entry.name} ({entry.text}) need equal numbers of rows, got {given}"
         )
     return found
+
+
+def _is_positive_definite(matrix: Vector) -> bool:
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
+        return False
+    return np.allclose(matrix, matrix.T) and bool(np.linalg.eigvalsh(matrix)[0] > 0)
 
 
 def _default(axes: str, widths: dict[str, int]) -> Vector:
