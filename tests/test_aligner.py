@@ -1,5 +1,7 @@
+import dataclasses
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,9 +9,10 @@ import pytest
 from regard import ConfigError, Translator, aligner, symmetrize
 from regard.aligner import train_both, write_links
 from regard.cli.main import main
-from regard.config import Config
+from regard.config import Config, TextConfig
 from regard.lines import read_lines
 from regard.pairs import read_pairs
+from regard.text import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -110,6 +113,33 @@ def test_the_dev_file_is_not_that_of_the_reverse_model(tmp_path: Path, pairs_fil
     configs = [model.trained.config.data for model in models]
     assert [config.source_column for config in configs] == ["source", "target"]
     assert [config.target_column for config in configs] == ["target", "source"]
+
+
+def test_the_dev_file_has_its_columns_exchanged_for_the_reverse_model(
+    tmp_path: Path, pairs_file: Path
+) -> None:
+    pairs = read_pairs(str(pairs_file))
+    forward, reverse = train_both(tmp_path, pairs, **SETTINGS, data={"dev": str(pairs_file)})
+    assert forward.trained.metadata["examples"][0].islower()
+    assert reverse.trained.metadata["examples"][0].isupper()
+
+
+def test_the_model_has_the_units_of_the_links_that_guide_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    units = iter(("grapheme", "word"))
+
+    def train_tokenizer(texts: list[str], config: TextConfig) -> Tokenizer:
+        return Tokenizer.train(texts, dataclasses.replace(config, unit=next(units)))
+
+    monkeypatch.setattr(aligner, "Tokenizer", SimpleNamespace(train=train_tokenizer))
+    settings = {**SETTINGS, "source": {}}
+    models = train_both(tmp_path, [(text, text.upper()) for text in WORDS], **settings)
+    configs = [model.trained.config for model in models]
+    assert [(config.source.unit, config.target.unit) for config in configs] == [
+        ("grapheme", "word"),
+        ("word", "grapheme"),
+    ]
 
 
 def test_a_run_that_fails_leaves_no_links_for_the_next_one(
@@ -214,11 +244,12 @@ def test_a_second_command_leaves_the_guide_of_a_running_one(
     pairs = [(text, text.upper()) for text in WORDS]
     write_guide = aligner._write_guide
 
-    def write_and_start_again(*args: Any) -> None:
-        write_guide(*args)
+    def write_and_start_again(*args: Any) -> dict[str, Any]:
+        units = write_guide(*args)
         monkeypatch.setattr(aligner, "_write_guide", pytest.fail)
         with pytest.raises(ConfigError, match="another process is training"):
             train_both(tmp_path, pairs, pairs[:3], **SETTINGS)
+        return {**units}
 
     monkeypatch.setattr(aligner, "_write_guide", write_and_start_again)
     forward, _ = train_both(tmp_path, pairs, pairs[:3], **SETTINGS)

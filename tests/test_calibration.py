@@ -20,7 +20,7 @@ def test_the_error_of_two_bins_computed_by_hand() -> None:
     assert calibration.value == pytest.approx(100 * (2 * 0.025 + 0.85 + 0.15) / 4)
     rows = [(part.low, part.high, part.n, part.exact_match) for part in calibration.bins]
     assert rows == [(10, 20, 1, 0), (80, 90, 1, 0), (90, 100, 2, 100)]
-    assert "26.25 (10 bins)" in str(calibration)
+    assert "26.25 (10 bins; mean probability " in str(calibration)
 
 
 def test_the_edges_belong_to_the_bin_below() -> None:
@@ -104,4 +104,4 @@ def test_evaluation_reports_the_calibration(folders: list[Path]) -> None:
     expected = calibrate([output.probability for output in report.translations], right)
     assert values == expected.to_dict()
     assert sum(part["n"] for part in values["bins"]) == 3
-    assert f"exact match: {values['value']:.2f} (10 bins)" in str(report)
+    assert f"exact match: {values['value']:.2f} (10 bins; mean" in str(report)

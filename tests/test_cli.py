@@ -739,7 +739,7 @@ def test_invalid_lines_stop_training_and_are_listed(regard: Command, tmp_path: P
     assert "bad.tsv: 4 of 8 lines cannot be used: " in message
     assert (
         "line 2 has no second column (TAB); line 3 is empty; line 4 has an empty source; "
-        "line 5 has an empty target; correct them, or skip them with data.bad_lines skip"
+        "line 5 has an empty target; correct them, or skip them with --data.bad_lines skip"
     ) in message
     assert not (tmp_path / "m").exists()
     path.write_text("ab\tA\nabba\tA\nb\tB\n")
@@ -1211,9 +1211,9 @@ def test_evaluate_lists_confusions_and_sources_with_unknown_tokens(
     first = report["confusions"][0]
     assert first["count"] >= report["confusions"][1]["count"] >= 1
     assert set(first["examples"][0]) == {"source", "output", "reference"}
-    assert "examples: output (reference)" in result.out
+    assert "example: output (reference)" in result.out
     without = regard(*arguments, "--confusions", 0)
-    assert "examples:" not in without.out
+    assert "example:" not in without.out
     assert json.loads(json_file.read_text())["confusions"] == []
     message = error_line(regard(*arguments, "--confusions", -1), 1)
     assert "--confusions must be at least 0, got -1" in message

@@ -151,6 +151,14 @@ def test_the_table_has_means_and_intervals_over_seeds() -> None:
     assert "| 1,234 | 2.0 | 100 | 50 | 25.0 |" in three_seeds
 
 
+def test_the_table_of_an_unfinished_comparison_names_both_intervals() -> None:
+    runs = [_run("a", 1, 10), _run("a", 2, 12), _run("b", 1, 14)]
+    assert (
+        "of the mean over up to 2 seeds (Student's t), or over the sources for one seed"
+        in table(runs)
+    )
+
+
 def test_the_chart_has_a_line_per_model_and_a_point_per_length() -> None:
     chart = by_length([_run("none", 1, 10), _run("none", 2, 15), _run("dot", 1, 20)])
     marks = [(point.series, point.x, point.y) for point in chart.points]

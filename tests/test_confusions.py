@@ -114,6 +114,14 @@ def test_control_characters_and_scripts_from_right_to_left_change_no_cell() -> N
     assert row == "  ".join([*isolated, "1"])
 
 
+@pytest.mark.parametrize("unit", ["char", "word", "whitespace"])
+def test_an_unknown_token_is_one_token(unit):
+    tokenizer = Tokenizer.train(["the cat sat"], TextConfig(unit=unit))
+    split = token_splitter(tokenizer)
+    spaces = [" "] if unit == "char" else []
+    assert split("<unk> the") == ["<unk>", *spaces, *split("the")]
+
+
 def test_the_table_marks_spaces_and_missing_tokens() -> None:
     found = confusions(["s", "t"], ["ab", ""], [["a b"], ["c"]], list)
     lines = confusion_table(found).splitlines()
@@ -121,7 +129,7 @@ def test_the_table_marks_spaces_and_missing_tokens() -> None:
         "expected",
         "written",
         "count",
-        "examples:",
+        "example:",
         "output",
         "(reference)",
     ]

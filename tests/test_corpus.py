@@ -84,7 +84,7 @@ def test_bad_lines_stop_by_default() -> None:
     with pytest.raises(
         DataError,
         match=r"train: 2 of 6 lines cannot be used: line 5 has an empty target; line 6 is empty; "
-        r"correct them, or skip them with data\.bad_lines skip",
+        r"correct them, or skip them with --data\.bad_lines skip",
     ):
         corpus([*PAIRS, ("x", ""), (" ", "")])
     with pytest.raises(DataError, match="dev: 1 of 4 lines"):
@@ -136,7 +136,9 @@ def test_extra_columns_are_noted_once(tmp_path: Path) -> None:
     path.write_text("ab\tA B\tx\nba\tB A\ty\tz\nbb\tB B\n")
     notes = corpus(None, DEV, train=str(path)).notes
     column_notes = [note for note in notes if "further columns" in note]
-    assert column_notes == ["train: further columns ignored on 2 lines"]
+    assert column_notes == [
+        "train: further columns ignored on 2 lines (--data.features_column reads features)"
+    ]
 
 
 def test_without_dev_pairs_sources_are_held_out() -> None:

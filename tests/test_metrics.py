@@ -145,6 +145,19 @@ def test_chrf_is_the_corpus_chrf_of_sacrebleu(references):
     assert computed.signature == str(direct.get_signature())
 
 
+@pytest.mark.parametrize("second", [None, "a d c b"])
+def test_chrf_of_many_outputs_is_that_of_sacrebleu(second):
+    outputs = [f"{number} a b c" for number in range(2500)]
+    references = [[f"{number} a c b"] for number in range(2500)]
+    if second is not None:
+        references[1700].append(second)
+    expected = sacrebleu.CHRF()
+    value = expected.corpus_score(outputs, streams(references)).score
+    found = metrics.chrf(outputs, references)
+    assert found.value == pytest.approx(value)
+    assert found.signature == str(expected.get_signature())
+
+
 def test_a_missing_reference_is_not_an_empty_one():
     # a repeated reference changes nothing
     mixed = metrics.bleu(["a b c d e", "f g h i j"], [["a b c d x"], ["f g h i y", "z g h i j"]])

@@ -462,9 +462,9 @@ def test_matching_keeps_the_indices_of_words() -> None:
 def test_words_with_the_joiner_or_a_mark_of_another_script_stay_one_word() -> None:
     encoding = MATCHING.encode("te libros\u203f- yo")
     assert MATCHING.word_ids(encoding.tokens)[-1] == 2
-    matched = match_tokens(["a学b\u203f", "c"], {"学": 5})
+    matched = match_tokens(["a学b\u203f", "c"], {"学": 5}, 1)
     assert matched.tokens == ["a", "\u203f学", "\u203fb\u203f", "c"]
-    assert match_tokens(["学\u203f", "!"], {"学": 5}).tokens == ["学"]
+    assert match_tokens(["学\u203f", "!"], {"学": 5}, 1).tokens == ["学"]
 
 
 _PIECES = ["te", "libros", "?", ".", "¿", "!", "«", "»", "“", "(", ")", "7", "x-y"]

@@ -261,7 +261,7 @@ def _minutes(config: Config) -> float:
 
 def _scale(config: Config, statistics: Statistics) -> str:
     minutes = config.training.max_minutes
-    budget = "" if minutes is None else f" and {minutes:g} minutes"
+    budget = "" if minutes is None else f" and {minutes:g} minute{'' if minutes == 1 else 's'}"
     return f"{_pairs(statistics)}{budget}"
 
 

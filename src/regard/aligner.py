@@ -3,7 +3,7 @@
 Links of hidden Markov models, which need no neural network, guide the attention of both models.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ from jaxtyping import Float
 
 from regard import checkpoints
 from regard.alignment import Alignment, Link, read_gold, word_weights
-from regard.config import Config, Symmetrization, from_dict
+from regard.config import Config, Symmetrization, Unit, from_dict
 from regard.errors import ConfigError, DataError
 from regard.files import atomic_write, remove_temporary_files, require_empty_folder
 from regard.hidden_markov import ROUNDS, HiddenMarkovAligner
 from regard.lines import chunks_of
-from regard.pairs import Pair, PairLike, ParsedPairs, pairs_from, refuse_pipes, to_pairs
+from regard.pairs import Pair, PairLike, ParsedPairs, pairs_from, read_pairs, refuse_pipes, to_pairs
 from regard.progress import Progress
 from regard.setting_checks import check_positive
 from regard.symmetrization import symmetrize
@@ -69,13 +69,7 @@ def train_both(
         RegardError: settings, pairs or folders cannot be used.
     """
     data: dict[str, Any] = {"bad_lines": "skip", **settings.get("data", {})}
-    if data.get("features_column") is not None:
-        raise ConfigError(
-            "features of the source cannot be aligned; leave out data.features_column"
-        )
-    if settings.get("model", {}).get("attention") == "none":
-        raise ConfigError("alignments need attention: choose another model.attention")
-    refuse_pipes(data.get("train_links"))
+    _check(data, settings.get("model", {}))
     guide = guide_of(out, settings)
     if guide is not None:
         data["train_links"] = str(guide)
@@ -83,7 +77,7 @@ def train_both(
     if max_minutes is not None:
         groups["training"] = {**settings.get("training", {}), "max_minutes": _half(max_minutes)}
 
-    def run(name: str, swap: bool, links: Sequence[Iterable[Link]] | None = None) -> Translator:
+    def run(name: str, swap: bool, links: Iterable[Iterable[Link]] | None = None) -> Translator:
         config = from_dict({**groups, "out": str(Path(out) / name), "device": device})
         ordered = [None if each is None else _ordered(each, swap) for each in (checked, dev_pairs)]
         return train(config, *ordered, resume=resume, command=command, links=links)
@@ -101,7 +95,9 @@ def train_both(
         if guide is not None and not _has_begun(out):
             parsed = checked if isinstance(checked, ParsedPairs) else pairs_from(checked)
             parsed.require_valid(None)
-            _write_guide(guide, parsed, config)
+            # without the held-out pairs, the model could choose others
+            for side, unit in _write_guide(guide, parsed, config).items():
+                groups[side] = {**settings.get(side, {}), "unit": unit}
         try:
             forward = run("forward", swap=False)
         except BaseException:  # also a signal: the command can be repeated
@@ -113,6 +109,8 @@ def train_both(
     source, target = {**settings.get("source", {})}, settings.get("target", {})
     source.pop("match_vocabulary", None)
     groups |= {"source": {**target, "unit": units[1]}, "target": {**source, "unit": units[0]}}
+    if dev_pairs is None and config.data.dev is not None:
+        dev_pairs = read_pairs(config.data.dev, config.data)
     columns = config.data.source_column, config.data.target_column
     data |= {"source_column": columns[1], "target_column": columns[0]}
     # a model that is resumed has its budget from its checkpoint, from which the other one begins
@@ -121,6 +119,17 @@ def train_both(
     groups["training"] = {**limits, **groups.get("training", {})}
     links = data.pop("train_links", None)
     return forward, run("reverse", swap=True, links=None if links is None else _swapped(links))
+
+
+def _check(data: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+    """Raise a ConfigError for settings with which no links can be found."""
+    if data.get("features_column") is not None:
+        raise ConfigError(
+            "features of the source cannot be aligned; leave out data.features_column"
+        )
+    if model.get("attention") == "none":
+        raise ConfigError("alignments need attention: choose another model.attention")
+    refuse_pipes(data.get("train_links"))
 
 
 def _half(max_minutes: float) -> float:
@@ -152,11 +161,10 @@ def _ordered(pairs: Sequence[Pair] | ParsedPairs, swap: bool) -> list[Pair] | Pa
     return [Pair(target, source) if swap else Pair(source, target) for source, target, _ in pairs]
 
 
-def _swapped(path: str) -> list[Alignment]:
-    """Return the links of a file from target to source."""
-    return [
-        Alignment((target, source) for source, target in pair.possible) for pair in read_gold(path)
-    ]
+def _swapped(path: str) -> Iterator[Alignment]:
+    """Yield the links of a file from target to source."""
+    for pair in read_gold(path):
+        yield Alignment((target, source) for source, target in pair.possible)
 
 
 def write_links(
@@ -191,14 +199,20 @@ def write_links(
     return _write(path, parsed, align, parts, on_progress)
 
 
-def _write_guide(path: Path, parsed: ParsedPairs, config: Config) -> None:
-    """Write the links of hidden Markov models, which are trained on these pairs, in Pharaoh format."""
+def _write_guide(path: Path, parsed: ParsedPairs, config: Config) -> dict[str, Unit]:
+    """Write the links of hidden Markov models, which are trained on these pairs, in Pharaoh format.
+
+    Returns:
+        The units of source and target whose words the links count.
+    """
     limit = config.data.max_length
     ids: list[list[Sequence[int]]] = []
     words: list[list[list[int | None]]] = []
-    sides = (config.source, parsed.texts("source")), (config.target, parsed.texts("target"))
-    for side, texts in sides:
-        tokenizer = Tokenizer.train(texts, side)
+    units: dict[str, Unit] = {}
+    texts_of = {"source": parsed.texts("source"), "target": parsed.texts("target")}
+    for side, texts in texts_of.items():
+        tokenizer = Tokenizer.train(texts, getattr(config, side))
+        units[side] = tokenizer.unit
         encodings = tokenizer.encode_batch(texts)
         ids.append([each.ids if len(each.ids) <= limit else () for each in encodings])
         words.append([tokenizer.words_of(each) for each in encodings])
@@ -213,6 +227,7 @@ def _write_guide(path: Path, parsed: ParsedPairs, config: Config) -> None:
     parts = chunks_of(range(len(parsed.pairs)), _GUIDE_CHUNK, lambda _: 0)
     with Progress("links", len(parsed.pairs), "pairs") as progress:
         _write(path, parsed, align, parts, progress.advance)
+    return units
 
 
 def _likely_links(

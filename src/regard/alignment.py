@@ -46,7 +46,9 @@ class GoldAlignment:
     possible: frozenset[Link] = frozenset()
 
     def __post_init__(self):
-        object.__setattr__(self, "possible", self.possible | self.sure)
+        # one set if there are only sure links: training holds those of every pair
+        possible = self.possible | self.sure if self.possible else self.sure
+        object.__setattr__(self, "possible", possible)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

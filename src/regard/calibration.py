@@ -39,10 +39,15 @@ class Calibration:
         return asdict(self)
 
     def __str__(self) -> str:
-        """Return the error in one line."""
+        """Return the error in one line, with the means that tell its direction."""
+        counts = [each.n for each in self.bins]
+        probability, right = (
+            float(np.average(values, weights=counts)) if counts else 0.0
+            for values in ([b.probability for b in self.bins], [b.exact_match for b in self.bins])
+        )
         return (
             f"expected calibration error of the probability against exact match: {self.value:.2f} "
-            f"({BINS} bins)"
+            f"({BINS} bins; mean probability {probability:.1f} %, exact match {right:.1f} %)"
         )
 
 

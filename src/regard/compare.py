@@ -210,10 +210,12 @@ def table(runs: Sequence[Run]) -> str:
     rows = [["model", *columns], ["---"] * (1 + len(columns))]
     for name, group in _by_name(runs).items():
         rows.append([name, *(column(group) for column in columns.values())])
-    seeds = len({run.seed for run in runs})
-    kind = f"of the mean over {seeds} seeds (Student's t)"
-    if seeds == 1:
+    most, fewest = (f({*map(len, _by_name(runs).values())}) for f in (max, min))
+    kind = f"of the mean over {most} seeds (Student's t)"
+    if most == 1:
         kind = "over the sources, one seed (bootstrap)"
+    elif fewest < most:
+        kind = f"of the mean over up to {most} seeds (Student's t), or over the sources for one seed (bootstrap)"
     lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
     return f"{lines}\nIntervals are 95 % {kind}; {quantity(runs[0].scores.n, 'source')}.\n"
 

@@ -1,5 +1,6 @@
 """Confusions: which tokens a system wrote instead of which others."""
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -7,6 +8,7 @@ from typing import Any, NamedTuple
 
 from regard.errors import shortened
 from regard.text import UNITS, Tokenizer, display_token
+from regard.text.special_tokens import SPECIAL_TOKENS, UNK
 from regard.text_table import text_table
 
 _MOST_EXAMPLES = 2
@@ -98,21 +100,26 @@ def token_splitter(tokenizer: Tokenizer, lowercase: bool = False) -> Callable[[s
 
     def tokenize(text: str) -> list[str]:
         normalized = " ".join(tokenizer.normalize(text).split())  # as in the metrics
-        tokens = split(tokenizer.normalize(normalized.lower()) if lowercase else normalized)
+        if lowercase:
+            normalized = tokenizer.normalize(normalized.lower())
+        parts = re.split(f"({SPECIAL_TOKENS[UNK]})", normalized)  # one token, whatever the unit
+        tokens = [
+            token
+            for index, part in enumerate(parts)
+            for token in ([part] if index % 2 else split(part))
+        ]
         return [display_token(token) for token in tokens] if joined else tokens
 
     return tokenize
 
 
 def confusion_table(found: Sequence[Confusion]) -> str:
-    """Return the table that `regard evaluate` prints."""
-    rows = [("expected", "written", "count", "examples: output (reference)")]
+    """Return the table that `regard evaluate` prints, with one example per confusion."""
+    rows = [("expected", "written", "count", "example: output (reference)")]
     for part in found:
-        examples = "; ".join(
-            f"{shortened(output or _NOTHING)} ({shortened(reference)})"
-            for _, output, reference in part.examples
-        )
-        rows.append((_cell(part.expected), _cell(part.written), f"{part.count:,}", examples))
+        _, output, reference = part.examples[0]
+        example = f"{shortened(output or _NOTHING)} ({shortened(reference)})"
+        rows.append((_cell(part.expected), _cell(part.written), f"{part.count:,}", example))
     return text_table(rows, left=(0, 1, 3))
 
 

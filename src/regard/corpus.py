@@ -274,7 +274,10 @@ def _read(
     origin = "given in memory" if in_memory else f"read from {parsed.name}"
     notes.append(f"{name}: {quantity(len(parsed.pairs), 'pair')} {origin}")
     if parsed.extra_columns:
-        notes.append(f"{name}: further columns ignored on {quantity(parsed.extra_columns, 'line')}")
+        lines = quantity(parsed.extra_columns, "line")
+        notes.append(
+            f"{name}: further columns ignored on {lines} (--data.features_column reads features)"
+        )
     note_skipped(parsed.bad, len(parsed.bad), name, parsed.unit, notes)
     return parsed
 

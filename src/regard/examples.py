@@ -15,7 +15,7 @@ from regard.pairs import MAX_LISTED, BadLine, ParsedPairs, require_valid
 from regard.recombination import recombine
 from regard.text import Tokenizer, unknown_tokens_message
 
-REMEDY = "correct them, or skip them with data.bad_lines skip"
+REMEDY = "correct them, or skip them with --data.bad_lines skip"
 """What to do about lines that cannot be used."""
 
 

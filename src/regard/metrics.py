@@ -33,6 +33,8 @@ SEED = 12345
 LENGTH_BIN_ENDS = (0, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200)
 
 BleuTokenizer = Literal["13a", "none", "zh", "char"]
+_OUTPUTS_AT_ONCE = 1000
+"""Outputs whose n-grams are held at once."""
 _DRAWS_AT_ONCE = 1 << 16
 """Random draws of a bootstrap that are held at once, if one resample needs no more."""
 References = Sequence[Sequence[str]]
@@ -339,7 +341,14 @@ def _sacrebleu(metric: "Metric", outputs: Sequence[str], references: References)
     # sacrebleu takes one stream per reference; None, unlike "", is a missing reference
     streams = list(itertools.zip_longest(*references))
     # its public bootstrap returns no interval ends and holds all resamples in memory at once
-    counts = metric._extract_corpus_statistics(outputs, streams)  # pyright: ignore[reportPrivateUsage]
+    counts: list[list[int]] = []
+    numbers: set[int] = set()
+    for start in range(0, len(outputs), _OUTPUTS_AT_ONCE):
+        part = slice(start, start + _OUTPUTS_AT_ONCE)
+        some = [stream[part] for stream in streams]
+        counts += metric._extract_corpus_statistics(outputs[part], some)  # pyright: ignore[reportPrivateUsage]
+        numbers.add(metric.num_refs)
+    metric.num_refs = numbers.pop() if len(numbers) == 1 else -1  # -1: the number varies
     compute = metric._compute_score_from_stats  # pyright: ignore[reportPrivateUsage]
     # an exponential of logarithms can round past 100
     return _bootstrap(

@@ -1,8 +1,8 @@
 """Test sources that are also in the training data."""
 
+import os
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from regard import table_files
@@ -77,7 +77,7 @@ def training_overlap(
             for each in _training_sources(data.train, data)
             if (source := key_of_usable(each)) in wanted
         }
-    except (RegardError, OSError):  # Path.exists raises some of them
+    except (RegardError, OSError):
         return None
     common = [source[0] for source in sources if key(source) in found]
     return TrainingOverlap(len(common), common[0], data.train) if common else None
@@ -87,7 +87,7 @@ def _training_sources(path: str, data: DataConfig) -> Iterator[_Key]:
     if table_files.is_table(path):
         yield from ((row.source, row.features) for row in table_files.iterate(path, data))
         return
-    if not Path(path).exists():  # parallel files
+    if not os.path.exists(path):  # parallel files
         yield from ((line, None) for line in iterate_lines(path.split(",")[0]))
         return
     column = data.features_column if isinstance(data.features_column, int) else None

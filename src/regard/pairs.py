@@ -1,5 +1,6 @@
 """Reading pairs of a source and a target: files and lists in memory."""
 
+import os
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -106,16 +107,27 @@ def require_valid(
         remedy: the end of the message about bad lines.
     """
     if bad and remedy is not None:
-        lines = [f"{unit} {number} {reason}" for number, reason in listed[:MAX_LISTED]]
         more = bad - MAX_LISTED
         raise DataError(
             f"{name}: {bad:,} of {quantity(bad + valid, unit)} cannot be used: "
-            f"{'; '.join(lines)}{f'; and {more:,} more' if more > 0 else ''}; {remedy}"
+            f"{_by_reason(unit, listed[:MAX_LISTED])}{f'; and {more:,} more' if more > 0 else ''}; {remedy}"
         )
     if not valid:
         expected = "lines of source TAB target" if unit == "line" else "rows of source and target"
         reason = f" ({unit} {listed[0].number} {listed[0].reason})" if listed else ""
         raise DataError(f"{name} contains no pair{reason}; expected {expected}")
+
+
+def _by_reason(unit: str, listed: Sequence[BadLine]) -> str:
+    """Return a list of bad lines in which each reason occurs once."""
+    numbers: dict[str, list[int]] = {}
+    for number, reason in listed:
+        numbers.setdefault(reason, []).append(number)
+    parts: list[str] = []
+    for reason, (first, *others) in numbers.items():
+        same = f" (likewise {', '.join(map(str, others))})" if others else ""
+        parts.append(f"{unit} {first} {reason}{same}")
+    return "; ".join(parts)
 
 
 def read_pairs(path: str | Path, data: DataConfig | None = None) -> ParsedPairs:
@@ -147,7 +159,7 @@ def _read(path: str, data: DataConfig) -> ParsedPairs:
             f"{features_column}; give the number of the column, from 1, or a Parquet, JSONL or CSV file"
         )
     files = path.split(",")
-    if len(files) == 2 and not Path(path).exists():
+    if len(files) == 2 and not os.path.exists(path):  # False for names that are too long
         if not all(files):
             raise DataError(
                 f"{path}: a file name is missing; give two parallel files as F.src,F.tgt"
@@ -168,7 +180,7 @@ def files_of(path: str) -> list[str]:
     """Return the files that `read_pairs` reads: one, two parallel ones, or those that match a pattern."""
     if table_files.is_table(path):
         return table_files.matching_files(path)
-    return [path] if Path(path).exists() else path.split(",")
+    return [path] if os.path.exists(path) else path.split(",")
 
 
 def can_be_read_again(path: str) -> bool:

@@ -316,7 +316,7 @@ def _require_columns(file: str, columns: Sequence[str], names: Iterable[str]) ->
         if name not in columns:
             raise DataError(
                 f"{file} has no column {name}: its columns are {', '.join(columns)}; rename them, or "
-                "train with data.source_column, data.target_column and data.features_column"
+                "train with --data.source_column, --data.target_column and --data.features_column"
             )
         if columns.count(name) > 1:
             raise DataError(f"{file} has {columns.count(name)} columns {name}; rename all but one")

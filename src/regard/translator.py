@@ -180,8 +180,8 @@ class Translator:
                 with one dict per text. The other source tokens share the remaining weight in
                 proportion to their own weights; if those are all 0, as in sparse attention, they stay 0.
                 A posterior decoder imposes them on the prior; `attention` contains the posterior.
-            ablate_heads: Transformer heads whose weights are set to 0, as (layer, head) pairs,
-                counted from 0.
+            ablate_heads: heads whose weights are set to 0, as (layer, head) pairs counted from 0; a
+                recurrent model has only (0, 0).
             return_tree: store the search tree in the field `tree` of each output.
             top_logprobs: number of most probable next tokens to store for every step, in the field
                 `top_logprobs` of each output (default 0).

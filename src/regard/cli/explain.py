@@ -110,7 +110,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--dim",
         metavar="A..B",
-        help="show the measured and the derived variance of dot products for widths from A to B",
+        help="show the measured and the theoretical variance of dot products for widths from A to B",
     )
     parser.add_argument("--digits", type=int, default=4, help="digits after the decimal point")
     parser.add_argument(
@@ -220,7 +220,7 @@ def _variances(span: str, form: str) -> str:
     if form == "json":
         return json.dumps(rows, indent=2) + "\n"
     lines = [
-        "Variance of the dot product of two vectors with components from N(0, 1). The derived values in the three columns are D, 1 and 1 / D.",
+        "Variance of the dot product of two vectors with components from N(0, 1). In theory, the variances in the three columns are D, 1 and 1 / D.",
         "", "| D | s . h | s . h / sqrt(D) | s . h / D |", "|---|---|---|---|",
         *(f"| {row['dim']} | {row['dot']:.4g} | {row['scaled_dot']:.4f} | {row['over_dim']:.6f} |" for row in rows),
         "", "Each number is measured on 20,000 pairs of vectors (seed 1).",

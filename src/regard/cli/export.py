@@ -38,13 +38,13 @@ def run(arguments: list[str]) -> None:
     dictionary = _read_dictionary(args.dictionary, translator)
     pairs = args.dev or translator.trained.training_file("dev")
     skip = args.dev is None and translator.trained.config.data.bad_lines == "skip"
-    if pairs is None:
-        _warn(
-            "no unchanged file contains just the dev pairs of the training run; measure the quality with --dev"
-        )
     round_weights(translator.trained.model, args.weights)
     if pairs is None:
         figures = _recorded_figures(pretrained.find(args.folder), args.weights)
+        _warn(
+            "the dev pairs of the training run are missing or have changed, so the exported model is not "
+            "evaluated; to evaluate it, add --dev PAIRS"
+        )
         quality = "".join(f"{line}\n" for line in figures)
     else:
         quality, figures = _quality(translator, pairs, args.weights, skip)
@@ -57,7 +57,8 @@ def run(arguments: list[str]) -> None:
     }
     if runtime is None:
         exported = export(translator, args.out, **options)
-        advice = f"echo 'some text' | python {shlex.quote(str(Path(args.out, 'translate.py')))}"
+        example = next(iter(translator.trained.metadata.get("examples", ())), "some text")
+        advice = f"echo {shlex.quote(example)} | python {shlex.quote(str(Path(args.out, 'translate.py')))}"
     else:
         name = pretrained.find(args.folder).resolve().name
         exported = export_site(translator, args.out, runtime, name, **options)

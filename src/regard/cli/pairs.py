@@ -12,6 +12,7 @@ from regard.examples import note_skipped
 from regard.lines import read_lines
 from regard.pairs import Pair, ParsedPairs, read_pairs, refuse_pipes
 from regard.table_files import is_table
+from regard.text.normalization import MOST_MARKS, excess_mark
 
 if TYPE_CHECKING:
     from regard.dictionary import Dictionary
@@ -153,6 +154,11 @@ def read_outputs(path: str, pairs: Sequence[Pair], pairs_path: str) -> list[str]
             f"{path} has {quantity(len(lines), 'line')}, but {pairs_path} has "
             f"{quantity(len(pairs), 'pair')}; give one output per pair, in the same order"
         )
+    for number, line in enumerate(lines, start=1):
+        if excess_mark(line):
+            raise DataError(
+                f"{path}, line {number:,} has more than {MOST_MARKS:,} combining characters in a row; correct it"
+            )
     if not any("\t" in pair.target for pair in pairs):
         for number, line in enumerate(lines, start=1):
             if "\t" in line:

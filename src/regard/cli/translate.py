@@ -175,7 +175,7 @@ def make_parser() -> Parser:
         "--ablate-heads",
         action="append",
         metavar="LAYER:HEAD",
-        help="Transformer head whose attention weights are set to 0, such as 2:1; repeatable",
+        help="head whose attention weights are set to 0, such as 2:1 (0:0 in recurrent models); repeatable",
     )
     parser.add_argument(
         "--attention",

@@ -170,13 +170,19 @@ def _card(
     figures: Sequence[str],
 ) -> str:
     metadata = translator.trained.metadata
+    units = translator.source.unit, translator.target.unit
+    packages = (
+        "numpy onnxruntime"
+        if {*units} <= {"char", "whitespace"}
+        else "numpy onnxruntime tokenizers"
+    )
     lines = [
         f"# {name}",
         "",
         f"{metadata.get('description', 'A sequence-to-sequence model.')} Exported with regard "
         f"{__version__}; weights in {weights}.",
         "",
-        "Translate lines in Python, with `pip install numpy onnxruntime tokenizers`:",
+        f"Translate lines in Python, with `pip install {packages}`:",
         "",
         "    python translate.py < lines > outputs",
         "",

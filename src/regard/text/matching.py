@@ -25,8 +25,10 @@ class MatchedTokens(NamedTuple):
     left_out: tuple[str, ...]
 
 
-def match_tokens(tokens: Sequence[str], vocabulary: Mapping[str, int]) -> MatchedTokens:
-    """Match the tokens that are not in the vocabulary to tokens that are.
+def match_tokens(
+    tokens: Sequence[str], vocabulary: Mapping[str, int], longest: int
+) -> MatchedTokens:
+    """Match the tokens that are not in the vocabulary, whose longest one has `longest` characters, to those that are.
 
     - Punctuation matches the same mark with different spacing: `‿?` matches `?`.
     - A word in a script without spaces is split into as few vocabulary words as possible:
@@ -39,11 +41,9 @@ def match_tokens(tokens: Sequence[str], vocabulary: Mapping[str, int]) -> Matche
     """
     ids: list[int] = []
     matched: list[str] = []
-    longest: int | None = None
     for token in tokens:
         pieces = [token]
         if token not in vocabulary and _UNSPACED.search(token) and not _is_punctuation(token):
-            longest = max(map(len, vocabulary), default=0) if longest is None else longest
             pieces = _split_word(token, vocabulary, longest)
         matched += pieces
         ids += [_find(piece, vocabulary) for piece in pieces]

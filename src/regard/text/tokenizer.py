@@ -209,7 +209,8 @@ class Tokenizer:
         if split is None:
             encodings = self._encode_subwords(texts)
         elif self._matches_vocabulary:
-            matched = (match_tokens(tokens, self._token_ids) for tokens in map(split, texts))
+            known = self._token_ids, self._longest
+            matched = (match_tokens(tokens, *known) for tokens in map(split, texts))
             encodings = [Encoding(ids, tokens, left_out=rest) for ids, tokens, rest in matched]
         else:
             encodings = [
@@ -378,6 +379,11 @@ class Tokenizer:
     def _token_ids(self) -> dict[str, int]:
         first, last = len(SPECIAL_TOKENS), len(SPECIAL_TOKENS) + len(self.vocabulary)
         return {token: id for id, token in enumerate(self._entries[first:last], start=first)}
+
+    @functools.cached_property
+    def _longest(self) -> int:
+        """Number of characters of the longest token in the vocabulary."""
+        return max(map(len, self._token_ids), default=0)
 
     @functools.cached_property
     def _feature_ids(self) -> dict[str, int]:

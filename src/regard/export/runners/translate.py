@@ -95,7 +95,14 @@ def run(session, feeds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--beam-size", type=int, default=5, choices=range(1, 101), metavar="K")
+    parser.add_argument(
+        "--beam-size",
+        type=int,
+        default=5,
+        choices=range(1, 101),
+        metavar="K",
+        help="1 to 100 (default 5)",
+    )
     parser.add_argument("--confidence", action="store_true", help="append probability and margin")
     args, model = parser.parse_args(), Model(Path(__file__).parent)
     if sys.stdout is None:
