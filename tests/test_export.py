@@ -233,6 +233,8 @@ def test_the_runner_reports_bad_input_in_one_sentence(
     assert "line 2: a text has 20000 tokens, above 10000; split" in sentence(
         b"b\n" + b"a " * 20_000 + b"\n"
     )
+    marks = f"a{chr(0x301) * 1001}\n".encode()
+    assert "line 1: more than 1,000 combining characters in a row" in sentence(marks)
     for name in ("model.json", "encoder.onnx", "decoder.onnx"):
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])

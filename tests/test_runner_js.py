@@ -212,6 +212,9 @@ def test_bad_input_is_one_sentence(
     marked = _command(exported(0)[1], "\ufeffa\n\n")
     assert marked.stdout == _command(exported(0)[1], "a\n\n").stdout
     assert _command(exported(0)[1], "a\0\n").stderr.startswith("line 1: it contains NUL; convert")
+    result = _command(exported(0)[1], f"a{chr(0x301) * 1001}\n")
+    assert result.stderr.startswith("line 1: ")
+    assert "more than 1,000 combining characters in a row" in result.stderr
     folder = shutil.copytree(exported(0)[1], tmp_path / "out", symlinks=True)
     (folder / "checksums.json").write_text("{}")
     description = json.loads((folder / "model.json").read_bytes())

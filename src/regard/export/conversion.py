@@ -188,12 +188,14 @@ def _remove_unused_inputs(model: "onnx.ModelProto") -> None:
 @contextlib.contextmanager
 def _quiet() -> Generator[None]:
     """Suppress the exporter's remarks about packages and operators that are not needed here."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

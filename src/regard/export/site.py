@@ -45,7 +45,8 @@ def export_site(
         ExtraError: as `export` does.
     """
     out = require_empty_folder(Path(os.path.realpath(out)))
-    out.parent.mkdir(parents=True, exist_ok=True)
+    with write_errors_reported(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
     place = out if out.exists() else out.parent  # which may be write-protected around a mount point
     with (
         write_errors_reported(out),

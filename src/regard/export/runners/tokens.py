@@ -52,8 +52,14 @@ class Tokenizer:
         return lambda text: cut(" " + text.translate(spaces)) if text else []
 
     def compose(self, text):
-        form = self.table["normal_form"]
-        return text if form == "none" else unicodedata.normalize(form, text)
+        form, marks = self.table["normal_form"], 0
+        if form == "none" or text.isascii():
+            return text
+        for c in text if len(text) > 1000 else "":  # normalising marks takes quadratic time
+            marks = marks + 1 if unicodedata.combining(unicodedata.normalize("NFKD", c)[0]) else 0
+            if marks > 1000:
+                raise ValueError("more than 1,000 combining characters in a row; correct the text")
+        return unicodedata.normalize(form, text)
 
     def normalize(self, text):
         text = self.compose(text)

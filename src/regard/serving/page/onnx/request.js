@@ -5,7 +5,10 @@ const MAX_TOKENS = 10000;
 const TOLERANCE = 1e-6; // of the sum of pinned weights
 
 export function prepare({ description, source, target }, line, { pins = {}, prefix = [], ablated = [] }, maxTokens = MAX_TOKENS) {
-  const encoding = source.encode(source.parse(line));
+  const parsed = source.parse(line);
+  if (source.unit.model && [...source.trim(parsed.text)].length > maxTokens * source.longest) // splitting takes quadratic time
+    throw new Error(`The text is too long: at most ${maxTokens} tokens can be translated; split the text.`);
+  const encoding = source.encode(parsed);
   if (encoding.ids.length > maxTokens) throw new Error(`The text has ${encoding.ids.length} tokens, but at most ${maxTokens} can be translated; split the text.`);
   const copied = encoding.tokens.slice(0, encoding.tokens.length - encoding.numFeatures); // no features
   const extraTokens = description.copying ? [...new Set(copied.filter((token) => !target.ids.has(token)))] : [];

@@ -1,6 +1,8 @@
 // Beam search, as in regard/search.py and regard/hypotheses.py: the same hypotheses, in the same order.
 import { BOS, EOS, PAD } from "./tokenizer.js";
 
+const NOT_FINITE = "The log-probabilities of the model are infinite or NaN.";
+
 export const lengthNormalization = (length, penalty) => ((5 + length) / 6) ** penalty;
 
 // The finished outputs, best first, and the search tree.
@@ -14,6 +16,7 @@ export async function beamSearch({ step, select }, { limit, beamSize, nBest, len
   let open = [{ parent: null, id: BOS, logProb: 0, node: -1 }];
   for (let length = 0; open.length; length++) {
     const rows = await step(open.map(({ id }) => id), length);
+    if (rows.some(({ logProbs }) => logProbs.some(Number.isNaN))) throw new Error(NOT_FINITE);
     open.forEach((beam, row) => Object.assign(beam, { weights: rows[row].weights, top: top(rows[row].logProbs, topTokens) }));
     const only = length === limit ? EOS : prefix[length] || null;
     const best = continuations(open, rows, beams > 1 ? 2 * beams : 1, only);
@@ -33,7 +36,7 @@ export async function beamSearch({ step, select }, { limit, beamSize, nBest, len
     select(opened.map(({ row }) => row));
     open = opened;
   }
-  if (!finished.length) throw new Error("The log-probabilities of the model are infinite or NaN.");
+  if (!finished.length) throw new Error(NOT_FINITE);
   return { outputs: finished.map(({ beam, length, score }) => ({ ...trace(beam, attentionDelay), score, complete: length < limit })), tree };
 }
 

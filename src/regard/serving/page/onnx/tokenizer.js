@@ -7,6 +7,7 @@ export const [PAD, UNK, BOS, EOS] = [0, 1, 2, 3];
 const SPECIAL_TOKENS = ["<pad>", "<unk>", "<s>", "</s>"];
 const ANY_SPACE = new RegExp(`[${SPACE}]`, "gu");
 const OUTER_SPACES = new RegExp(`^[${SPACE}]+|[${SPACE}]+$`, "gu");
+const MARKS = /[\p{M}\uff9e\uff9f]{1001}/u; // normalising them takes quadratic time
 const same = (tokens) => tokens;
 
 const UNITS = {
@@ -44,6 +45,7 @@ export class Tokenizer {
   normalize(text, lowercase = false) {
     if (/\p{Cs}/u.test(text)) throw new Error("The text contains a lone surrogate.");
     const form = this.document.normal_form;
+    if (form !== "none" && MARKS.test(text)) throw new Error("The text has more than 1,000 combining characters in a row.");
     const compose = (characters) => (form === "none" ? characters : characters.normalize(form));
     return lowercase ? compose(compose(text).toLowerCase()) : compose(text);
   }

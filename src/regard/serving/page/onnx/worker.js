@@ -8,8 +8,11 @@ let queue = Promise.resolve();
 
 self.onmessage = ({ data: { id, method, args } }) => {
   queue = queue.then(() => methods[method](...args))
-    .then((result) => self.postMessage({ id, result }), ({ message }) => self.postMessage({ id, error: message }));
+    .then((result) => self.postMessage({ id, result }), (error) => self.postMessage({ id, error: describe(error) }));
 };
+
+// ONNX Runtime throws numbers, for instance if memory is exhausted.
+const describe = (error) => error?.message || `ONNX Runtime failed (${error}); reload the page, or give a shorter text.`;
 
 // Load ONNX Runtime and the model folders at these addresses; returns the example texts of each model.
 async function load({ runtime, wasm, folders }) {
