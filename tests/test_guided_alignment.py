@@ -136,7 +136,7 @@ def test_links_follow_their_pairs(tmp_path: Path) -> None:
     in_memory = make_corpus(Config(source=text, target=text), PAIRS, DEV, links=LINKS)
     assert f"links: {sum(map(len, LINKS))} links to guide the attention" in in_memory.notes
     without = make_corpus(Config(source=text, target=text), PAIRS, DEV)
-    assert without.guide is None
+    assert without.several_links is None
     assert in_memory.fingerprint() != without.fingerprint()
 
 

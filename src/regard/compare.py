@@ -210,7 +210,8 @@ def table(runs: Sequence[Run]) -> str:
     rows = [["model", *columns], ["---"] * (1 + len(columns))]
     for name, group in _by_name(runs).items():
         rows.append([name, *(column(group) for column in columns.values())])
-    most, fewest = (f({*map(len, _by_name(runs).values())}) for f in (max, min))
+    sizes = [len(group) for group in _by_name(runs).values()]
+    most, fewest = max(sizes), min(sizes)
     kind = f"of the mean over {most} seeds (Student's t)"
     if most == 1:
         kind = "over the sources, one seed (bootstrap)"

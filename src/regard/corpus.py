@@ -49,8 +49,9 @@ class Corpus:
     """The settings, with values that depend on the pairs or on other settings resolved."""
     notes: list[str]
     """Messages for the user, printed before training starts."""
-    guide: Guide | None = None
-    """The links that guide the attention, if there are any."""
+    several_links: bool | None = None
+    """Whether the links that guide the attention join a target word to several source words; None if no
+    links do."""
 
     @property
     def max_source_length(self) -> int:
@@ -165,8 +166,9 @@ def make_corpus(
     dev_pairs, dev_examples = encode(dev_pairs, source, target, config, notes)
     sources, references = group_by_source(dev_pairs.pairs)
     config = _resolved(config, source, target, guide)
+    several = None if guide is None else guide.several  # the links themselves take much memory
     return Corpus(
-        train_examples, dev_examples, sources, references, source, target, config, notes, guide
+        train_examples, dev_examples, sources, references, source, target, config, notes, several
     )
 
 

@@ -250,11 +250,11 @@ def _metadata(
         "training_fingerprint": fingerprint,
         "checksums": files,
         "examples": corpus.examples,
-        "several_links": corpus.guide is not None and corpus.guide.several,
+        "several_links": bool(corpus.several_links),
         "command": command or "regard.train(config), see config.json",
         **start.metadata,
     }
-    if corpus.guide is not None:
+    if corpus.several_links is not None:
         metadata["attention_layer"] = guided_layer(model.decoder.attention_layers)
     if run := _identity(start, corpus.config, (fingerprint, corpus.dev_fingerprint())):
         metadata["run"] = run
@@ -375,7 +375,7 @@ def _choose_attention_layer(
 ) -> Translator:
     """Store the layer whose attention is displayed, if there are several and none is guided."""
     trained = translator.trained
-    if trained.model.decoder.attention_layers < 2 or corpus.guide is not None:
+    if trained.model.decoder.attention_layers < 2 or corpus.several_links is not None:
         return translator
     examples, tokens = [], 0
     for example in corpus.dev:

@@ -21,7 +21,8 @@ from regard.score_registry import Parameters, ScoreEntry, find_score
 Vector = npt.NDArray[np.float64]
 
 _MAX_SCORE = 600.0
-"""Sums of exponentials of scores above 709 overflow float64, and those of scores below -708 underflow."""
+"""Scores are shifted if one is further from 0: exponentials overflow above 709, sums of many of them
+earlier, and they underflow below -708."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
