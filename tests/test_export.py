@@ -632,7 +632,7 @@ def test_the_dev_figures_of_the_model_card_are_kept(
     for text in (printed.out, exported):
         assert f"{best}\n{figures}\n" in text
         assert "not measured again for this folder (weights in float32)" in text
-    assert "measure the quality with --dev" in printed.err
+    assert "to evaluate it, add --dev PAIRS" in printed.err
     (model / "README.md").unlink()
     assert main(["export", str(model), "-o", str(tmp_path / "bare")]) == 0
     assert "Dev figures" not in capsys.readouterr().out
