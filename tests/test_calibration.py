@@ -21,6 +21,8 @@ def test_the_error_of_two_bins_computed_by_hand() -> None:
     rows = [(part.low, part.high, part.n, part.exact_match) for part in calibration.bins]
     assert rows == [(10, 20, 1, 0), (80, 90, 1, 0), (90, 100, 2, 100)]
     assert "26.25 (10 bins; mean probability " in str(calibration)
+    text = str(calibrate([0.95, 0.75, 0.15, 0.35], [True, False, False, False]))
+    assert "mean probability 55.0 %, exact match 25.0 %)" in text
 
 
 def test_the_edges_belong_to_the_bin_below() -> None:

@@ -40,11 +40,9 @@ class Calibration:
 
     def __str__(self) -> str:
         """Return the error in one line, with the means that tell its direction."""
-        counts = [each.n for each in self.bins]
-        probability, right = (
-            float(np.average(values, weights=counts)) if counts else 0.0
-            for values in ([b.probability for b in self.bins], [b.exact_match for b in self.bins])
-        )
+        count = sum(each.n for each in self.bins) or 1
+        probability = sum(each.n * each.probability for each in self.bins) / count
+        right = sum(each.n * each.exact_match for each in self.bins) / count
         return (
             f"expected calibration error of the probability against exact match: {self.value:.2f} "
             f"({BINS} bins; mean probability {probability:.1f} %, exact match {right:.1f} %)"
