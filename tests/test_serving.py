@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -715,6 +717,39 @@ def test_a_full_queue_and_a_timeout(folder: Path) -> None:
         QueueFull,
     ]
     assert translator.sizes == [6]
+
+
+def test_cancelled_requests_and_calls_are_not_kept(folder: Path) -> None:
+    translator = _recording(folder, paused=True)
+
+    class Request:
+        def run(self) -> None:
+            raise AssertionError("a cancelled call was computed")
+
+    async def work(batcher: Batcher) -> Any:
+        first = asyncio.create_task(_submit(batcher, _request("a")))
+        await asyncio.to_thread(translator.started.wait)
+        held, kept = Request(), []
+        kept.append(weakref.ref(held))
+        others = [
+            asyncio.create_task(_submit(batcher, _request("b"))),
+            asyncio.create_task(batcher.call(held.run)),
+        ]
+        del held
+        await asyncio.sleep(0)
+        waiting = len(batcher._jobs)
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        del others, task
+        gc.collect()
+        found = waiting, len(batcher._jobs), kept[0]()
+        translator.resume.set()
+        await first
+        return found
+
+    assert _with_batcher(translator, Limits(), work) == (1, 0, None)
+    assert translator.sizes == [1]
 
 
 def test_the_work_of_a_batch_is_limited(folder: Path) -> None:

@@ -70,7 +70,7 @@ class Settings:
     host: str = "127.0.0.1"
     device: str = "auto"
     precision: Precision = "float32"
-    """Precision of products of matrices on CPUs; float32 replaces bfloat16 on a processor that does not support it."""
+    """Precision of matrix products on CPUs; float32 replaces bfloat16 on a processor that does not support it."""
     threads: int | None = None
     """PyTorch threads of this process; None: PyTorch's default."""
     limits: Limits = Limits()  # noqa: RUF009

@@ -79,6 +79,9 @@ class Batcher:
             return await asyncio.wait_for(asyncio.wrap_future(job.result), self.limits.timeout)
         finally:
             job.wanted = False
+            if job in self._jobs:
+                self._jobs.remove(job)
+                self.metrics.queue.set(self._count_waiting())
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Run a function in the thread that translates, and return its result.
@@ -89,9 +92,18 @@ class Batcher:
         """
         if self._free_calls.locked():
             raise QueueFull
-        async with self._free_calls:
-            result = asyncio.get_running_loop().run_in_executor(self._thread, function)
-            return await asyncio.wait_for(result, self.limits.timeout)
+        wanted = [function]  # a cancelled call stays in the queue of the thread
+        del function  # its error refers to this frame
+
+        def run() -> Any:
+            return wanted.pop()() if wanted else None
+
+        try:
+            async with self._free_calls:
+                result = asyncio.get_running_loop().run_in_executor(self._thread, run)
+                return await asyncio.wait_for(result, self.limits.timeout)
+        finally:
+            wanted.clear()
 
     def check_ready(self) -> None:
         """Check that another text would be accepted.
@@ -114,11 +126,11 @@ class Batcher:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _count_waiting(self) -> int:
-        return sum(len(job.sources) for job in self._jobs if not job.result.done())
+        return sum(len(job.sources) for job in self._jobs)
 
     def _next_batch(self) -> list[_Job]:
         """Remove the oldest job, and those that can share its batch, from the queue."""
-        waiting = [job for job in self._jobs if not job.result.done()]
+        waiting = [*self._jobs]
         batch: list[_Job] = []
         self._jobs.clear()
         texts = work = 0

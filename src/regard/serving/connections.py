@@ -285,7 +285,9 @@ class LimitedProtocol(H11Protocol):
             }
             phrase = http.HTTPStatus(status).phrase
             start = h11.Response(status_code=status, headers=[*headers.items()], reason=phrase)
-            for event in (start, h11.Data(data=body), h11.EndOfMessage()):
+            is_head = cycle and not cycle.response_complete and cycle.scope["method"] == "HEAD"
+            data = [] if is_head else [h11.Data(data=body)]
+            for event in (start, *data, h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
         self._refused = True
         self.transport.write_eof()
