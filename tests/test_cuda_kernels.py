@@ -15,7 +15,7 @@ from torch import Tensor
 
 from oracle import gradients, to_float64
 from regard.kernels import reference
-from regard.kernels.additive import pytorch
+from regard.kernels.additive import dispatch, pytorch
 from selection import covering
 
 cuda = pytest.importorskip("regard.kernels.additive.cuda")
@@ -28,6 +28,21 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = [(1, 1, 1, 1), (3, 5, 7, 9), (2, 1, 70, 6), (1, 33, 66, 5), (1, 3, 2, 67)]
 """B, L, T, D: sizes of 1, odd widths, more than one tile of queries, keys and features."""
 SCALES = [1e-4, 1, 15, 40, 100, 1e4]
+
+
+def test_items_whose_offsets_exceed_32_bits_are_left_to_pytorch() -> None:
+    a, b, v = torch.ones(1), torch.ones(1), torch.ones(1, 1024)
+    assert cuda.scores(a.expand(1, 1, 1024), b.expand(1, 1 << 21, 1024), v) is None
+
+
+def test_without_a_driver_pytorch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("Failed to find C compiler")
+
+    monkeypatch.setattr(cuda, "check_driver", fail)
+    load = dispatch.load_backend.__wrapped__  # pyright: ignore[reportFunctionMemberAccess]
+    with pytest.warns(UserWarning, match="plain PyTorch, .* Failed to find C compiler"):
+        assert load("cuda") is None
 
 
 def _inputs(sizes: tuple[int, ...], scale: float = 1) -> list[Tensor]:

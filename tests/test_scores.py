@@ -169,6 +169,14 @@ def test_errors_name_the_shapes(name: str, unchecked: None) -> None:
         assert isinstance(caught.value, ValueError)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64])
+def test_only_floating_point_numbers_are_compared(dtype: torch.dtype, unchecked: None) -> None:
+    score = make_score("additive", query_dim=4, key_dim=4)
+    rows = torch.ones(1, 2, 4, dtype=dtype)
+    with pytest.raises(ShapeError, match=f"floating-point dtype, got {dtype} and {dtype}"):
+        score(rows, rows)
+
+
 @pytest.mark.parametrize("name", SCORES)
 @pytest.mark.parametrize("empty", ["B", "L", "T"])
 def test_empty_inputs(name: str, empty: str) -> None:

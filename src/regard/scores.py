@@ -61,9 +61,14 @@ class Score(nn.Module, ABC):
         """Return the scores of every query with every key, (B, L, T).
 
         Raises:
-            ShapeError: the ranks, batch sizes or widths are incompatible.
+            ShapeError: the ranks, batch sizes, widths or dtypes are incompatible.
         """
         check_pair(query, key)
+        if not (query.is_floating_point() and key.is_floating_point()):
+            raise ShapeError(
+                "expected query and key to have a floating-point dtype, got "
+                f"{query.dtype} and {key.dtype}"
+            )
         self.check(query, key)
         queries, keys = self.project_query(query), self.project_key(key)
         return self.compare(queries, keys).to(queries.dtype)

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional
 from triton import knobs
+from triton.runtime import driver
 
 MAX_EXPONENT = 43.5
 """Largest |x| at which e^{2x} is a normal float32, and no product of two of them is 0 x infinity."""
@@ -41,6 +42,13 @@ TILE_KEYS, TILE_FEATURES = 64, 32
 _COMPILED = not knobs.runtime.interpret
 
 
+def check_driver() -> None:
+    """Raise an exception if kernels cannot be compiled and launched: Triton needs a C compiler and Python's headers."""
+    if torch.version.hip is not None:
+        raise RuntimeError("the kernels contain instructions of NVIDIA GPUs")
+    driver.active.get_current_target()  # the first access compiles the driver
+
+
 def prepare_keys(b: Tensor) -> Tensor | None:
     """Return None: the exponentials of the keys are computed in every call."""
     return None
@@ -49,12 +57,13 @@ def prepare_keys(b: Tensor) -> Tensor | None:
 def scores(a: Tensor, b: Tensor, v: Tensor, prepared: Tensor | None = None) -> Tensor | None:
     """Return the scores for a (N, L, D), b (N, T, D) and v (H, D); item n uses row n mod H of v.
 
-    Return None for float64, which Triton's reciprocal does not support.
+    Return None for dtypes other than float32, which Triton's reciprocal does not support, and for items of 2^31
+    elements, because offsets within an item have 32 bits.
     """
-    if a.dtype != torch.float32:
-        return None
     items, rows, width = a.shape
     keys = b.shape[1]
+    if a.dtype != torch.float32 or max(rows, keys) * (width + 1) >= 1 << 31:
+        return None
     out = a.new_empty(items, rows, keys)
     if not out.numel():
         return out

@@ -52,12 +52,15 @@ def gradients(
 
 @functools.cache
 def load_backend(device_type: str) -> Any:
-    """Return the backend module, or None if there is none; warn if it cannot be imported."""
+    """Return the backend module, or None if there is none; warn if it cannot be used."""
     name = BACKENDS.get(device_type)
     if name is None:
         return None
     try:
-        return importlib.import_module(f"regard.kernels.additive.{name}")
+        backend = importlib.import_module(f"regard.kernels.additive.{name}")
+        if device_type == "cuda":
+            backend.check_driver()
+        return backend
     except Exception as error:  # a broken compiler raises any exception
         warnings.warn(
             "additive attention runs on plain PyTorch, which is many times slower: "
