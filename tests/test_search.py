@@ -241,6 +241,20 @@ def test_the_size_of_the_attention_weights_is_bounded(monkeypatch: pytest.Monkey
         beam_search(model.decoder, memory, limits, 2)
 
 
+def test_the_size_of_the_weights_of_given_targets_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = _model()
+    memory = _memory(model)
+    targets, most = [[4, 5], [4], []], 4 * 3 * memory.states.shape[1]
+    monkeypatch.setattr("regard.search.MOST_WEIGHT_BYTES", most)
+    forced_decode(model.decoder, memory, targets)
+    monkeypatch.setattr("regard.search.MOST_WEIGHT_BYTES", most - 1)
+    forced_decode(model.decoder, memory, targets, need_weights=False)
+    with pytest.raises(DataError, match="attention weights of a text take more than"):
+        forced_decode(model.decoder, memory, targets)
+
+
 def test_special_tokens_are_never_generated() -> None:
     class _SpecialTokens(_Endless):
         def step(self, token: Tensor, state: _CountingState) -> Step:

@@ -19,6 +19,7 @@ from torch.nn.utils import parametrizations, prune
 import regard
 from regard import model_folder
 from regard.config import Config, ModelConfig, TextConfig
+from regard.decoders import PosteriorDecoder
 from regard.errors import ConfigError
 from regard.hypotheses import length_normalization
 from regard.inference import _Snapshot
@@ -90,7 +91,26 @@ def test_a_step_computes_a_bounded_number_of_probabilities(monkeypatch: pytest.M
     assert [output.text for output in outputs] == [output.text for output in expected]
     sizes.clear()
     translator.align(sources, ["a"] * 5, on_progress=sizes.append)
-    assert sizes == [1, 1, 1, 1, 1]  # each pair has 4 to 6 tokens, and a batch at most 6
+    assert sizes == [3, 2]  # each target has 2 tokens, and a batch at most 6
+
+
+def test_a_step_of_a_posterior_decoder_computes_a_bounded_number_of_values(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    translator, sources = _translator(decoder="posterior"), ["a b c", "c", "b", "a b", "c c"]
+    decoder = translator.trained.model.decoder
+    assert isinstance(decoder, PosteriorDecoder)
+    expected = translator.translate(sources, 3)
+    # two sources of two tokens, EOS included
+    most = 2 * 3 * (len(translator.target) + 2 * decoder.values_per_position)
+    monkeypatch.setattr("regard.translator._MOST_PROBABILITIES", most)
+    sizes: list[int] = []
+    outputs = translator.translate(sources, 3, on_progress=sizes.append)
+    assert sizes == [2, 1, 1, 1]
+    assert [output.text for output in outputs] == [output.text for output in expected]
+    sizes.clear()
+    translator.align(sources, ["a b"] * 5, on_progress=sizes.append)
+    assert sizes == [2, 1, 1, 1]
 
 
 def test_attention_has_a_row_per_token_that_sums_to_1() -> None:

@@ -127,7 +127,7 @@ def bucket(
     sizes: ArrayLike,
     batch_tokens: int,
     rng: random.Random | None = None,
-    most: int | None = None,
+    most: Callable[[int, int], int] | None = None,
 ) -> list[Int[np.ndarray, " n"]]:
     """Group examples of similar length; return the indices of each batch.
 
@@ -138,7 +138,7 @@ def bucket(
         sizes: source and target length of each example, shape (N, 2).
         batch_tokens: maximum size of a batch.
         rng: shuffles the batches, and examples of the same size; if None, batches are sorted by size.
-        most: maximum number of examples in a batch; None for no limit of its own.
+        most: maximum number of examples in a batch, by its source and target length; None for no limit of its own.
     """
     lengths = np.asarray(sizes, dtype=np.int64).reshape(-1, 2)
     order = _order(len(lengths), rng)
@@ -152,7 +152,9 @@ def bucket(
         while count:
             new_widths = (max(widths[0], source), max(widths[1], target))
             limit = batch_tokens // sum(new_widths)
-            room = (limit if most is None else min(limit, most)) - (end - start)
+            if most is not None:
+                limit = min(limit, most(*new_widths))
+            room = limit - (end - start)
             if room < 1 and end > start:  # the batch is full
                 starts.append(end)
                 start, widths = end, (0, 0)

@@ -1,6 +1,6 @@
 """Requests: texts and interventions, checked, tokenised and divided into batches for the decoder."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import index
 from typing import Any, SupportsIndex
@@ -77,13 +77,17 @@ class PreparedRequest:
     ablate_heads: tuple[tuple[int, int], ...] = ()
 
     def batches(
-        self, batch_tokens: int, most: int | None = None, forced: bool = False
+        self,
+        batch_tokens: int,
+        most: Callable[[int, int], int] | None = None,
+        forced: bool = False,
     ) -> Iterator[tuple[list[int], "PreparedRequest"]]:
         """Yield the sources that are not blank in batches of similar length, with their indices.
 
         Args:
             batch_tokens: maximum number of tokens in a batch, padding included.
-            most: maximum number of sources in a batch; None for no limit of its own.
+            most: maximum number of sources in a batch, by its source and target length (0 unless `forced`); None for no
+                limit of its own.
             forced: whether the prefixes are given targets, whose tokens count as well as those of the sources.
         """
         indices = [index for index, source in enumerate(self.sources) if source.text.strip()]

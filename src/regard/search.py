@@ -294,8 +294,8 @@ def forced_decode(
 
     Raises:
         ConfigError: the log-probability of a target is NaN, or `length_penalty` is not in [0, 10].
-        DataError: the number of targets differs from the number of sources, or a target contains
-            PAD, BOS, EOS or an unknown id.
+        DataError: the number of targets differs from the number of sources, a target contains PAD, BOS,
+            EOS or an unknown id, or the weights would take too much memory.
     """
     check_length_penalty(length_penalty)
     if len(targets) != len(memory.states):
@@ -304,6 +304,8 @@ def forced_decode(
         )
     copies = [] if memory.copies is None else memory.copies.flatten().tolist()
     check_ids(targets, max([decoder.vocabulary - 1, *copies]), reserved={PAD, BOS, EOS})
+    if need_weights:
+        _check_weights(decoder, memory, max(map(len, targets), default=0) + 1)
     device = memory.states.device
     lengths = [len(target) + 1 for target in targets]
     outputs = pad([[*target, EOS] for target in targets]).to(device)
@@ -325,6 +327,15 @@ def forced_decode(
             zip(targets, scores.tolist(), log_probs.tolist(), strict=True)
         )
     ]
+
+
+def _check_weights(decoder: Decoder, memory: Memory, steps: int) -> None:
+    """Raise a DataError if the attention weights of one text would take too much memory."""
+    size = 4 * decoder.attention_layers * decoder.attention_heads * steps * memory.states.shape[1]
+    if size > MOST_WEIGHT_BYTES:
+        raise DataError(
+            f"the attention weights of a text take more than {MOST_WEIGHT_BYTES / 1e9:.0f} GB; divide long texts"
+        )
 
 
 def _check_finite(finite: bool | np.bool_) -> None:

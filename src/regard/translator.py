@@ -12,6 +12,7 @@ from regard import attribution, ensemble
 from regard.attention import Memory
 from regard.attribution import Method
 from regard.decoders import Decoder, StepDecoder
+from regard.decoders.posterior import values_per_position
 from regard.errors import ConfigError, DataError, quantity
 from regard.hypotheses import Hypothesis
 from regard.inference import InferenceModel
@@ -29,7 +30,8 @@ _FULL_BATCH_BEAMS = 20
 """Beam size above which batches shrink in proportion, so that their memory stays bounded."""
 
 _MOST_PROBABILITIES = 1 << 23
-"""Maximum number of probabilities of all tokens that are computed at once for several sources."""
+"""Maximum number of probabilities of tokens, and of values at source positions, that are computed at once for
+several sources."""
 
 
 class ForcedOptions(TypedDict, total=False):
@@ -243,7 +245,7 @@ class Translator:
 
         return self._decode(
             request, batch_tokens, decode, on_progress, n_best,
-            most=max(1, _MOST_PROBABILITIES // (beams * len(self.target))),
+            most=lambda source, _: _MOST_PROBABILITIES // (beams * self._values(source)),
             tree=[] if return_tree else None, top_logprobs=[] if top_logprobs else None,
         )  # fmt: skip
 
@@ -303,8 +305,10 @@ class Translator:
                 return outputs
             return self._reranker.rerank(batch, outputs, length_penalty)
 
-        batch_tokens = min(batch_tokens, _MOST_PROBABILITIES // len(self.target))
-        outputs = self._decode(request, batch_tokens, decode, on_progress, forced=True)
+        outputs = self._decode(
+            request, batch_tokens, decode, on_progress, forced=True,
+            most=lambda source, target: _MOST_PROBABILITIES // (target * self._values(source)),
+        )  # fmt: skip
         translations = [best[0] for best in outputs]
         single = isinstance(texts, str) and isinstance(targets, str)
         return translations[0] if single else translations
@@ -365,6 +369,11 @@ class Translator:
         ]
         return attributed[0] if single else attributed
 
+    def _values(self, source: int) -> int:
+        """Return the number of values that a step computes for a source of this length."""
+        members = [member.model.decoder for member in self.trained.members or (self.trained,)]
+        return len(self.target) + source * values_per_position(members)
+
     def _decode(
         self,
         request: PreparedRequest,
@@ -372,7 +381,7 @@ class Translator:
         decode: Callable[[PreparedRequest, Memory, Decoder, StepDecoder], list[list[Hypothesis]]],
         on_progress: Callable[[int], None] | None,
         n_best: int = 1,
-        most: int | None = None,
+        most: Callable[[int, int], int] | None = None,
         forced: bool = False,
         **empty: Any,
     ) -> list[list[Translation]]:

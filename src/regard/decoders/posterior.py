@@ -48,7 +48,7 @@ class PosteriorDecoder(AttendingDecoder):
 
     An intervention pins weights of the prior. An ablated head predicts from a context of 0, and its
     weights are 0. Training and search hold all B L T V probabilities, which suits the small vocabularies
-    of letters and phonemes.
+    of letters and phones.
 
     Args:
         config: sizes and options; coverage and copying are not supported.
