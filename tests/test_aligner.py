@@ -1,17 +1,19 @@
 import dataclasses
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from regard import ConfigError, Translator, aligner, symmetrize
+from regard import ConfigError, Translator, aligner, files, symmetrize
 from regard.aligner import train_both, write_links
 from regard.cli.main import main
 from regard.config import Config, TextConfig
+from regard.hidden_markov import HiddenMarkovAligner
 from regard.lines import read_lines
-from regard.pairs import read_pairs
+from regard.pairs import pairs_from, read_pairs
 from regard.text import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -76,8 +78,9 @@ def test_links_of_hidden_markov_models_guide_both_directions(out: Path, pairs_fi
 
 
 def test_training_is_resumed(
-    out: Path, pairs_file: Path, capsys: pytest.CaptureFixture[str]
+    out: Path, pairs_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    out = shutil.copytree(out, tmp_path / "out")
     arguments = ["align", "--train", str(pairs_file), "--out", str(out)]
     assert main(arguments) == 1
     assert "exists and is not empty" in capsys.readouterr().err
@@ -140,6 +143,26 @@ def test_the_model_has_the_units_of_the_links_that_guide_it(
         ("grapheme", "word"),
         ("word", "grapheme"),
     ]
+
+
+def test_links_of_long_pairs_are_computed_in_small_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights, sizes = HiddenMarkovAligner.weights, []
+
+    def record(self: HiddenMarkovAligner, sources: Any, targets: Any) -> Any:
+        sizes.append(len(sources))
+        return weights(self, sources, targets)
+
+    monkeypatch.setattr(HiddenMarkovAligner, "weights", record)
+    parsed = pairs_from([("a b", "A B"), ("b c", "B C"), ("c a b c", "C A B C"), ("a", "A")])
+    text = TextConfig(unit="whitespace")
+    for most, expected in ((1 << 25, [4]), (9, [2, 1, 1])):  # 4, 4, 16 and 1 weights
+        monkeypatch.setattr("regard.lines._MOST_SQUARES", most)
+        sizes.clear()
+        aligner._write_guide(tmp_path / str(most), parsed, Config(source=text, target=text))
+        assert sizes == expected
+    assert (tmp_path / "9").read_text() == (tmp_path / str(1 << 25)).read_text()
 
 
 def test_a_run_that_fails_leaves_no_links_for_the_next_one(
@@ -284,9 +307,8 @@ def test_links_guide_both_directions(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main([*guided, str(tmp_path / "pipe"), "--out", str(tmp_path / "no")]) == 1
     assert "pipe is a pipe, which can be read only once" in capsys.readouterr().err
     # a run that was killed early
-    lock, temporary = (
-        tmp_path / "out" / name for name in ("reverse/checkpoints/.lock", f".{'a1' * 8}.pharaoh")
-    )
+    lock = tmp_path / "out" / "reverse" / "checkpoints" / ".lock"
+    temporary = files._temporary(tmp_path / "out" / "guide.pharaoh")
     lock.parent.mkdir(parents=True)
     temporary.touch()
     (tmp_path / "out" / "guide.pharaoh").touch()

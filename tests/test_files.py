@@ -11,7 +11,13 @@ import pytest
 
 from regard import files
 from regard.errors import ConfigError, DataError
-from regard.files import atomic_write, check_parent, require_empty_folder, write_text
+from regard.files import (
+    atomic_write,
+    check_parent,
+    remove_temporary_files,
+    require_empty_folder,
+    write_text,
+)
 from regard.lines import read_lines
 
 
@@ -42,6 +48,22 @@ def test_an_error_inside_leaves_the_old_file_and_nothing_else(tmp_path: Path) ->
         fail(temporary)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["f.txt"]
+
+
+def test_only_unfinished_files_with_the_given_names_are_removed(tmp_path: Path) -> None:
+    long = "n" * 250
+    with (
+        atomic_write(tmp_path / "README.md") as own,
+        atomic_write(tmp_path / "other.md") as other,
+        atomic_write(tmp_path / long) as third,
+    ):
+        remove_temporary_files(tmp_path, ["README.md"])
+        assert [path.exists() for path in (own, other, third)] == [False, True, True]
+        remove_temporary_files(tmp_path, [long])
+        assert [path.exists() for path in (other, third)] == [True, False]
+        for path in (own, other, third):
+            path.write_text("x")
+    assert sorted(os.listdir(tmp_path)) == ["README.md", long, "other.md"]
 
 
 def test_text_that_utf8_cannot_hold_leaves_the_old_file(tmp_path: Path) -> None:

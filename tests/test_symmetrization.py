@@ -47,6 +47,13 @@ def test_grow_diag_final_and_equals_the_published_algorithm(forward, reverse):
     assert combine_links(forward, reverse, "grow-diag-final-and") == published(forward, reverse)
 
 
+def test_negative_weights_count_as_0() -> None:
+    forward = np.array([[-1.0, 2.0, 0.0], [-3.0, 0.5, 0.0]])
+    reverse = np.array([[0.5, -2.0, 0.0], [1.5, 1.0, 0.0]])
+    expected = [[0, np.sqrt(3), 0], [0, np.sqrt(0.5), 0]]
+    np.testing.assert_allclose(mean_weights(forward, reverse), expected)
+
+
 @given(links, links)
 def test_methods_are_nested(forward, reverse):
     inner, grown, outer = (

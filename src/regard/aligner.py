@@ -3,6 +3,7 @@
 Links of hidden Markov models, which need no neural network, guide the attention of both models.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from regard.text import Tokenizer
 from regard.training import train
 from regard.translator import Translator
 
-GUIDE = "guide.pharaoh"
-"""File with the links of hidden Markov models."""
+GUIDE, LINKS = "guide.pharaoh", "links.pharaoh"
+"""Files with the links of hidden Markov models, and with those that result."""
 _CHUNK = 1000
 """Maximum number of pairs that two models align between two writes."""
 _GUIDE_CHUNK = 20_000
@@ -91,7 +92,7 @@ def train_both(
         require_empty_folder(Path(out) / "forward", remedy)
     # held until the reverse model is trained: another command would replace or remove the guide
     with checkpoints.locked(Path(out) / "reverse"):
-        remove_temporary_files(Path(out))
+        remove_temporary_files(Path(out), (GUIDE, LINKS))
         if guide is not None and not _has_begun(out):
             parsed = checked if isinstance(checked, ParsedPairs) else pairs_from(checked)
             parsed.require_valid(None)
@@ -224,7 +225,8 @@ def _write_guide(path: Path, parsed: ParsedPairs, config: Config) -> dict[str, U
         found = zip(aligner.weights(sources, targets), *(side[part] for side in words), strict=True)
         return [_likely_links(*each) if each[0].size else None for each in found]
 
-    parts = chunks_of(range(len(parsed.pairs)), _GUIDE_CHUNK, lambda _: 0)
+    lengths = [math.sqrt(len(source) * len(target)) for source, target in zip(*ids, strict=True)]
+    parts = chunks_of(range(len(lengths)), _GUIDE_CHUNK, lengths.__getitem__)
     with Progress("links", len(parsed.pairs), "pairs") as progress:
         _write(path, parsed, align, parts, progress.advance)
     return units

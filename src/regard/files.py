@@ -10,6 +10,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import zlib
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any, TextIO
@@ -19,7 +20,7 @@ import filelock
 from regard.errors import ConfigError, DataError
 
 _TEMPORARY_STEM = re.compile(r"\.[0-9a-f]{16}")
-"""Names of temporary files, before the suffix."""
+"""Names of temporary files, before the suffix: 8 random digits, and a hash of the name of the file."""
 
 _DESCRIPTOR = re.compile(r"/dev/(stdin|stdout|stderr)|(?:/dev|/proc/self)/fd/(\d+)")
 """Paths of descriptors."""
@@ -62,7 +63,7 @@ def atomic_write(path: str | Path) -> Generator[Path]:
     path = Path(os.path.realpath(path))  # not resolve, which fails at a loop before Python 3.13
     if os.path.isdir(path):
         raise DataError(f"cannot write {path}: it is a folder; choose another path")
-    temporary = path.parent / f".{secrets.token_hex(8)}{path.suffix}"
+    temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.touch(exist_ok=False)
@@ -164,9 +165,10 @@ def write_errors_reported(folder: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(
-            f"cannot write {folder}: {reason_of(error)}; choose another folder (out)"
-        ) from None
+        full = error.errno == errno.ENOSPC
+        remedy = "choose another folder (out)"
+        remedy = f"free space on its disk, or {remedy}" if full else remedy
+        raise ConfigError(f"cannot write {folder}: {reason_of(error)}; {remedy}") from None
 
 
 @contextlib.contextmanager
@@ -191,10 +193,25 @@ def exclusive(folder: Path, path: Path) -> Generator[None]:
         lock.release()
 
 
-def remove_temporary_files(folder: Path) -> None:
-    """Remove temporary files of `atomic_write` that a killed process has left in a folder."""
+def _temporary(path: Path) -> Path:
+    """Return a path for a temporary file, with the same suffix and a name that is short enough."""
+    return path.parent / f".{secrets.token_hex(4)}{_name_hash(path.name)}{path.suffix}"
+
+
+def _name_hash(name: str) -> str:
+    return f"{zlib.crc32(os.fsencode(name)):08x}"
+
+
+def remove_temporary_files(folder: Path, names: Iterable[str] | None = None) -> None:
+    """Remove temporary files of `atomic_write` that a killed process has left in a folder.
+
+    Args:
+        folder: the folder.
+        names: the files that the process was writing; None for all. Another process may be writing others.
+    """
+    hashes = None if names is None else {_name_hash(name) for name in names}
     for path in folder.iterdir():
-        if is_temporary(path):
+        if is_temporary(path) and (hashes is None or path.stem[-8:] in hashes):
             path.unlink()
 
 
@@ -209,7 +226,7 @@ def replace_links(paths: Iterable[Path]) -> None:
         if not path.is_symlink():
             continue
         if path.is_file():
-            temporary = path.parent / f".{secrets.token_hex(8)}{path.suffix}"
+            temporary = _temporary(path)
             shutil.copyfile(path, temporary)
             _synchronize(temporary)
             os.replace(temporary, path)

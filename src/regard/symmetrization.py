@@ -66,13 +66,15 @@ def mean_weights(
     """Return the geometric mean of the weights of both directions.
 
     It is sqrt(forward[w, u] * reverse[u, w]) for target word `w` and source word `u`, and 0 in the last
-    column. Words that only one of the models has read are left out.
+    column, which belongs to no word: a word that both models have read is linked even if its weight is on
+    EOS. Negative weights, as of the normaliser `none`, count as 0. Words that only one of the models has
+    read are left out.
 
     Args:
         forward: the `word_weights` from source to target.
         reverse: the `word_weights` from target to source.
     """
-    there, back = forward[:, :-1], reverse[:, :-1].T
+    there, back = forward[:, :-1].clip(min=0), reverse[:, :-1].T.clip(min=0)
     targets, sources = np.minimum(there.shape, back.shape)
     means = np.sqrt(there[:targets, :sources] * back[:targets, :sources])
     return np.pad(means, ((0, 0), (0, 1)))

@@ -198,7 +198,7 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
         require_empty_folder(out, remedy)
     enable_huge_pages()
     with loading("PyTorch"):
-        from regard.aligner import guide_of, train_both, write_links
+        from regard.aligner import LINKS, guide_of, train_both, write_links
         from regard.alignment import check_threshold
         from regard.examples import REMEDY
         from regard.pairs import read_pairs
@@ -220,7 +220,7 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
         out, parsed, dev, max_minutes=minutes, resume=args.resume,
         device=args.device, command=command, **groups,
     )  # fmt: skip
-    path, method = out / "links.pharaoh", args.symmetrize or "soft"
+    path, method = out / LINKS, args.symmetrize or "soft"
     if guide is None:
         with Progress("aligning", len(parsed.pairs), "pairs") as progress:
             failures = write_links(
