@@ -60,6 +60,9 @@ def test_a_tracker_that_fails_is_reported_and_the_run_can_be_resumed(
     monkeypatch.setattr(TensorBoardTracker, method, fail)
     with pytest.raises(regard.ConfigError, match=r"tensorboard failed \(no key\)"):
         _train(tmp_path / "model", 2)
+    validated = method != "store_init_configuration"
+    assert (tmp_path / "model" / "checkpoints" / "2.safetensors").exists() == validated
+    assert (tmp_path / "model" / "model.safetensors").exists() == validated
     _train(tmp_path / "model", 4, resume=True, tracker="none")
 
 

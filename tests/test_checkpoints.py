@@ -26,6 +26,7 @@ from regard.cli.main import main
 from regard.config import Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
 from regard.curves import read_history
 from regard.errors import ConfigError, FolderError, Interrupted
+from regard.files import atomic_write
 from selection import covering
 from test_training import DEV, PAIRS, _config, at_update, latest
 
@@ -559,14 +560,37 @@ def test_a_run_that_has_ended_says_how_to_train_further(
     ids=["missing", "empty"],
 )
 def test_a_run_without_its_best_weights_is_not_resumed(
-    damage: Callable[[Path], object], message: str, complete: Path, tmp_path: Path
+    damage: Callable[[Path], object],
+    message: str,
+    complete: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(checkpoints, "holds_best_weights", lambda *_: False)
     out = tmp_path / "model"
     shutil.copytree(complete, out)
     damage(out / "model.safetensors")
     with pytest.raises(regard.FolderError, match=message):
         regard.train(_config(out, max_updates=25), PAIRS, DEV, resume=True)
     assert latest(out).stem == "20"
+
+
+def test_best_weights_that_a_checkpoint_contains_are_written_on_resume(tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    regard.train(_config(out, max_updates=5, validate_every=5), PAIRS, DEV)
+    weights = (out / "model.safetensors").read_bytes()
+    (out / "model.safetensors").unlink()  # killed before they were written
+    regard.train(_config(out, max_updates=5, validate_every=5), PAIRS, DEV, resume=True)
+    assert (out / "model.safetensors").read_bytes() == weights
+
+
+def test_a_run_leaves_unfinished_files_of_other_commands(complete: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model"
+    shutil.copytree(complete, out)
+    with atomic_write(out / "outputs.md") as temporary:
+        regard.train(_config(out), PAIRS, DEV, resume=True)
+        temporary.write_text("x")
+    assert (out / "outputs.md").read_text() == "x"
 
 
 def test_other_dev_pairs_are_reported_on_resume(

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,8 +74,8 @@ def locked(folder: Path) -> Generator[None]:
         try:
             with write_errors_reported(folder):
                 _held[path] = path.stat()
-                for each in (folder, path.parent):
-                    remove_temporary_files(each)
+                remove_temporary_files(folder, WRITTEN)
+                remove_temporary_files(path.parent)
                 replace_links(folder / name for name in WRITTEN)
                 replace_links(path.parent.glob("*.safetensors"))
             yield
@@ -144,6 +144,11 @@ def has_training(folder: Path) -> bool:
         return False
     has_begun = names <= {"checkpoints"} or _lock_file(folder).exists()
     return has_begun and "README.md" not in names  # the model card of a complete run
+
+
+def holds_best_weights(history: Sequence[Mapping[str, Any]], update: int) -> bool:
+    """Return whether the weights after this update are the best of all validations."""
+    return bool(history) and history[-1]["best"] and history[-1]["update"] == update
 
 
 def generator_states(device: torch.device) -> dict[str, Tensor]:

@@ -144,9 +144,12 @@ def _require_same_run(
 
 def _require_best_weights(checkpoint: Checkpoint, out: Path) -> None:
     """Raise a FolderError if the best weights so far are lost: the run may not find better ones."""
-    if not any(entry["best"] for entry in checkpoint.state["history"]):
+    state = checkpoint.state
+    if not any(entry["best"] for entry in state["history"]):
         return
     if not (out / "model.safetensors").is_file():
+        if checkpoints.holds_best_weights(state["history"], state["schedule"]["update"]):
+            return  # killed before they were written
         raise FolderError(
             f"{out} has lost model.safetensors, the best weights of its run; restore that file, or "
             "train in another folder"

@@ -317,13 +317,12 @@ class Trainer:
         loss, value, seconds = self.job.gather_numbers([loss, value, seconds])[0]
         lower_is_better = metric is None or metric.lower_is_better
         best = self.schedule.validated(-value if lower_is_better else value, loss)
-        if best and self.job.is_main:
-            checkpoints.require_lock(self.out)
-            model_folder.save_weights(self.out, self.trained.model, self.run)
+        minutes = round(self.schedule.seconds / 60, 3)
+        self.schedule.seconds += seconds
         entry = {
             "update": self.schedule.update,
             "epoch": self.epoch,
-            "minutes": round(self.schedule.seconds / 60, 3),
+            "minutes": minutes,
             "train_loss": self.statistics.loss(),
             "dev_loss": loss,
             self.metric: value,
@@ -333,10 +332,9 @@ class Trainer:
             "best": best,
         }
         self.history.append(entry)
-        track(self.accelerator, entry)
-        self.schedule.seconds += seconds
         self.statistics = RunningStatistics()
         self._save_checkpoint()
+        track(self.accelerator, entry)
         progress.print(
             f"update {entry['update']:,}, {entry['minutes']:.1f} min: train loss "
             f"{entry['train_loss']:.3f}, dev loss {loss:.3f}, dev {self.metric} {value:.2f}"
@@ -377,14 +375,16 @@ class Trainer:
         }
         model, optimizer = self.trained.model, self.optimizer
         checkpoints.save(self.out, model, optimizer, state, generators)
-        self.write_metrics()
+        self.write_results()
         self._saved = time.monotonic()
         self.statistics.restart_clock()
 
-    def write_metrics(self) -> None:
-        """Write metrics.jsonl: the metrics of all validations, which a checkpoint contains too."""
+    def write_results(self) -> None:
+        """Write metrics.jsonl, and the weights if they are the best so far; the last checkpoint contains both."""
         lines = (json.dumps(entry) + "\n" for entry in self.history)
         write_text(self.out / "metrics.jsonl", "".join(lines))
+        if checkpoints.holds_best_weights(self.history, self.schedule.update):
+            model_folder.save_weights(self.out, self.trained.model, self.run)
 
 
 def _clock() -> float:

@@ -219,7 +219,7 @@ def _train(
         if start.notice is not None:
             write_text(out / "NOTICE", "\n".join(read_lines(start.notice)) + "\n")
         if trainer.history:
-            trainer.write_metrics()  # a run that was killed between the two may have written fewer
+            trainer.write_results()  # a run that was killed after the checkpoint may not have written them
     updates, done = config.training.max_updates, trainer.schedule.update
     with Progress("training", updates, "updates", done, not job.is_main) as progress:
         for note in notes:
