@@ -240,6 +240,12 @@ def test_models_that_are_added_have_the_settings_and_the_budget_of_the_others(
     run("none", "dot", "additive", max_minutes=5, patience=20)
     with pytest.raises(ConfigError, match=r"trained with training.patience 20, .* got 10"):
         run("none", "dot", "additive", max_minutes=5, patience=10)
+    _write(tmp_path / "dev.tsv", _pairs(20, 4))
+    with pytest.raises(
+        ConfigError, match=r"were selected on dev pairs other than those of .*dev\.tsv"
+    ):
+        run("none", "dot", "additive", "scaled_dot", max_minutes=5, patience=20)
+    assert not (out / "scaled_dot").exists()
 
 
 def test_a_folder_without_a_comparison_is_not_resumed(tmp_path: Path) -> None:

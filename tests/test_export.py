@@ -25,7 +25,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 import regard
+from regard import ensemble
 from regard.attention import Intervention
+from regard.cli.export import _quality  # pyright: ignore[reportPrivateUsage]
 from regard.cli.main import main
 from regard.config import TextConfig
 from regard.decoders.output import CopyingOutput
@@ -36,7 +38,7 @@ from regard.export.conversion import convert
 from regard.export.folder import describe, export
 from regard.models import Seq2Seq
 from regard.quantization import WeightType, round_weights
-from regard.text import Tokenizer
+from regard.text import EOS, Tokenizer
 from selection import RECURRENT_OR_TRANSFORMER
 from tokenizer_texts import TEXTS as TEXTS_IN_MANY_SCRIPTS
 from tokenizer_texts import random_texts
@@ -610,6 +612,26 @@ def test_the_command_prints_size_and_quality(
     assert "add --web" in capsys.readouterr().err
 
 
+def test_references_of_a_lower_casing_model_are_lower_cased(
+    make_translator: Callable[..., regard.Translator], tmp_path: Path
+) -> None:
+    translator = make_translator()
+    text = TextConfig(unit="whitespace", lowercase=True)
+    lower = Tokenizer.train(["a b c d"], text)
+    trained = dataclasses.replace(translator.trained, target=lower)
+    translator = regard.Translator(trained, translator.device)
+    with torch.no_grad():
+        trained.model.decoder.output.bias[EOS] = -20
+    pairs = [(text, translator.translate(text).text.upper()) for text in ("a b", "c", "d d a")]
+    assert any(target.isupper() for _, target in pairs)
+    path = tmp_path / "dev.tsv"
+    path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs if target))
+    printed, figures = _quality(translator, str(path), "int8", False)
+    assert f"{path}, weights in int8, targets lower-cased:" in printed
+    assert "- weights in int8, targets lower-cased, dev pairs" in figures[-1]
+    assert "exact match 100.00" in figures[-1]
+
+
 def test_the_dev_figures_of_the_model_card_are_kept(
     folders: list[Path],
     export_once: Callable[[int], tuple[regard.Translator, Path]],
@@ -633,6 +655,12 @@ def test_the_dev_figures_of_the_model_card_are_kept(
         assert f"{best}\n{figures}\n" in text
         assert "not measured again for this folder (weights in float32)" in text
     assert "to evaluate it, add --dev PAIRS" in printed.err
+    (model / "NOTICE").write_text("terms\n")
+    ensemble.save([model], tmp_path / "one")
+    assert main(["export", str(tmp_path / "one"), "-o", str(tmp_path / "of-one")]) == 0
+    assert figures in (tmp_path / "of-one" / "README.md").read_text()
+    assert (tmp_path / "of-one" / "NOTICE").read_text() == "terms\n"
+    capsys.readouterr()
     (model / "README.md").unlink()
     assert main(["export", str(model), "-o", str(tmp_path / "bare")]) == 0
     assert "Dev figures" not in capsys.readouterr().out

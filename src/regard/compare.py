@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, get_args
 
+from regard import model_folder
 from regard.alignment import GoldAlignment
 from regard.charts import LineChart, Point
 from regard.config import GROUPS, AttentionName, Config, from_dict
@@ -22,7 +23,7 @@ from regard.errors import ConfigError, DataError, RegardError, nearest, quantity
 from regard.evaluation import Report, align, evaluate
 from regard.files import atomic_write, require_empty_folder, write_json, write_text
 from regard.metrics import LengthBin, MetricValues, length_bins
-from regard.pairs import PairLike, group_by_source, refuse_pipes, to_pairs
+from regard.pairs import PairLike, file_checksum, group_by_source, refuse_pipes, to_pairs
 from regard.setting_checks import check_beam_size
 from regard.training import train
 from regard.translator import Translator
@@ -30,7 +31,7 @@ from regard.translator import Translator
 _SETTINGS = "settings.json"
 """File with the common settings of the models."""
 _FILES = ("train", "dev", "train_links")
-"""Settings that may change: the contents of these files are compared, not their paths."""
+"""Settings that may change: every run compares the contents of these files instead of their paths."""
 _LONGER = ("max_minutes", "max_updates", "patience")
 """Settings that may grow: they continue the training of every model."""
 MINUTES = 8.0
@@ -271,6 +272,7 @@ def _common_settings(
             )
     if stored is not None:
         _require_equal_settings(from_dict(common), stored, out)
+        _require_equal_dev_pairs(common["data"]["dev"], begun)
     return common
 
 
@@ -313,6 +315,18 @@ def _require_equal_settings(new: Config, old: Config, out: Path) -> None:
                 )
 
 
+def _require_equal_dev_pairs(path: str, begun: Sequence[Path]) -> None:
+    """Raise a ConfigError if the best weights of a model were selected on another dev file."""
+    new = file_checksum(path)
+    for folder in begun:
+        old = model_folder.describe(folder).metadata.get("checksums", {}).get("dev")
+        if None not in (old, new) and old != new:
+            raise ConfigError(
+                f"the best weights of {folder} were selected on dev pairs other than those of {path} "
+                "(data.dev): give the same file, or choose another folder (out)"
+            )
+
+
 def _config(settings: Mapping[str, Any], name: str, seed: int, out: Path) -> Config:
     training = {**settings["training"], "seed": seed}
     model = {**settings["model"], **model_settings(name)}
@@ -334,7 +348,8 @@ def _evaluate(
     beam_size: int,
 ) -> Run:
     translator.translate(group_by_source(to_pairs(test))[0][:1], beam_size)  # loads the kernels
-    report = evaluate(translator, test, beam_size, attention=False)
+    lowercase = translator.target.lowercase
+    report = evaluate(translator, test, beam_size, lowercase=lowercase, attention=False)
     config, metadata = translator.trained.config, translator.trained.metadata
     has_attention = config.model.attention != "none"
     aligned = align(translator, test, gold)[1] if gold is not None and has_attention else None

@@ -35,12 +35,15 @@ def run(arguments: list[str]) -> None:
     runtime = runtime_files(args.onnxruntime_web) if args.web else None
     translator = load_translator(args.folder, "cpu")
     check_decoder(translator)
+    folder = pretrained.find(args.folder)
+    if (only_member := folder / "members" / "0").is_dir():  # an ensemble of one model
+        folder = only_member
     dictionary = _read_dictionary(args.dictionary, translator)
     pairs = args.dev or translator.trained.training_file("dev")
     skip = args.dev is None and translator.trained.config.data.bad_lines == "skip"
     round_weights(translator.trained.model, args.weights)
     if pairs is None:
-        figures = _recorded_figures(pretrained.find(args.folder), args.weights)
+        figures = _recorded_figures(folder, args.weights)
         _warn(
             "the dev pairs of the training run are missing or have changed, so the exported model is not "
             "evaluated; to evaluate it, add --dev PAIRS"
@@ -51,7 +54,7 @@ def run(arguments: list[str]) -> None:
     options: dict[str, Any] = {
         "weights": args.weights,
         "dictionary": dictionary,
-        "notice": pretrained.find(args.folder) / "NOTICE",
+        "notice": folder / "NOTICE",
         "figures": figures,
         "on_stage": _warn,
     }
@@ -113,14 +116,18 @@ def _quality(
     except DataError as error:
         raise DataError(f"{error} (dev pairs; give others with --dev)") from None
     sources = len({pair.key for pair in dev})
+    lowercase = translator.target.lowercase
+    measured = f"weights in {weights}{', targets lower-cased' if lowercase else ''}"
     with Progress("translating", sources, "sources") as progress:
-        report = evaluate(translator, dev, attention=False, on_progress=progress.advance)
+        report = evaluate(
+            translator, dev, lowercase=lowercase, attention=False, on_progress=progress.advance
+        )
     figures = [
         "Dev figures, measured at export:",
         "",
-        f"- weights in {weights}, dev pairs ({quantity(sources, 'source')}), beam size 5: {report.summary()}",
+        f"- {measured}, dev pairs ({quantity(sources, 'source')}), beam size 5: {report.summary()}",
     ]
-    return f"dev, {pairs}, weights in {weights}:\n{report}\n", figures
+    return f"dev, {pairs}, {measured}:\n{report}\n", figures
 
 
 def make_parser() -> Parser:
