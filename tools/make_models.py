@@ -61,7 +61,8 @@ RECIPES = {
         attribution="Trained on CMUdict, Copyright (C) 1993-2015 Carnegie Mellon University.",
         data="cmudict",
         suffix=".tsv.gz",
-        options="--config g2p-best --training.max_updates 11000 --training.max_minutes 600 --training.seed 2",
+        options="--config g2p-best --model.encoder_dim 256 --model.decoder_dim 384 --model.dropout 0.3 "
+        "--training.max_updates 11000 --training.max_minutes 600 --training.seed 2",
         metrics=("wer", "per"),
         examples=("attention", "knowledge", "throughout", "translation"),
         notice="cmudict.txt",
