@@ -59,15 +59,19 @@ TRAIN = """
 import json, os, sys, time
 started = float(sys.argv[1])
 from regard.config import from_dict
-from regard.trainer import Trainer
+from regard.trainer import RunningStatistics, Trainer
 from regard.training import train
 
-update, log = Trainer._update, open(sys.argv[3], "a")
+update, add, losses = Trainer._update, RunningStatistics.add, []
+log = open(sys.argv[3], "a")
+def added(self, loss, *counts):
+    losses.append(loss)
+    add(self, loss, *counts)
 def logged(self, batch):
-    loss = update(self, batch)
-    print(json.dumps([time.time() - started, self.schedule.update + 1, loss]), file=log, flush=True)
-    return loss
-Trainer._update = logged
+    update(self, batch)
+    line = [time.time() - started, self.schedule.update + 1, losses.pop()]
+    print(json.dumps(line), file=log, flush=True)
+RunningStatistics.add, Trainer._update = added, logged
 try:
     train(from_dict(json.loads(sys.argv[2])), resume=sys.argv[4] == "resume")
 except KeyboardInterrupt:
@@ -75,13 +79,14 @@ except KeyboardInterrupt:
 """
 
 
-def run(folder: Path, name: str, updates: int, unit: str, stop_at: int = 0, mode: str = "") -> None:
+def run(path: Path, name: str, updates: int, unit: str, stop_at: int = 0, mode: str = "") -> None:
     """Train in a separate process and print the measurements."""
+    folder = path.parent
     width = {n: 32 for n in ("embedding_dim", "encoder_dim", "decoder_dim", "attention_dim")}
     config = {
         "out": str(folder / name),
         "device": "cpu",
-        "data": {"train": str(folder / "pairs.parquet")},
+        "data": {"train": str(path)},
         "source": {"unit": "char"},
         "target": {"unit": unit},
         "model": {**width, "cell": "gru"},
@@ -125,18 +130,18 @@ def main() -> None:
     parser.add_argument("--target-unit", default="word")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
-    path = args.folder / "pairs.parquet"
+    path = args.folder / f"{args.pairs}.parquet"
     if not path.exists():
         generate(path, args.pairs)
     print(f"{args.pairs:,} pairs, {path.stat().st_size / 1e6:,.0f} MB of Parquet", flush=True)
     for name in ("cache", "first", "cached", "stopped"):
         shutil.rmtree(args.folder / name, ignore_errors=True)
         (args.folder / f"{name}.jsonl").unlink(missing_ok=True)
-    run(args.folder, "first", args.updates, args.target_unit)
-    run(args.folder, "cached", args.updates, args.target_unit)
-    run(args.folder, "stopped", args.updates, args.target_unit, stop_at=args.updates // 3)
+    run(path, "first", args.updates, args.target_unit)
+    run(path, "cached", args.updates, args.target_unit)
+    run(path, "stopped", args.updates, args.target_unit, stop_at=args.updates // 3)
     done = len(losses(args.folder, "stopped"))
-    run(args.folder, "stopped", args.updates, args.target_unit, mode="resume")
+    run(path, "stopped", args.updates, args.target_unit, mode="resume")
     same = losses(args.folder, "stopped") == losses(args.folder, "cached")
     print(f"resumed after {done} updates: the losses are {'equal' if same else 'DIFFERENT'}")
     size = sum(file.stat().st_size for file in (args.folder / "cache").rglob("*.arrow"))

@@ -2,9 +2,9 @@
 
     python benchmarks/operator.py [--threads 2] [--rounds 15] [--chart operator.svg]
 
-One process times all implementations in several rounds, in random order, and prints the median times
-and the medians of the ratios to the time of regard in the same round. Peak memory is measured in a new process per
-implementation. Nothing is printed unless the tests of the kernels pass. Keras, JAX and KeOps are
+One process times all implementations in several rounds (five, if these take more than 30 seconds), in random order,
+and prints the median times and the medians of the ratios to the time of regard in the same round. Peak memory is
+measured in a new process per implementation. Nothing is printed unless the tests of the kernels pass. Keras, JAX and KeOps are
 included if they are installed. THP_MEM_ALLOC_ENABLE=1 turns huge pages on.
 """
 
