@@ -149,7 +149,7 @@ class ModelConfig:
     normalizer: Literal["softmax", "sparsemax", "entmax15", "none"] = "softmax"
     """Function that normalises the scores into weights; sparsemax and entmax15 give sparse weights, and none uses the scores themselves as weights."""
     decoder: Literal["bahdanau", "luong", "posterior"] = "luong"
-    """Recurrent decoder: compute attention before the recurrent step (bahdanau) or after it (luong), or predict from every source position and sum the predictions (posterior; for small target vocabularies such as letters and phonemes)."""
+    """Recurrent decoder: compute attention before the recurrent step (bahdanau) or after it (luong), or predict from every source position and sum the predictions (posterior; for small target vocabularies such as letters and phones)."""
     monotonic: bool = False
     """Posterior decoder: never attend to a position before the previous one (hard monotonic attention)."""
     window: Literal["none", "local-m", "local-p"] = "none"
@@ -354,7 +354,7 @@ class TrainingConfig:
     patience: int = 10
     """Early stopping: number of validations without improvement before the cooldown begins."""
     metric: MetricName = "auto"
-    """Metric that selects the best checkpoint; per and cer are the token and the character error rate. auto selects bleu for word, bpe and unigram targets (chrf if most of them have fewer than four words, because BLEU would be 0), and exact_match for others. Ties are broken by the lower dev loss."""
+    """Metric that selects the best checkpoint; per counts edits of words or phones, cer of characters. auto selects bleu for word, bpe and unigram targets (chrf if most of them have fewer than four words, because BLEU would be 0), and exact_match for others. Ties are broken by the lower dev loss."""
     optimizer: Literal["adam", "adamw", "muon"] = "adam"
     """Optimiser; muon (Jordan et al. 2024) orthogonalises the updates of the weight matrices of hidden layers, and updates other parameters as adamw does."""
     learning_rate: float = 1e-3

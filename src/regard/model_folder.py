@@ -234,7 +234,10 @@ def describe(folder: str | Path) -> TrainedModel:
     except FolderError:
         raise
     except Exception as error:  # a damaged document can raise any exception
-        raise FolderError(f"{folder / 'config.json'} is damaged ({error}); train again") from None
+        raise FolderError(
+            f"{folder / 'config.json'} is damaged ({error}), or was written by a newer version of regard; "
+            "upgrade regard, or train again"
+        ) from None
     return TrainedModel(config, model, source, target, metadata)
 
 

@@ -41,7 +41,7 @@ def _copy_arguments(parser: Parser, target: argparse.ArgumentParser) -> None:
     """Add the arguments of a command to a plain parser, with the values that can be completed."""
     import shtab
 
-    files = {"FILE": shtab.FILE, "PAIRS": shtab.FILE}
+    files = {"FILE": shtab.FILE, "PAIRS": shtab.FILE, "OUT": shtab.DIRECTORY}
     files |= {"DIR": _model_completion(), "RUN": _model_completion()}
     for action in parser.arguments():
         options: dict[str, Any] = {"help": str(action.help).replace("%", "%%")}
@@ -62,7 +62,7 @@ def _copy_arguments(parser: Parser, target: argparse.ArgumentParser) -> None:
 def _model_completion() -> dict[str, Any]:
     """Return what completes folders and the names of the pretrained models, for shtab."""
     names = " ".join(pretrained_models())
-    function = "_regard_models"
+    function = "_regard_dirs_and_models"  # shtab completes folders by functions that are named so
     return {
         "bash": function,
         "zsh": function,

@@ -57,12 +57,12 @@ def add_device(parser: Parser) -> None:
 
 
 def add_precision(parser: Parser) -> None:
-    """Add the precision of products of matrices."""
+    """Add the precision of matrix products."""
     parser.add_argument(
         "--precision",
         type=Precision,
         default="float32",
-        help="precision of products of matrices on CPUs; bfloat16 is faster with AVX512-BF16, and less exact",
+        help="precision of matrix products on CPUs; bfloat16 is faster with AVX512-BF16, and less exact",
     )
 
 
