@@ -588,8 +588,8 @@ def test_a_run_leaves_unfinished_files_of_other_commands(complete: Path, tmp_pat
     out = tmp_path / "model"
     shutil.copytree(complete, out)
     with atomic_write(out / "outputs.md") as temporary:
-        regard.train(_config(out), PAIRS, DEV, resume=True)
         temporary.write_text("x")
+        regard.train(_config(out), PAIRS, DEV, resume=True)
     assert (out / "outputs.md").read_text() == "x"
 
 

@@ -1,5 +1,6 @@
 """Model comparison: same pairs, budget and seeds; a table and a chart."""
 
+import dataclasses
 import json
 import math
 import os
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import regard
 from regard.alignment import GoldAlignment, parse_links
 from regard.charts import LineChart
 from regard.cli.main import main
@@ -134,6 +136,22 @@ def _run(name: str, seed: int, num_correct: int) -> Run:
     return Run(name, seed, scores, 2.0, 100, 1234, 50.0, 9, scores.by_length, 0.25)
 
 
+@pytest.mark.usefixtures("without_charts")
+def test_references_of_a_lower_casing_model_are_lower_cased(tmp_path: Path) -> None:
+    settings = {**_settings(tmp_path), "target": {"lowercase": True}}
+    settings["training"] = {**settings["training"], "max_updates": 40, "validate_every": 40}
+    upper = [Pair(pair.source, pair.target.upper()) for pair in _pairs(30, 3)]
+    lower = [Pair(pair.source, pair.target) for pair in _pairs(30, 3)]
+    run = compare(settings, ["dot"], tmp_path / "out", upper, beam_size=1, log=lambda _: None)[0]
+    translator = regard.Translator.load(tmp_path / "out" / "dot" / "seed-1", "cpu")
+    expected = regard.evaluate(translator, lower, beam_size=1, attention=False).metrics
+    assert run.lowercase
+    raw = regard.evaluate(translator, upper, beam_size=1, attention=False).metrics
+    assert run.scores.per.value == expected.per.value < raw.per.value
+    hits = sum(part.n * part.exact_match for part in run.lengths)
+    assert hits == pytest.approx(expected.n * expected.exact_match.value)
+
+
 def test_the_table_has_means_and_intervals_over_seeds() -> None:
     single_seed = table([_run("dot", 1, 10)])
     low, high = (
@@ -141,7 +159,9 @@ def test_the_table_has_means_and_intervals_over_seeds() -> None:
         _run("dot", 1, 10).scores.exact_match.high,
     )
     assert f"| dot | 50.0 ({low:.1f} – {high:.1f})" in single_seed
-    assert "one seed (bootstrap); 20 sources" in single_seed
+    assert "one seed (bootstrap); 20 sources." in single_seed
+    lower = dataclasses.replace(_run("dot", 1, 10), lowercase=True)
+    assert "; 20 sources; targets lower-cased." in table([lower])
     three_seeds = table(
         [_run("dot", seed, num_correct) for seed, num_correct in ((1, 10), (2, 12), (3, 14))]
     )
@@ -241,9 +261,7 @@ def test_models_that_are_added_have_the_settings_and_the_budget_of_the_others(
     with pytest.raises(ConfigError, match=r"trained with training.patience 20, .* got 10"):
         run("none", "dot", "additive", max_minutes=5, patience=10)
     _write(tmp_path / "dev.tsv", _pairs(20, 4))
-    with pytest.raises(
-        ConfigError, match=r"were selected on dev pairs other than those of .*dev\.tsv"
-    ):
+    with pytest.raises(ConfigError, match=r"were selected on a dev file other than .*dev\.tsv"):
         run("none", "dot", "additive", "scaled_dot", max_minutes=5, patience=20)
     assert not (out / "scaled_dot").exists()
 

@@ -74,7 +74,7 @@ def locked(folder: Path) -> Generator[None]:
         try:
             with write_errors_reported(folder):
                 _held[path] = path.stat()
-                remove_temporary_files(folder, WRITTEN)
+                remove_temporary_files(folder, (*WRITTEN, "NOTICE"))
                 remove_temporary_files(path.parent)
                 replace_links(folder / name for name in WRITTEN)
                 replace_links(path.parent.glob("*.safetensors"))

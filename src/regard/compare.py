@@ -31,7 +31,7 @@ from regard.translator import Translator
 _SETTINGS = "settings.json"
 """File with the common settings of the models."""
 _FILES = ("train", "dev", "train_links")
-"""Settings that may change: every run compares the contents of these files instead of their paths."""
+"""Settings that may change: not these paths are compared, but the contents of the files."""
 _LONGER = ("max_minutes", "max_updates", "patience")
 """Settings that may grow: they continue the training of every model."""
 MINUTES = 8.0
@@ -66,6 +66,8 @@ class Run:
     """Metrics by source length."""
     aer: float | None
     """Alignment error rate against gold links, from 0 to 1; None without gold links or attention."""
+    lowercase: bool = False
+    """Whether outputs and references were lower-cased, as the model's targets are."""
 
 
 def model_settings(specification: str) -> dict[str, str | None]:
@@ -219,7 +221,10 @@ def table(runs: Sequence[Run]) -> str:
     elif fewest < most:
         kind = f"of the mean over up to {most} seeds (Student's t), or over the sources for one seed (bootstrap)"
     lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    return f"{lines}\nIntervals are 95 % {kind}; {quantity(runs[0].scores.n, 'source')}.\n"
+    lowercase = "; targets lower-cased" if runs[0].lowercase else ""
+    return (
+        f"{lines}\nIntervals are 95 % {kind}; {quantity(runs[0].scores.n, 'source')}{lowercase}.\n"
+    )
 
 
 def by_length(runs: Sequence[Run]) -> LineChart:
@@ -322,8 +327,8 @@ def _require_equal_dev_pairs(path: str, begun: Sequence[Path]) -> None:
         old = model_folder.describe(folder).metadata.get("checksums", {}).get("dev")
         if None not in (old, new) and old != new:
             raise ConfigError(
-                f"the best weights of {folder} were selected on dev pairs other than those of {path} "
-                "(data.dev): give the same file, or choose another folder (out)"
+                f"the best weights of {folder} were selected on a dev file other than {path} (data.dev): give "
+                "the same file, or choose another folder (out)"
             )
 
 
@@ -363,18 +368,20 @@ def _evaluate(
         parameters=metadata["parameters"],
         sentences_per_second=report.metrics.n / report.seconds,
         longest_source=metadata["max_source_length"],
-        lengths=_length_bins(report),
+        lengths=_length_bins(report, lowercase),
         aer=None if aligned is None else aligned.aer,
+        lowercase=lowercase,
     )
 
 
-def _length_bins(report: Report) -> tuple[LengthBin, ...]:
+def _length_bins(report: Report, lowercase: bool) -> tuple[LengthBin, ...]:
     """Return a bin per length, or the bins of the metrics if there are many lengths."""
     lengths = [len(translation.source_tokens) - 1 for translation in report.translations]
     if len(set(lengths)) > _MAX_DISTINCT_LENGTHS:
         return report.metrics.by_length
     outputs = [translation.text for translation in report.translations]
-    return length_bins(outputs, report.references, lengths, range(max(lengths) + 1))
+    ends = range(max(lengths) + 1)
+    return length_bins(outputs, report.references, lengths, ends, lowercase)
 
 
 def _write(out: Path, runs: Sequence[Run]) -> None:
