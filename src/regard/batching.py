@@ -154,12 +154,12 @@ def bucket(
             limit = batch_tokens // sum(new_widths)
             if most is not None:
                 limit = min(limit, most(*new_widths))
-            room = limit - (end - start)
-            if room < 1 and end > start:  # the batch is full
+            left = limit - (end - start)
+            if left < 1 and end > start:  # the batch is full
                 starts.append(end)
                 start, widths = end, (0, 0)
                 continue
-            added = min(count, max(1, room))
+            added = min(count, max(1, left))
             end, count, widths = end + added, count - added, new_widths
     batches = np.split(order, starts) if len(order) else []
     return [batches[index] for index in _order(len(batches), rng)]

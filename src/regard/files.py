@@ -83,8 +83,7 @@ def atomic_write(path: str | Path) -> Generator[Path]:
             f"{path} was not written, because the reader of standard output has closed it"
         ) from None
     except OSError as error:
-        full = error.errno == errno.ENOSPC
-        remedy = "free space on its disk, or choose another path" if full else "choose another path"
+        remedy = _remedy(error, "choose another path")
         failed = path if _output_works() else "standard output"  # also written inside the block
         raise DataError(f"cannot write {failed}: {error.strerror}; {remedy}") from None
     finally:
@@ -159,15 +158,18 @@ def reason_of(error: OSError) -> str:
     return error.strerror or str(error)
 
 
+def _remedy(error: OSError, other: str) -> str:
+    """Return what to do about a failure to write: `other`, or to free space if the disk is full."""
+    return f"free space on its disk, or {other}" if error.errno == errno.ENOSPC else other
+
+
 @contextlib.contextmanager
 def write_errors_reported(folder: Path) -> Generator[None]:
     """Raise a ConfigError for a failure to write in an output folder."""
     try:
         yield
     except OSError as error:
-        full = error.errno == errno.ENOSPC
-        remedy = "choose another folder (out)"
-        remedy = f"free space on its disk, or {remedy}" if full else remedy
+        remedy = _remedy(error, "choose another folder (out)")
         raise ConfigError(f"cannot write {folder}: {reason_of(error)}; {remedy}") from None
 
 
