@@ -10,7 +10,7 @@ import pytest
 from regard import ConfigError, Translator, aligner, files, symmetrize
 from regard.aligner import train_both, write_links
 from regard.cli.main import main
-from regard.config import Config, TextConfig
+from regard.config import Config, ModelConfig, TextConfig
 from regard.hidden_markov import HiddenMarkovAligner
 from regard.lines import read_lines
 from regard.pairs import pairs_from, read_pairs
@@ -195,6 +195,19 @@ def test_lines_that_cannot_be_aligned_stop_the_run_on_request(
     assert not (out / "links.pharaoh").exists()
 
 
+def test_bad_dev_lines_are_found_before_the_models_of_links(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, pairs, dev = tmp_path / "out", tmp_path / "pairs.tsv", tmp_path / "dev.tsv"
+    pairs.write_text("a b\tA B\nb c\tB C\nc a\tC A\n")
+    dev.write_text("a b\tA B\nb\n")
+    command = ["align", "--train", str(pairs), "--data.dev", str(dev), "--out", str(out), *FLAGS]
+    assert main([*command, "--data.bad_lines=stop"]) == 1
+    message = capsys.readouterr().err
+    assert "dev.tsv: 1 of 2 lines cannot be used: line 2 has no second column" in message
+    assert "hidden Markov" not in message
+
+
 def test_a_folder_without_models_is_not_resumed(
     tmp_path: Path, pairs_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -334,6 +347,12 @@ def test_both_directions_are_trained_in_python(tmp_path: Path, pairs_file: Path)
         train_both(tmp_path / "none", pairs, model={"attention": "none"})
     with pytest.raises(ConfigError, match="features of the source cannot be aligned"):
         train_both(tmp_path / "none", pairs, data={"features_column": 3})
+    with pytest.raises(
+        ConfigError, match=r"features .* cannot be aligned: pass pairs of two strings"
+    ):
+        train_both(tmp_path / "none", [("a", "A", "V;PST")], pairs[:3])
+    with pytest.raises(ConfigError, match="model takes settings by name, got ModelConfig"):
+        train_both(tmp_path / "none", pairs, model=ModelConfig())  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.parametrize(
@@ -343,6 +362,7 @@ def test_both_directions_are_trained_in_python(tmp_path: Path, pairs_file: Path)
         ("align m", "missing: PAIRS"),
         ("align m p --max-minutes 3", "--max-minutes belongs to --train PAIRS"),
         ("align m p --model.kind transformer", "--model.kind belongs to --train PAIRS"),
+        ("align m p --config g2p", "--config belongs to --train PAIRS"),
         ("align --train p", "give --out OUT"),
         ("align m --train p --out o", "leaves no use for DIR: leave it out"),
         ("align --train p --out o --gold g", "leaves no use for --gold: leave it out"),

@@ -64,6 +64,9 @@ def test_wrong_input_is_refused() -> None:
         animated_encoder_decoder(steps(), SOURCE, [*TARGET, "you"])
     with pytest.raises(DataError, match="nothing to draw"):
         animated_encoder_decoder([], [], [])
+    ragged = [explain([1, 0], np.eye(2)), explain([1, 0, 0], np.eye(3))]
+    with pytest.raises(ShapeError, match="expected weights as numbers in rows of the same length"):
+        animated_encoder_decoder(ragged, SOURCE, TARGET[:2])
 
 
 @pytest.mark.slow

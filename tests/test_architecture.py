@@ -24,7 +24,7 @@ RANKS = {
     "decoders": 7,
     "models": 8, "hypotheses": 8,
     "model_folder": 9, "inference": 9, "search": 9, "distributed": 3,
-    "translation": 8, "symmetrization": 9, "attribution": 9, "faithfulness": 10, "request": 10, "outputs": 11,
+    "translation": 8, "symmetrization": 9, "attribution": 10, "faithfulness": 11, "request": 10, "outputs": 11,
     "ensemble": 10, "version": 0,
     "reranking": 11, "translator": 12,
     "evaluation": 13, "dictionary": 13, "model_card": 12, "model_info": 13,

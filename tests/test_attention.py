@@ -1123,8 +1123,12 @@ def test_errors_without_a_batch_name_the_shapes_that_were_given(unchecked: None)
 
 @pytest.mark.parametrize("name", ["key_padding_mask", "attn_mask", "key_lengths"])
 def test_masks_are_tensors(name: str, unchecked: None) -> None:
+    rows = torch.randn(1, 2, 5), torch.randn(1, 3, 5)
     with pytest.raises(ShapeError, match=f"expected {name} to be a tensor, got list"):
-        Attention("dot")(torch.randn(1, 2, 5), torch.randn(1, 3, 5), **{name: [[False] * 3]})
+        Attention("dot")(*rows, **{name: [[False] * 3]})
+    elsewhere = torch.zeros(1, 3, device="meta")
+    with pytest.raises(ShapeError, match=f"{name} on the device of key, cpu, got meta"):
+        Attention("dot")(*rows, **{name: elsewhere})
 
 
 @pytest.mark.parametrize(

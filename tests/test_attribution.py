@@ -255,6 +255,13 @@ def test_the_mode_of_the_caller_has_no_effect(method: Method, folders: list[Path
         inside = translator.attribute("a b", "b a", method).attributions
     with torch.autocast("cpu", torch.bfloat16):
         rounded = translator.attribute("a b", "b a", method).attributions
-    for found in (inside, rounded, loaded.attribute("a b", "b a", method).attributions):
+    model = translator.trained.model
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Dropout):
+            layer.p = 0.5
+    model.train()
+    dropped = translator.attribute("a b", "b a", method).attributions
+    assert model.training
+    for found in (inside, rounded, dropped, loaded.attribute("a b", "b a", method).attributions):
         assert found is not None
         np.testing.assert_allclose(found, expected, atol=1e-6)

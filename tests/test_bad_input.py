@@ -292,7 +292,7 @@ BOMB = "a0: &a0 [x, x]\n" + "".join(
         ),
         ("model: {heads: 1, heads: 2}", 2, "model.heads is set twice, the second time on line 1"),
         ("model: {encoder_dim: 1" + "0" * 5000 + "}", 2, "value has 5001 digits"),
-        ("target: {vocabulary_size: 0}", 1, "train: target.vocabulary_size must be at least 1"),
+        ("target: {vocabulary_size: 0}", 1, "train: target.vocabulary_size must be at least 5"),
         ("data: {train: 5}", 2, "data.train takes a string, got 5"),
         ("training: [patience: 2]", 1, "training takes settings by name, got [{'patience': 2}]"),
         ("training: 5", 1, "training takes settings by name, got 5"),

@@ -873,6 +873,18 @@ def test_translate_reports_the_line_that_is_too_long(regard: Command, folders: F
     assert "translate: line 1,501: a text has 10,001 tokens, but at most 10,000" in result.err
 
 
+def test_lines_of_a_file_that_cannot_be_translated_are_found_first(
+    regard: Command, folders: Folders, tmp_path: Path
+) -> None:
+    file, out = tmp_path / "file", tmp_path / "out"
+    file.write_text("\n" * 2500 + "a" * 10_001 + "\na\n")
+    message = error_line(regard("translate", folders.model, file, "--out", out), 1)
+    assert "file, line 2,501: a text has 10,001 tokens, but at most 10,000" in message
+    file.write_text("abc\n" * 2500 + "a\n")
+    command = ["translate", folders.model, file, "--pin", "0:2=0.9"]
+    assert "file, line 2,501: " in error_line(regard(*command), 1)
+
+
 def test_n_best_writes_ranked_lines(regard: Command, folders: Folders, lines: str) -> None:
     best = regard("translate", folders.model, lines).lines
     ranked = regard("translate", folders.model, lines, "--n-best", 3).lines
@@ -1227,8 +1239,14 @@ def test_targets_in_upper_case_are_reported_if_the_model_writes_lower_case(
     options += ["--training.max_updates", 1, "--target.lowercase", "true"]
     assert regard("train", "--out", tmp_path / "model", *options).status == 0
     command = ["evaluate", tmp_path / "model", tmp_path / "pairs.tsv"]
-    assert "the model writes lower case, and 1 target contains upper case" in regard(*command).err
+    expected = f"{tmp_path / 'model'} writes lower case, and 1 target contains upper case"
+    assert expected in regard(*command).err
     assert "upper case" not in regard(*command, "--lowercase").err
+    options = [option for option in options if option not in ("--target.lowercase", "true")]
+    assert regard("train", "--out", tmp_path / "cased", *options).status == 0
+    other = ["evaluate", tmp_path / "cased", tmp_path / "pairs.tsv"]
+    assert "upper case" not in regard(*other).err
+    assert expected in regard(*other, "--compare", tmp_path / "model").err
 
 
 def test_any_of_several_references_counts_as_a_match(

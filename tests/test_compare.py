@@ -205,6 +205,8 @@ def test_from_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     call = [*arguments, "--attention", "none,additive", "--out", str(out), "--device", "cpu"]
     assert main(call) == 0
     captured = capsys.readouterr()
+    card = (out / "none" / "seed-1" / "README.md").read_text()
+    assert "regard compare --data.train" in card
     assert "| none | " in captured.out
     assert "| additive | " in captured.out
     assert main(call) == 1
@@ -394,6 +396,43 @@ def test_gold_links_must_cover_every_pair(tmp_path: Path) -> None:
         )
     with pytest.raises(ConfigError, match=r"set data.dev"):
         compare({}, ["dot"], tmp_path / "out", _pairs(5, 3))
+    with pytest.raises(ConfigError, match="data takes settings by name, got DataConfig"):
+        compare({"data": DataConfig()}, ["dot"], tmp_path / "out", _pairs(5, 3))
+
+
+def test_gold_links_without_use_are_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = _settings(tmp_path)["data"]
+    test, gold = tmp_path / "test.tsv", tmp_path / "gold"
+    test.write_text("a b\tA B\nno target\nc\tC\n")
+    gold.write_text("0-0\n0-0\n0-1\n")
+    command = ["compare", "--data.train", data["train"], "--data.dev", data["dev"]]
+    command += ["--test", str(test), "--gold", str(gold), "--out", str(tmp_path / "out")]
+    command += ["--data.bad_lines", "skip"]
+    assert main([*command, "--attention", "dot"]) == 1
+    assert f"{gold}, line 3: 0-1 is outside its texts" in capsys.readouterr().err
+    assert main([*command, "--attention", "none"]) == 1
+    assert "gold links need a model with attention" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_a_resumed_comparison_keeps_its_table_until_all_models_are_evaluated_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, out, pairs = _settings(tmp_path), tmp_path / "out", _pairs(5, 3)
+    compare(settings, ["dot", "none"], out, pairs, log=lambda _: None)
+    table = (out / "table.json").read_bytes()
+    messages = iter([None, KeyboardInterrupt])
+
+    def stop(_: str) -> None:
+        if error := next(messages):
+            raise error
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(settings, ["dot", "none"], out, pairs, resume=True, log=stop)
+    assert (out / "table.json").read_bytes() == table
 
 
 @pytest.mark.usefixtures("without_charts")

@@ -68,7 +68,7 @@ def test_unknown_keys_raise(values: dict[str, Any], message: str) -> None:
     [
         ("data", "max_length", 0, "must be at least 1, got 0"),
         ("data", "bad_lines", "stpo", "takes one of stop, skip, got 'stpo'"),
-        ("source", "vocabulary_size", 0, "must be at least 1"),
+        ("source", "vocabulary_size", 4, "must be at least 5"),
         ("target", "min_frequency", -1, "must be at least 1"),
         (
             "model",

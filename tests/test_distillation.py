@@ -282,6 +282,18 @@ def test_two_processes_do_not_mix_their_outputs(
         assert not (out / "outputs.tsv").exists()
 
 
+def test_settings_that_do_not_suit_the_pairs_are_refused_before_the_teacher_translates(
+    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs, out = tmp_path / "pairs.tsv", tmp_path / "student"
+    pairs.write_text("a b\tb a\n")
+    command = ["distill", str(folders[0]), "--out", str(out), f"--data.train={pairs}"]
+    command += [f"--data.dev={pairs}", "--model.copy=true", "--source.unit=char"]
+    assert main([*command, "--target.unit=whitespace"]) == 1
+    assert "model.copy needs the same unit" in capsys.readouterr().err
+    assert not out.exists()
+
+
 def test_links_are_refused_before_the_teacher_translates(
     folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -297,6 +297,10 @@ def test_devices_that_several_processes_cannot_use_are_refused(
         distributed.join(torch.device("cuda"))
     with pytest.raises(ConfigError, match="several processes cannot train on mps; set"):
         distributed.join(torch.device("mps"))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_backend_config", lambda: "cuda:nccl")
+    with pytest.raises(ConfigError, match=r"call init_process_group\('gloo'\), or let regard"):
+        distributed.join(torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE"])

@@ -573,6 +573,16 @@ def test_a_member_that_fails_stops_the_others(
         (["--member=source.unit=char"], 1, "takes settings of model and training"),
         (["--member=model.decodr=luong"], 2, "did you mean --model.decoder?"),
         (["--member=model.copy=true", "--member="], 1, "need the same model.copy"),
+        (
+            ["--members=2", "--member=", "--member=training.coverage_loss=1"],
+            1,
+            "training.coverage_loss needs model.coverage true",
+        ),
+        (
+            ["--members=2", "--member=", "--member=training.guided_alignment=1"],
+            1,
+            "training.guided_alignment needs data.train_links",
+        ),
         (["--jobs=2"], 1, "--jobs needs --members"),
         (["--members=100000"], 1, "must be at most 1,000"),
         (["--members=2", "--member=training.seed=2"], 1, "members 0 and 1 have the same settings"),

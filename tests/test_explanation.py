@@ -233,6 +233,9 @@ def test_invalid_arguments_raise(arguments: Any, error: type[Exception], message
         explain(*arguments)
     with pytest.raises(ShapeError, match=r"cannot compare .* by temperature \(2,\)"):
         explain([1, 2], STATES, score="cosine", parameters={"temperature": [1, 2]})
+    for without_effect in ({"score": "nonsense"}, {"parameters": {"W": [[1]]}}):
+        with pytest.raises(ConfigError, match="leave out score and parameters, or weights"):
+            explain([1, 2], STATES, weights=[0.5, 0.25, 0.25], **without_effect)
     with pytest.raises(ConfigError, match="dot has no parameter 'W'; it has no parameters"):
         explain([1, 2], STATES, parameters={"W": [[1]]})
     with pytest.raises(ConfigError, match="the temperature of cosine must be above 0, got 0"):

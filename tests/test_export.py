@@ -285,6 +285,14 @@ def test_compressed_weights_are_those_that_were_rounded(dtype: WeightType) -> No
     assert len(model.SerializeToString()) < (0.35 if dtype == "int8" else 0.6) * size
 
 
+def test_weights_that_have_not_been_rounded_are_refused(
+    make_translator: Callable[..., regard.Translator], tmp_path: Path
+) -> None:
+    with pytest.raises(regard.ConfigError, match="round them first"):
+        export(make_translator(), tmp_path / "out", weights="int8")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_dictionary_is_looked_up_first(
     export_once: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
 ) -> None:
@@ -607,7 +615,7 @@ def test_the_command_prints_size_and_quality(
     assert main(arguments) == 1
     assert "exists and is not empty" in capsys.readouterr().err
     assert (
-        main(["export", str(folders[0]), "-o", str(tmp_path / "x"), "--onnxruntime-web", "y"]) == 2
+        main(["export", str(folders[0]), "-o", str(tmp_path / "x"), "--onnxruntime-web", "y"]) == 1
     )
     assert "add --web" in capsys.readouterr().err
 

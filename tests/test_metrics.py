@@ -63,6 +63,11 @@ def test_word_error_rate_is_the_edit_distance_over_the_reference_words():
     assert metrics.word_error_rate(["a b c"], [["x"]]).value == pytest.approx(300)
 
 
+def test_cer_counts_an_unknown_token_as_one_character():
+    assert metrics.cer(["a<unk>c"], [["abc"]]).value == pytest.approx(100 / 3)
+    assert metrics.per(["a <unk>"], [["a b"]]).value == pytest.approx(50)
+
+
 def test_cer_counts_code_points_including_spaces():
     assert metrics.cer(["ab c"], [["abc"]]).value == pytest.approx(100 / 3)
     assert metrics.cer(["kitten"], [["sitting"]]).value == pytest.approx(300 / 7)

@@ -45,6 +45,20 @@ DERIVED = [
 ]
 
 
+def test_scores_refuse_different_dtypes() -> None:
+    query, key = torch.randn(1, 2, 3), torch.randn(1, 4, 3)
+    for score in (regard.Dot(), regard.Bilinear(3, 3), regard.Additive(3, 3, 2)):
+        with pytest.raises(
+            regard.ShapeError, match=r"query has dtype torch.float32, key torch.float64"
+        ):
+            score(query, key.double())
+    with pytest.raises(regard.ShapeError, match=r"and the parameters torch.float32: convert them"):
+        regard.Bilinear(3, 3)(query.double(), key.double())
+    assert_close(regard.Dot()(query.half(), key), query.half().float() @ key.mT, 1e-3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert regard.Bilinear(3, 3)(query.bfloat16(), key).shape == (1, 2, 4)
+
+
 @pytest.mark.parametrize("score", DERIVED, ids=lambda score: type(score).__name__)
 @pytest.mark.parametrize("need_weights", [False, True])
 def test_methods_of_derived_classes_are_called(score: nn.Module, need_weights: bool) -> None:

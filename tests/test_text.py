@@ -224,8 +224,14 @@ def test_no_subword_contains_a_rare_character(unit: Unit) -> None:
     assert tokenizer.encode("abzab").unknown == ["z"]
 
 
+def test_items_that_are_no_text_are_refused() -> None:
+    for item in (None, 1.5, (None, "V"), ["a", "b"]):
+        with pytest.raises(DataError, match="expected each text to be a string, got"):
+            TOKENIZERS["word"].encode_batch(["a", item])  # pyright: ignore[reportArgumentType]
+
+
 def test_a_vocabulary_must_exceed_the_special_tokens() -> None:
-    with pytest.raises(ConfigError, match=r"vocabulary_size must be above 4, .* got 4"):
+    with pytest.raises(ConfigError, match=r"vocabulary_size must be at least 5, got 4"):
         train(["a"], unit="char", vocabulary_size=4)
 
 

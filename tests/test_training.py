@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
 
 import regard
@@ -319,11 +320,13 @@ def test_messages_before_and_during_training(
     assert messages.count("    a b -> ") == 4
     assert "without effect" not in messages
     regard.train(_config(tmp_path / "other", {"heads": 2}, max_updates=1), PAIRS, DEV)
-    assert "without effect in this model: model.heads\n" in capsys.readouterr().err
+    assert "without effect with the other settings: model.heads\n" in capsys.readouterr().err
     config = _config(tmp_path / "third", max_updates=1, schedule="constant", plateau_patience=2)
+    (tmp_path / "dev.tsv").write_text("a b\tb a\n")
+    data = regard.DataConfig(dev=str(tmp_path / "dev.tsv"), dev_seed=1)
     source = TextConfig(match_vocabulary=True)
-    regard.train(dataclasses.replace(config, source=source), PAIRS, DEV)
-    expected = "model: training.plateau_patience, source.match_vocabulary\n"
+    regard.train(dataclasses.replace(config, source=source, data=data), PAIRS)
+    expected = "settings: training.plateau_patience, data.dev_seed, source.match_vocabulary\n"
     assert expected in capsys.readouterr().err
 
 
@@ -371,6 +374,20 @@ def test_an_accelerator_of_the_caller_that_accumulates_gradients_stops_no_step(
         caller.gradient_state._reset_state()
     first, second = (entry["dev_loss"] for entry in _metrics(tmp_path / "model"))
     assert first != second
+
+
+def test_training_leaves_the_state_of_the_caller_unchanged(tmp_path: Path) -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    caller = Accelerator(mixed_precision="bf16", cpu=True)
+    try:
+        torch.manual_seed(3)
+        expected = torch.rand(2)
+        torch.manual_seed(3)
+        regard.train(_config(tmp_path / "model", max_updates=1), PAIRS, DEV)
+        assert torch.equal(torch.rand(2), expected)
+        assert caller.mixed_precision == Accelerator().mixed_precision == "bf16"
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_a_time_budget_ends_training(tmp_path: Path) -> None:

@@ -328,6 +328,15 @@ def test_align_equals_search() -> None:
         translator.align(["a"], ["b", "c"])
 
 
+def test_a_kept_output_does_not_hold_the_weights_of_its_batch() -> None:
+    short, long = _translator().align(["a", "a b c a b c"], ["a", "a b c a b c"])
+    for output in (short, long):
+        heads = output.attention_heads
+        assert heads is not None
+        held = heads if heads.base is None else heads.base
+        assert held.shape[0] == len(output.tokens)
+
+
 def test_the_tokens_of_given_targets_count_in_batches(make_translator: Any) -> None:
     translator = make_translator()
     sources, targets = ["a"] * 6 + ["b a"], ["b " * 8, *["a"] * 6]

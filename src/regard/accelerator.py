@@ -15,8 +15,24 @@ from regard.translator import find_device
 with warnings.catch_warnings():  # of tqdm, about progress bars in notebooks that are not used here
     warnings.filterwarnings("ignore", "IProgress not found")
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState
+    from accelerate.state import AcceleratorState, PartialState
     from accelerate.tracking import get_available_trackers
+
+
+@contextlib.contextmanager
+def separate_state() -> Generator[None]:
+    """Give a run its own device and precision, and the Accelerator of the caller its state back afterwards.
+
+    Accelerate shares this state within the process.
+    """
+    shared = [kind._shared_state for kind in (AcceleratorState, PartialState)]  # pyright: ignore[reportPrivateUsage]
+    before = [dict(state) for state in shared]
+    try:
+        yield
+    finally:
+        for state, values in zip(shared, before, strict=True):
+            state.clear()
+            state.update(values)
 
 
 def make_accelerator(config: Config, out: Path) -> Accelerator:
@@ -32,7 +48,7 @@ def make_accelerator(config: Config, out: Path) -> Accelerator:
             f"training.log_with {tracker} needs the package {package}: pip install {package}"
         )
     device = find_device(config.device)
-    # its state is shared within the process and would otherwise keep the precision of the first run
+    # otherwise the Accelerator would keep the device and precision of an earlier one
     AcceleratorState._reset_state(reset_partial_state=True)  # pyright: ignore[reportPrivateUsage]
     return Accelerator(
         mixed_precision="bf16" if precision(config) == "bfloat16" else "no",

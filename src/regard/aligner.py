@@ -28,6 +28,7 @@ from regard.translator import Translator
 
 GUIDE, LINKS = "guide.pharaoh", "links.pharaoh"
 """Files with the links of hidden Markov models, and with those that result."""
+_NO_FEATURES = "features of the source cannot be aligned"
 _CHUNK = 1000
 """Maximum number of pairs that two models align between two writes."""
 _GUIDE_CHUNK = 20_000
@@ -69,6 +70,7 @@ def train_both(
     Raises:
         RegardError: settings, pairs or folders cannot be used.
     """
+    from_dict(settings)  # groups of another type have a message
     data: dict[str, Any] = {"bad_lines": "skip", **settings.get("data", {})}
     _check(data, settings.get("model", {}))
     guide = guide_of(out, settings)
@@ -85,6 +87,7 @@ def train_both(
 
     checked = pairs if isinstance(pairs, ParsedPairs) else to_pairs(pairs)
     dev_pairs = dev if dev is None or isinstance(dev, ParsedPairs) else to_pairs(dev)
+    _refuse_features(checked, dev_pairs)
     config = from_dict({**groups, "device": device})
     config.check_groups()
     if _has_begun(out) and not resume:
@@ -125,12 +128,18 @@ def train_both(
 def _check(data: Mapping[str, Any], model: Mapping[str, Any]) -> None:
     """Raise a ConfigError for settings with which no links can be found."""
     if data.get("features_column") is not None:
-        raise ConfigError(
-            "features of the source cannot be aligned; leave out data.features_column"
-        )
+        raise ConfigError(f"{_NO_FEATURES}: leave out data.features_column")
     if model.get("attention") == "none":
         raise ConfigError("alignments need attention: choose another model.attention")
     refuse_pipes(data.get("train_links"))
+
+
+def _refuse_features(*sets: Sequence[Pair] | ParsedPairs | None) -> None:
+    """Raise a ConfigError if a pair has features."""
+    for pairs in sets:
+        listed = pairs.pairs if isinstance(pairs, ParsedPairs) else pairs or ()
+        if any(pair.features is not None for pair in listed):
+            raise ConfigError(f"{_NO_FEATURES}: pass pairs of two strings")
 
 
 def _half(max_minutes: float) -> float:

@@ -18,6 +18,7 @@ from torch.nn import functional
 from regard.batching import Example, collate
 from regard.decoders.output import CopyingOutput
 from regard.errors import ConfigError, ExtraError, not_one_of
+from regard.inference import in_evaluation_mode
 from regard.kernels.weighted_sum import without_autocast
 from regard.models import Seq2Seq
 from regard.text import UNK
@@ -186,7 +187,7 @@ def normalize_rows(attributions: Float[np.ndarray, "L T"]) -> Float[np.ndarray, 
 
 
 def _log_probs(model: Seq2Seq, variants: Sequence[Example]) -> Float[Tensor, "N L"]:
-    device = next(model.parameters()).device
+    device, model = next(model.parameters()).device, in_evaluation_mode(model)
     batch = collate(variants).to(device)
     with without_autocast(device):
         memory = model.encode(batch.source, batch.lengths, batch.copies)

@@ -18,9 +18,10 @@ from regard import model_folder
 from regard.alignment import GoldAlignment
 from regard.charts import LineChart, Point
 from regard.config import GROUPS, AttentionName, Config, from_dict
+from regard.corpus import make_corpus
 from regard.curves import read_history
 from regard.errors import ConfigError, DataError, RegardError, nearest, quantity
-from regard.evaluation import Report, align, evaluate
+from regard.evaluation import Report, align, check_gold_links, evaluate
 from regard.files import atomic_write, require_empty_folder, write_json, write_text
 from regard.metrics import LengthBin, MetricValues, length_bins
 from regard.pairs import PairLike, file_checksum, group_by_source, refuse_pipes, to_pairs
@@ -30,8 +31,8 @@ from regard.translator import Translator
 
 _SETTINGS = "settings.json"
 """File with the common settings of the models."""
-_FILES = ("train", "dev", "train_links")
-"""Settings that may change: not these paths are compared, but the contents of the files."""
+_FREE = ("train", "dev", "train_links", "log_with")
+"""Settings that may change: of paths, the contents of the files are compared; a tracker affects no model."""
 _LONGER = ("max_minutes", "max_updates", "patience")
 """Settings that may grow: they continue the training of every model."""
 MINUTES = 8.0
@@ -98,9 +99,11 @@ def compare(
     *,
     seeds: Sequence[int] = (1,),
     gold: Sequence[GoldAlignment] | None = None,
+    names: Sequence[str] | None = None,
     beam_size: int = 1,
     resume: bool = False,
     log: Callable[[str], None] = print,
+    command: str | None = None,
 ) -> list[Run]:
     """Train every model with every seed, evaluate it, and write the table and the chart.
 
@@ -112,41 +115,37 @@ def compare(
         test: pairs to evaluate on.
         seeds: training seeds; each model is trained once per seed.
         gold: gold links of the test pairs.
+        names: the file and the line of the gold links of each pair, for error messages.
         beam_size: beam size of the evaluation.
         resume: reuse finished models, and continue unfinished ones.
         log: function called with one line of text before each training run.
+        command: the command that started the comparison, recorded in the model cards.
 
     Raises:
         ConfigError: a specification is unknown, or a setting does not apply to one of the models.
-        DataError: the number of lines of gold links differs from the number of test pairs.
+        DataError: the number of lines of gold links differs from the number of test pairs, or a link is
+            outside its pair.
     """
+    from_dict(settings)  # groups of another type have a message
     out = Path(out)
     if settings.get("data", {}).get("dev") is None:
         raise ConfigError("models are compared on the same pairs: set data.dev")
     refuse_pipes(*map(settings["data"].get, ("train", "dev", "train_links")))
-    for option, values in (("models", models), ("seeds", seeds), ("test pairs", test)):
-        if not len(values):
-            raise ConfigError(f"there are no {option} to compare: give at least one")
-    for option, values in (("models", models), ("seeds", seeds)):
-        if len(set(values)) < len(values):
-            raise ConfigError(f"{option} have a duplicate: {', '.join(map(str, values))}")
+    _check_lists(models, seeds, test)
     check_beam_size(beam_size=beam_size)
-    if gold is not None and len(gold) != len(test):
-        raise DataError(
-            f"{quantity(len(gold), 'line')} of gold links for {quantity(len(test), 'pair')}; one "
-            "line per pair is needed"
-        )
     specifications = [*product(models, seeds)]
     common = _common_settings(settings, specifications, out, resume)
     plans = [
         (name, _config({**settings, **common}, name, seed, out)) for name, seed in specifications
     ]
     _require_different_models(plans)
+    if gold is not None:
+        _check_gold(gold, names, test, [config for _, config in plans])
     file = out / _SETTINGS
     models_before, before = _configs(out), file.read_bytes() if file.exists() else None
     write_json(file, common)
     try:
-        return _run(plans, out, test, gold, beam_size, resume, log)
+        return _run(plans, out, test, gold, beam_size, resume, log, command, len(models_before))
     except BaseException:
         if _configs(out) == models_before:  # the command can be corrected and repeated
             _restore(file, before)
@@ -154,6 +153,35 @@ def compare(
                 with contextlib.suppress(OSError):
                     Path(str(config.out)).parent.rmdir()
         raise
+
+
+def _check_lists(models: Sequence[str], seeds: Sequence[int], test: Sequence[PairLike]) -> None:
+    """Raise a ConfigError if one of the lists is empty, or models or seeds have a duplicate."""
+    for option, values in (("models", models), ("seeds", seeds), ("test pairs", test)):
+        if not len(values):
+            raise ConfigError(f"there are no {option} to compare: give at least one")
+    for option, values in (("models", models), ("seeds", seeds)):
+        if len(set(values)) < len(values):
+            raise ConfigError(f"{option} have a duplicate: {', '.join(map(str, values))}")
+
+
+def _check_gold(
+    gold: Sequence[GoldAlignment],
+    names: Sequence[str] | None,
+    test: Sequence[PairLike],
+    configs: Sequence[Config],
+) -> None:
+    """Raise an error if gold links cannot be compared with those of the models, before any is trained."""
+    if len(gold) != len(test):
+        raise DataError(
+            f"{quantity(len(gold), 'line')} of gold links for {quantity(len(test), 'pair')}; one "
+            "line per pair is needed"
+        )
+    if all(config.model.attention == "none" for config in configs):
+        raise ConfigError("gold links need a model with attention: add one, or leave out gold")
+    corpus = make_corpus(configs[0], None, None)  # all models have its tokenizers
+    names = names or [f"gold links of pair {number:,}" for number in range(1, 1 + len(test))]
+    check_gold_links(gold, to_pairs(test), corpus.source, corpus.target, names)
 
 
 def _require_different_models(plans: Sequence[tuple[str, Config]]) -> None:
@@ -185,15 +213,20 @@ def _run(
     beam_size: int,
     resume: bool,
     log: Callable[[str], None],
+    command: str | None,
+    begun: int,
 ) -> list[Run]:
+    """Train and evaluate all models; the results appear when they contain the `begun` ones of earlier calls."""
+    command = command or "regard.compare(settings, models, out, test), see settings.json"
     runs: list[Run] = []
     for number, (name, config) in enumerate(plans, start=1):
         label = f"{name}, seed {config.training.seed}"
         log(f"[{number} of {len(plans)}] {label}")
         # a finished run has no budget left: resuming it checks that its pairs and model are the same
-        translator = train(config, resume=resume, command=f"regard compare ({label})")
+        translator = train(config, resume=resume, command=command)
         runs.append(_evaluate(name, translator, test, gold, beam_size))
-        _write(out, runs)
+        if len(runs) >= begun:
+            _write(out, runs)
     return runs
 
 
@@ -313,10 +346,10 @@ def _require_equal_settings(new: Config, old: Config, out: Path) -> None:
         for field in dataclasses.fields(getattr(new, group)):
             value, before = (getattr(getattr(each, group), field.name) for each in (new, old))
             longer = field.name in _LONGER and None not in (value, before) and value > before
-            if value != before and field.name not in _FILES and not longer:
+            if value != before and field.name not in _FREE and not longer:
                 raise ConfigError(
                     f"the models in {out} were trained with {group}.{field.name} {before}, and models that "
-                    f"are compared need equal settings, got {value}: change it, or choose another folder (out)"
+                    f"are compared need equal settings, got {value}: leave it as it was, or compare all models again in another folder (out)"
                 )
 
 

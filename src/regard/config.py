@@ -126,7 +126,9 @@ class TextConfig:
     """Source only, with the unit word: map tokens that are not in the vocabulary to vocabulary entries where possible. Punctuation matches with or without a space before it, text in a script without spaces (Chinese) is split into vocabulary words, and other punctuation around words is left out."""
 
     def __post_init__(self) -> None:
-        check_values(self, "text", {"be at least 1": ["vocabulary_size", "min_frequency"]})
+        # beyond the four special tokens
+        ranges = {"be at least 5": ["vocabulary_size"], "be at least 1": ["min_frequency"]}
+        check_values(self, "text", ranges)
 
 
 _OF_TRANSFORMERS = ("heads", "feed_forward_dim", "activation", "positions", "pre_norm")

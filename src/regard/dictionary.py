@@ -97,7 +97,7 @@ class Dictionary:
     ) -> Translation | list[Translation] | list[list[Translation]]:
         """Return what is listed for each text, up to `n_best` targets, and translate the others.
 
-        Arguments and results are those of `Translator.translate`.
+        These arguments, and the results, are those of `Translator.translate`.
         """
 
         def search(sources: Sequence[SourceLike]) -> list[list[Translation]]:

@@ -156,6 +156,11 @@ def join(device: torch.device) -> Job:
         with _noticing_an_end():
             distributed.init_process_group(backend, store=store(), rank=rank, world_size=processes)
         atexit.register(_leave)
+    elif "cpu:" not in distributed.get_backend_config():
+        raise ConfigError(
+            "the process group that is open cannot exchange tensors of the CPU: call "
+            f"init_process_group({backend!r}), or let regard open the group"
+        )
     return Job(distributed.get_rank(), distributed.get_world_size())
 
 

@@ -16,6 +16,7 @@ from regard.alignment import (
     GoldAlignment,
     alignment_metrics,
     check_links,
+    check_pair_links,
 )  # fmt: skip
 from regard.attribution import erasure
 from regard.batching import Example, collate
@@ -24,6 +25,7 @@ from regard.confusions import Confusion, confusion_table, token_splitter
 from regard.confusions import confusions as find_confusions
 from regard.errors import ConfigError, quantity
 from regard.faithfulness import Faithfulness, available_methods, faithfulness
+from regard.guided_alignment import count_words
 from regard.lines import chunks_of
 from regard.metrics import (
     METRICS,
@@ -36,9 +38,10 @@ from regard.metrics import (
     unknown_bins,
 )
 from regard.overlap import TrainingOverlap
-from regard.pairs import PairLike, group_by_source, to_pairs
+from regard.pairs import Pair, PairLike, group_by_source, to_pairs
 from regard.request import prepare
 from regard.significance import Comparison
+from regard.text import Tokenizer
 from regard.text_table import text_table
 from regard.translation import Translation
 from regard.translator import Translator
@@ -251,11 +254,40 @@ def align(
 
 def word_counts(translation: Translation) -> tuple[int, int]:
     """Return the numbers of source and target words: the model's or, if larger, those in the text."""
-    ids = (translation.source_words, translation.target_words)
-    counts = [1 + max((index for index in side if index is not None), default=-1) for side in ids]
-    # a model may leave out punctuation of the text
-    words = len(translation.source.split()), len(translation.text.split())
-    return max(counts[0], words[0]), max(counts[1], words[1])
+    return (
+        count_words(translation.source_words, translation.source),
+        count_words(translation.target_words, translation.text),
+    )
+
+
+def check_gold_links(
+    gold: Sequence[GoldAlignment],
+    pairs: Sequence[Pair],
+    source: Tokenizer,
+    target: Tokenizer,
+    names: Sequence[str],
+) -> None:
+    """Check that gold links are within their texts, before a model aligns them.
+
+    Args:
+        gold: the links of each pair.
+        pairs: the pairs.
+        source: tokenizer of the sources.
+        target: tokenizer of the targets.
+        names: the file and the line, or the pair, of each item, for the error message.
+
+    Raises:
+        DataError: a link is outside.
+    """
+    for start in range(0, len(pairs), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        sources = source.encode_batch([pair.key for pair in pairs[part]])
+        targets = target.encode_batch([pair.target for pair in pairs[part]])
+        rows = zip(gold[part], pairs[part], sources, targets, names[part], strict=True)
+        for links, pair, encoded, encoded_target, name in rows:
+            words = source.words_of(encoded), target.words_of(encoded_target)
+            size = count_words(words[0], pair.source), count_words(words[1], pair.target)
+            check_pair_links(links, size, name)
 
 
 def layer_agreements(translator: Translator, examples: Sequence[Example]) -> list[float]:

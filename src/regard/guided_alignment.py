@@ -82,7 +82,7 @@ class Guide(NamedTuple):
             DataError: a link is outside the texts.
         """
         links = self.lines[number - 1]
-        size = _count(source_words, pair.source), _count(target_words, pair.target)
+        size = count_words(source_words, pair.source), count_words(target_words, pair.target)
         check_pair_links(links, size, f"{self.name}, line {number:,}")
         found: list[TokenLink] = []
         for target, word in enumerate(target_words):
@@ -134,7 +134,7 @@ def guided_alignment_losses(
     return -(links * guided.clamp(min=torch.finfo(guided.dtype).tiny).log()).sum(-1)
 
 
-def _count(words: Sequence[int | None], text: str) -> int:
+def count_words(words: Sequence[int | None], text: str) -> int:
     """Return the number of words: the model's or, as it may leave out punctuation, those of the text."""
     read = 1 + max((word for word in words if word is not None), default=-1)
     return max(read, len(text.split()))

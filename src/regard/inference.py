@@ -3,6 +3,7 @@
 import atexit
 import gc
 import itertools
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -134,16 +135,26 @@ def for_inference(model: Seq2Seq) -> Seq2Seq:
 
     Layers with hooks are left unchanged.
     """
-    return cast("Seq2Seq", _for_inference(model))
+    return cast("Seq2Seq", _in_evaluation_mode(model, _FASTER))
 
 
-def _for_inference(module: nn.Module) -> nn.Module:
-    """Return a module in evaluation mode that shares everything but its submodules with another one."""
-    kind = type(module) if has_hooks(module) else _FASTER.get(type(module), type(module))
-    faster = nn.Module.__new__(kind)
+def in_evaluation_mode(model: Seq2Seq) -> Seq2Seq:
+    """Return the model without dropout; it shares weights and hooks, and `model` keeps its mode."""
+    return cast("Seq2Seq", _in_evaluation_mode(model, {}))
+
+
+def _in_evaluation_mode(
+    module: nn.Module, faster: Mapping[type[nn.Module], type[nn.Module]]
+) -> nn.Module:
+    """Return a module in evaluation mode that shares everything but its submodules with another one.
+
+    `faster` replaces the types of modules without hooks.
+    """
+    kind = type(module) if has_hooks(module) else faster.get(type(module), type(module))
+    view = nn.Module.__new__(kind)
     children = {
-        name: None if child is None else _for_inference(child)
+        name: None if child is None else _in_evaluation_mode(child, faster)
         for name, child in module._modules.items()  # pyright: ignore[reportPrivateUsage]
     }
-    vars(faster).update(vars(module), training=False, _modules=children)
-    return faster
+    vars(view).update(vars(module), training=False, _modules=children)
+    return view

@@ -190,7 +190,7 @@ def _subset_metrics(
     counts = (
         _match_counts(outputs, references, lowercase),
         _edits(outputs, references, str.split, lowercase),
-        _edits(outputs, references, str, lowercase),
+        _edits(outputs, references, _characters, lowercase),
     )
 
     def compute(inside: Bool[np.ndarray, " n"]) -> tuple[int, float, float, float]:
@@ -256,8 +256,15 @@ def per(outputs: Sequence[str], references: References, lowercase: bool = False)
 
 
 def cer(outputs: Sequence[str], references: References, lowercase: bool = False) -> MetricValue:
-    """Compute the character error rate: `per` on the code points of the NFC string, single spaces included."""
-    return _bootstrap(_edits(outputs, references, str, lowercase), _percent)
+    """Compute the character error rate: `per` on the code points of the NFC string, single spaces included.
+
+    `<unk>`, which stands for one unknown token, counts as one character.
+    """
+    return _bootstrap(_edits(outputs, references, _characters, lowercase), _percent)
+
+
+def _characters(text: str) -> str:
+    return text.replace("<unk>", "\0")  # no file with text contains NUL
 
 
 def bleu(

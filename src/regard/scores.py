@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from regard.errors import ConfigError, ShapeError, nearest
 from regard.kernels import additive
-from regard.kernels.weighted_sum import to_compute_dtype, without_autocast
+from regard.kernels.weighted_sum import is_autocast_enabled, to_compute_dtype, without_autocast
 from regard.score_registry import find_score
 from regard.setting_checks import check_positive, check_widths
 
@@ -70,8 +70,22 @@ class Score(nn.Module, ABC):
                 f"{query.dtype} and {key.dtype}"
             )
         self.check(query, key)
+        self._check_dtypes(query, key)
         queries, keys = self.project_query(query), self.project_key(key)
         return self.compare(queries, keys).to(queries.dtype)
+
+    def _check_dtypes(self, query: Tensor, key: Tensor) -> None:
+        """Raise a ShapeError unless query, key and matrices have one dtype; without matrices, half precision fits float32."""
+        matrices = [p.dtype for p in self.parameters() if p.dim() > 1 and p.is_floating_point()]
+        dtypes = {query.dtype, key.dtype, *matrices}
+        if not matrices:
+            dtypes = {torch.float32 if dtype.itemsize < 4 else dtype for dtype in dtypes}
+        if len(dtypes) == 1 or is_autocast_enabled(query.device):
+            return
+        with_parameters = f", and the parameters {matrices[0]}" if matrices else ""
+        raise ShapeError(
+            f"query has dtype {query.dtype}, key {key.dtype}{with_parameters}: convert them to one dtype"
+        )
 
 
 class InnerProductScore(Score):
@@ -209,9 +223,8 @@ class InnerProduct(InnerProductScore):
 
     def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
         """Return W = A A' + eps I in float64."""
-        factor = self.factor.double()
-        identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
-        return {"W": factor @ factor.T + self.eps * identity}
+        factor = self.factor.cpu().double()  # some devices have no float64
+        return {"W": factor @ factor.T + self.eps * torch.eye(len(factor), dtype=factor.dtype)}
 
 
 class PairwiseScore(Score):

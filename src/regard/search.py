@@ -321,7 +321,11 @@ def forced_decode(
     _check_finite(not np.isnan(scores).any())
     return [
         Hypothesis(
-            target, score, None if weights is None else weights[row, : len(target)], True, log_prob
+            target,
+            score,
+            None if weights is None else weights[row, : len(target)].copy(),
+            True,
+            log_prob,
         )
         for row, (target, score, log_prob) in enumerate(
             zip(targets, scores.tolist(), log_probs.tolist(), strict=True)

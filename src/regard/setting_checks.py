@@ -28,6 +28,7 @@ def is_seed(value: float) -> bool:
 _RANGES: dict[str, Callable[[float], bool]] = {
     "be at least 0": lambda value: value >= 0,
     "be at least 1": lambda value: value >= 1,
+    "be at least 5": lambda value: value >= 5,
     "be above 0": lambda value: value > 0,
     "lie in [0, 1)": lambda value: 0 <= value < 1,
     "lie in [0, 2^63)": is_seed,

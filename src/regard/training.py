@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from regard import checkpoints, distributed, model_card, model_folder
-from regard.accelerator import precision
+from regard.accelerator import precision, separate_state
 from regard.alignment import Link
 from regard.checkpoints import Checkpoint
 from regard.config import Config, DataConfig, from_dict
@@ -100,7 +100,8 @@ def train(
 
     Under torchrun or `accelerate launch`, every process makes this call with the same arguments. The
     first process prints the messages and writes the folder, which every process must be able to read.
-    Calls in several threads of one process take turns, because they share PyTorch's random generators.
+    Calls in several threads of one process take turns, because they share PyTorch's random generators,
+    whose states are restored at the end.
 
     Args:
         config: all settings; `config.out` is the output folder, or None for a temporary one.
@@ -144,6 +145,8 @@ def train(
         stack.enter_context(torch.enable_grad())
         device = find_device(config.device)
         stack.enter_context(without_autocast(device))  # the precision is that of the settings
+        stack.enter_context(separate_state())
+        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         job = distributed.join(device)
         out = None
         if job.is_main:
@@ -157,7 +160,7 @@ def train(
         start.config.check_groups()
         corpus = make_corpus(start.config, pairs, dev, start.tokenizers, links, adapt)
         if unused := _unused(config, start, corpus):
-            note = f"without effect in this model: {', '.join(unused)}"
+            note = f"without effect with the other settings: {', '.join(unused)}"
             start = start._replace(notes=(*start.notes, note))
         files = _checksums(corpus.config.data, pairs, dev) if job.is_main else {}
         return _train(start, out, corpus, files, command, resume, job)
@@ -169,6 +172,8 @@ def _unused(config: Config, start: StartingPoint, corpus: Corpus) -> list[str]:
     is_given = "plateau_patience" in vars(config.training)["given"]
     if is_given and corpus.config.training.schedule != "plateau":
         names.append("training.plateau_patience")
+    if config.data.dev_seed is not None and config.data.dev is not None:
+        names.append("data.dev_seed")
     if config.source.match_vocabulary and corpus.source.unit != "word":
         names.append("source.match_vocabulary")
     return names

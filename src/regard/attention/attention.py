@@ -65,8 +65,9 @@ class Attention(nn.Module):
     With softmax, all named scores except `additive` and `concat` use `scaled_dot_product_attention`
     unless weights are requested. On the CPU, it has no second derivatives: request the weights, or
     use it within `torch.nn.attention.sdpa_kernel(SDPBackend.MATH)`. The additive and concat scores
-    are computed in bounded memory, forward and backward; an `attn_mask` adds one byte for each of the
-    B L T pairs, and with padding another.
+    are computed in bounded memory, forward and backward; an `attn_mask` of bool adds one byte for each
+    of the B L T pairs, and with padding another; a float `attn_mask` also adds a copy of itself, and
+    in the backward pass its gradient.
 
     Raises:
         ConfigError: the score, the normaliser or an option is unknown, a width is missing, or the

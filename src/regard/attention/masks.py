@@ -48,6 +48,10 @@ def resolve_masks(
         is_tensor = isinstance(mask, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
         if not (mask is None or is_tensor):
             raise ShapeError(f"expected {name} to be a tensor, got {type(mask).__name__}")
+        if mask is not None and mask.device != key.device:
+            raise ShapeError(
+                f"expected {name} on the device of key, {key.device}, got {mask.device}"
+            )
     padding, padding_bias = _split_padding(key, key_padding_mask, key_lengths, heads)
     masked, bias = _split_mask(attn_mask, key, length, heads)
     if padding_bias is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.arrays import to_array
 from regard.charts.attention_steps import ExplainedAttention
 from regard.charts.base import GREY, INK, html_page
 from regard.charts.labels import check_weights, token_labels
@@ -106,7 +107,7 @@ def animated_encoder_decoder(
     """
     if any(step.scores is None for step in steps):
         raise DataError("an animation needs the scores of every step, got a step without scores")
-    weights = np.array([step.weights for step in steps]) if steps else np.zeros((0, 0))
+    weights = to_array([step.weights for step in steps], "weights") if steps else np.zeros((0, 0))
     check_weights(weights, source_tokens, target_tokens)
     source, target = (
         [truncate(label, 13.0, _LABEL_WIDTH) for label in token_labels(tokens)]

@@ -10,7 +10,7 @@ import json
 import shlex
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ from regard.progress import Progress
 from regard.text import unknown_tokens_message
 
 if TYPE_CHECKING:
-    from regard.alignment import Alignment, AlignmentMetrics, GoldAlignment
+    from regard.alignment import Alignment, AlignmentMetrics
     from regard.translation import Translation
     from regard.translator import Translator
 
@@ -146,7 +146,8 @@ def run(arguments: list[str]) -> None:
     groups = settings(parser.parse_args(expanded, defaults=False))
     if args.train is None:
         _require_positional(parser, args)
-        given = [f"--{name.replace('_', '-')}" for name in _WITH_TRAINING if args[name]]
+        given = ["--config"] if args.config is not None else []
+        given += [f"--{name.replace('_', '-')}" for name in _WITH_TRAINING if args[name]]
         given += [f"--{group}.{name}" for group, values in groups.items() for name in values]
         if given:
             raise ConfigError(f"{given[0]} belongs to --train PAIRS, which is not given")
@@ -210,8 +211,10 @@ def _train(args: Namespace, groups: dict[str, Any], command: str) -> None:
             "--threshold is the minimum weight of a link of the trained models: give --symmetrize too"
         )
     parsed = read_pairs(args.train, data)
-    parsed.require_valid(REMEDY if groups["data"].get("bad_lines") == "stop" else None)
     dev = None if data.dev is None else read_pairs(data.dev, data)
+    for each in (parsed, dev):
+        if each is not None:
+            each.require_valid(REMEDY if groups["data"].get("bad_lines") == "stop" else None)
     budget = {"max_minutes", "max_updates"} & groups["training"].keys()
     minutes = args.max_minutes
     if minutes is None and not (budget or has_begun):
@@ -258,7 +261,8 @@ def _align_with_models(args: Namespace) -> None:
         )
     translator = load_translator(args.folder, args.device)
     from regard.alignment import alignment_metrics, check_threshold
-    from regard.cli.pairs import read_gold_links, read_valid_pairs
+    from regard.cli.pairs import check_long_texts, read_gold_links, read_valid_pairs
+    from regard.evaluation import check_gold_links
 
     check_threshold(args.threshold)
     reverse = load_translator(args.reverse, args.device) if args.reverse else None
@@ -271,7 +275,13 @@ def _align_with_models(args: Namespace) -> None:
 
     parsed = read_valid_pairs(args.pairs, translator.trained.config.data)
     gold = read_gold_links(args.gold, parsed) if args.gold else None
-    alignments = _align_in_parts(args, parsed, gold, translator, reverse)
+    check_long_texts(parsed, _checks(translator))
+    if reverse is not None:
+        check_long_texts(_reversed(parsed), _checks(reverse))
+    if gold is not None:
+        names = [f"{args.gold}, line {number:,}" for number in parsed.numbers]
+        check_gold_links(gold, parsed.pairs, translator.source, translator.target, names)
+    alignments = _align_in_parts(args, parsed, translator, reverse)
     if gold is not None:
         _report(alignment_metrics(alignments, gold), len(alignments), args.json)
     print("".join(f"{alignment}\n" for alignment in alignments), end="")
@@ -280,13 +290,10 @@ def _align_with_models(args: Namespace) -> None:
 def _align_in_parts(
     args: Namespace,
     parsed: ParsedPairs,
-    gold: "Sequence[GoldAlignment] | None",
     translator: "Translator",
     reverse: "Translator | None",
 ) -> "list[Alignment]":
     """Return the alignments of all pairs, and write the attention weights if a file is given."""
-    from regard.alignment import check_pair_links
-    from regard.evaluation import word_counts
     from regard.symmetrization import symmetrize
 
     alignments: list[Alignment] = []
@@ -298,18 +305,15 @@ def _align_in_parts(
             part = parsed.select(indices)
             on_progress = progress.advance if reverse is None else None
             outputs = _align(translator, part, "aligning", unknown, on_progress)
-            if gold is not None:
-                for index, number, output in zip(indices, part.numbers, outputs, strict=True):
-                    where = f"{args.gold}, line {number:,}"
-                    check_pair_links(gold[index], word_counts(output), where)
             if file is not None:
                 lines = (json.dumps(_to_dict(output), ensure_ascii=False) for output in outputs)
                 file.writelines(f"{line}\n" for line in lines)
             if reverse is None:
                 alignments += [output.alignment(args.threshold) for output in outputs]
                 continue
-            part = part._replace(pairs=[Pair(pair.target, pair.source) for pair in part.pairs])
-            others = _align(reverse, part, "aligning in reverse", unknown, progress.advance)
+            others = _align(
+                reverse, _reversed(part), "aligning in reverse", unknown, progress.advance
+            )
             method = args.symmetrize or "soft"
             for number, output, other in zip(part.numbers, outputs, others, strict=True):
                 try:
@@ -323,6 +327,18 @@ def _align_in_parts(
     return alignments
 
 
+def _reversed(parsed: ParsedPairs) -> ParsedPairs:
+    """Return the pairs from target to source."""
+    return parsed._replace(pairs=[Pair(pair.target, pair.source) for pair in parsed.pairs])
+
+
+def _checks(translator: "Translator") -> Callable[[Pair], object]:
+    """Return a function that raises a DataError for a pair that the model cannot align."""
+    from regard.request import prepare
+
+    return lambda pair: prepare(translator.trained, [pair.key], [pair.target], forced=True)
+
+
 def _align(
     translator: "Translator",
     parsed: ParsedPairs,
@@ -332,13 +348,9 @@ def _align(
 ) -> "list[Translation]":
     """Return the forced outputs of the pairs, and count their tokens that are not in the vocabulary."""
     from regard.cli.pairs import naming_lines
-    from regard.request import prepare
-
-    def check(pair: Pair) -> None:
-        prepare(translator.trained, [pair.key], [pair.target], forced=True)
 
     targets = [pair.target for pair in parsed.pairs]
-    with naming_lines(parsed, check):
+    with naming_lines(parsed, _checks(translator)):
         outputs = translator.align(
             [pair.key for pair in parsed.pairs], targets, on_progress=on_progress
         )

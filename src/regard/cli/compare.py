@@ -3,6 +3,7 @@
 Without --config, the models are the small ones of the recipe `compare`.
 """
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -59,9 +60,11 @@ def run(arguments: list[str]) -> None:
         test.pairs,
         seeds=_seeds(args.seeds),
         gold=read_gold_links(args.gold, test) if args.gold else None,
+        names=[f"{args.gold}, line {number:,}" for number in test.numbers],
         beam_size=args.beam_size,
         resume=args.resume,
         log=lambda text: print(f"regard compare: {text}", file=sys.stderr),
+        command=shlex.join(["regard", "compare", *arguments]),
     )
     print(table(runs), end="")
     print(f"\n{args.out} contains the models, table.md, table.json and by_length.html")

@@ -83,6 +83,10 @@ def run(arguments: list[str]) -> None:
     parsed, dev = read_pairs(data.train, data), read_pairs(data.dev, data)
     for each in (parsed, dev):
         each.require_valid("correct or skip them" if data.bad_lines == "stop" else None)
+    from regard.corpus import make_corpus
+
+    if not args.resume:  # settings that do not suit the pairs, before the teacher translates them
+        make_corpus(config, parsed, dev, adapt=args.config is None)
     outputs = _outputs(args, data, [pair.key for pair in parsed.pairs], out)
     from regard.training import train
 

@@ -46,7 +46,8 @@ def run(arguments: list[str]) -> None:
     if args.confusions < 0:
         raise ConfigError(f"--confusions must be at least 0, got {args.confusions}")
     translator = load_translator(args.folder, args.device, args.precision)
-    from regard.cli.pairs import read_valid_pairs
+    from regard.cli.pairs import check_long_texts, read_valid_pairs
+    from regard.request import prepare
     from regard.significance import compare
 
     config = translator.trained.config.data
@@ -55,8 +56,11 @@ def run(arguments: list[str]) -> None:
     parsed = read_valid_pairs(args.pairs, config)
     pairs = parsed.pairs
     other = None if args.compare is None else _other_system(args, parsed, config)
-    if translator.target.lowercase and not args.lowercase:
-        _note_upper_case(pairs)
+    if not args.lowercase:
+        _note_upper_case(args.folder, translator, pairs)
+        if isinstance(other, tuple):
+            _note_upper_case(str(args.compare), other[0], other[1].pairs)
+    check_long_texts(parsed, lambda pair: prepare(translator.trained, [pair.key]))
     report = _evaluate(translator, parsed, args)
     if other is not None:
         metrics = _metrics(other, report, args)
@@ -80,12 +84,13 @@ def _warn_of_overlap(overlap: "TrainingOverlap | None", sources: int, model: str
         print(f"regard evaluate: warning: {model}{overlap.message(sources)}", file=sys.stderr)
 
 
-def _note_upper_case(pairs: "Sequence[Pair]") -> None:
+def _note_upper_case(folder: str, translator: "Translator", pairs: "Sequence[Pair]") -> None:
     """Print how many targets a model that writes lower case cannot match, if there are any."""
     count = sum(pair.target != pair.target.lower() for pair in pairs)
+    count *= translator.target.lowercase
     if count:
         print(
-            f"regard evaluate: the model writes lower case, and {quantity(count, 'target')} {'contains' if count == 1 else 'contain'} upper case; "
+            f"regard evaluate: {folder} writes lower case, and {quantity(count, 'target')} {'contains' if count == 1 else 'contain'} upper case; "
             "--lowercase compares in lower case, as training did",
             file=sys.stderr,
         )

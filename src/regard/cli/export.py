@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from regard.cli.options import add_model_folder, load_translator
 from regard.cli.parser import Parser
-from regard.errors import DataError, UsageError, quantity
+from regard.errors import ConfigError, DataError, quantity
 from regard.progress import Progress
 from regard.quantization import WeightType
 
@@ -19,9 +19,9 @@ def run(arguments: list[str]) -> None:
     """Export a model, and print the size and the quality of the result."""
     args = make_parser().parse_args(arguments)
     if args.onnxruntime_web and not args.web:
-        raise UsageError("--onnxruntime-web is for the static page: add --web, or omit it")
+        raise ConfigError("--onnxruntime-web is for the static page: add --web, or omit it")
     if args.dictionary and args.web:
-        raise UsageError("the static page has no dictionary: omit --dictionary or --web")
+        raise ConfigError("the static page has no dictionary: omit --dictionary or --web")
     from regard import pretrained
     from regard.export.conversion import require_packages
     from regard.export.folder import check_decoder, export

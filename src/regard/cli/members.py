@@ -18,7 +18,7 @@ from jsonargparse import Namespace
 
 from regard.cli import job
 from regard.cli.parser import Parser, settings
-from regard.config import from_dict
+from regard.config import Config, from_dict
 from regard.errors import ConfigError, JobError, shortened
 from regard.files import atomic_write, exclusive, require_empty_folder, write_text
 from regard.pairs import refuse_pipes
@@ -113,8 +113,8 @@ def _stored_seeds(out: Path, index: int) -> tuple[int | None, int | None]:
     """
     try:
         plan = json.loads((out / "members" / f"{index}.yaml").read_text("utf-8"))
-        return plan["training"]["seed"], plan["data"]["dev_seed"]
-    except (OSError, ValueError, TypeError, KeyError):  # there is none, or it was edited
+        return plan["training"]["seed"], plan["data"].get("dev_seed")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none, or it was edited
         seed, dev_seed = _stored_seeds(out, 0) if index else (None, None)
         return None if seed is None else seed + index, dev_seed
 
@@ -153,7 +153,7 @@ def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[di
         groups = {name: dict(values) for name, values in settings(given).items()}
         has_own_seed = any(option.startswith("training.seed=") for option in options)
         _set_seeds(groups, len(plans), has_own_seed, args)
-        from_dict(groups)  # checks the settings before any training starts
+        _check(from_dict(groups), args)
         if groups in plans:
             raise ConfigError(
                 f"members {plans.index(groups)} and {len(plans)} have the same settings, with "
@@ -167,10 +167,25 @@ def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[di
     return plans
 
 
+def _check(config: Config, args: Namespace) -> None:
+    """Raise a ConfigError for settings that `regard train` would refuse, before any member is trained."""
+    if args.resume:
+        return
+    if args.init_from is not None:
+        from regard.resume import starting_point
+
+        config = starting_point(config, Path(args.out), False, args.init_from).config
+    config.check_groups()
+    if config.training.guided_alignment is not None and config.data.train_links is None:
+        raise ConfigError(
+            "training.guided_alignment needs data.train_links: set it, or leave both out"
+        )
+
+
 def _set_seeds(groups: dict[str, Any], index: int, has_own_seed: bool, args: Namespace) -> None:
     """Add the seed of a member, unless it has its own, and that of the dev pairs, which all members share."""
     seed, dev_seed = _stored_seeds(Path(args.out), index) if args.resume else (None, None)
-    if groups["data"].get("dev_seed") is None:
+    if groups["data"].get("dev") is None and groups["data"].get("dev_seed") is None:
         groups["data"]["dev_seed"] = args.training.seed if dev_seed is None else dev_seed
     if "seed" not in groups["training"] and seed is not None:
         groups["training"]["seed"] = seed

@@ -65,6 +65,18 @@ def naming_lines(parsed: ParsedPairs, check: Callable[[Pair], object]) -> Genera
         raise
 
 
+def check_long_texts(parsed: ParsedPairs, check: Callable[[Pair], object]) -> None:
+    """Call `check` with the pairs that may exceed a limit of a model, before any of the pairs is processed.
+
+    Raises:
+        DataError: a pair does; the message has the file and the line.
+    """
+    for index, pair in enumerate(parsed.pairs):
+        if max(len(pair.source), len(pair.target)) > MOST_MARKS:  # the lowest limit
+            with naming_lines(parsed.select([index]), check):
+                check(pair)
+
+
 def read_dictionary(path: str, translator: "Translator") -> "Dictionary":
     """Return a dictionary of sources and targets; print which of its lines have no effect."""
     from regard.dictionary import Dictionary

@@ -297,12 +297,16 @@ class Parser(ArgumentParser):
                 action = self._option_string_actions.get(argument)
                 if action is not None and action.nargs in (None, "?"):
                     value = next(remaining, None)
-                    if value is not None and _NEGATIVE_NUMBER.match(value):
-                        # argparse mistakes `-1,2` for an option unless `=` joins it to its option
+                    if value is not None and self._is_hyphenated(value):
+                        # argparse mistakes `-1,2` or an ending, `-s`, for an option unless `=` joins it
                         options[-1] += f"={value}"
                     elif value is not None:
                         options.append(value)
         return [*options, *(["--", *positional] if positional else [])]
+
+    def _is_hyphenated(self, value: str) -> bool:
+        """Return whether the value of an option begins with a hyphen, and is no option."""
+        return re.match("-[^-]", value) is not None and value not in self._option_string_actions
 
 
 def _is_positional(argument: str) -> bool:

@@ -31,6 +31,7 @@ from regard.lines import arriving_lines, chunks_of, read_lines
 from regard.progress import Progress
 from regard.setting_checks import check_beam_size, check_length_penalty
 from regard.text import SourceLike, count_message, split_source, unknown_tokens_message
+from regard.text.normalization import MOST_MARKS
 
 if TYPE_CHECKING:
     from regard.dictionary import Dictionary
@@ -288,6 +289,7 @@ def _translate(
         lines, (index, count) = read_lines(args.file), shard
         begin, end = (len(lines) * part // count for part in (index, index + 1))
         lines, first = lines[begin:end], begin + 1
+        _check_lines(translator, args, lines, first, pins, dictionary)
         chunks = _chunks(lines, args.n_best)
         total = len(lines)
     with _progress(total, args.out is None) as progress:
@@ -352,28 +354,46 @@ def _search(
             else:
                 outputs = dictionary.answer(sources, search, need_weights)
         except (ConfigError, DataError):
-            _name_line(translator, sources, first, args.prefix or "", pins)
+            _name_line(translator, sources, first, args, pins)
             raise
         yield first, sources, outputs
         first += len(chunk)
+
+
+def _check_lines(
+    translator: "Translator",
+    args: Namespace,
+    lines: Sequence[str],
+    first: int,
+    pins: dict[int, dict[int, float]],
+    dictionary: "Dictionary | None",
+) -> None:
+    """Raise an error for the first line of a file that cannot be translated, before any line is."""
+    for number, line in enumerate(lines, first):
+        if len(line) > MOST_MARKS or args.prefix or pins:  # shorter lines exceed no limit
+            source = translator.source.parse_source(line)
+            if dictionary is None or not dictionary.lookup(source):
+                _name_line(translator, [source], number, args, pins)
 
 
 def _name_line(
     translator: "Translator",
     sources: Sequence[tuple[str, str | None]],
     first: int,
-    prefix: str,
+    args: Namespace,
     pins: dict[int, dict[int, float]],
 ) -> None:
     """Raise an error with the number of the first line that cannot be translated with the prefix and the pins."""
     from regard.request import prepare
 
+    file = "" if args.file is None else f"{args.file}, "
     for number, source in enumerate(sources, first):
-        interventions: tuple[Any, Any] = (prefix, pins) if source[0].strip() else ("", {})
+        is_blank = not source[0].strip()
+        interventions: tuple[Any, Any] = ("", {}) if is_blank else (args.prefix or "", pins)
         try:
             prepare(translator.trained, [source], *interventions)
         except (ConfigError, DataError) as error:
-            raise type(error)(f"line {number:,}: {error}") from None
+            raise type(error)(f"{file}line {number:,}: {error}") from None
 
 
 @contextlib.contextmanager

@@ -107,4 +107,4 @@ def _explain_last(inputs: AttentionInputs, head: int, labels: list[str]) -> Expl
 
 
 def _numpy(tensor: Tensor) -> Any:
-    return tensor.double().cpu().numpy()
+    return tensor.cpu().double().numpy()  # some devices have no float64

@@ -127,7 +127,8 @@ def explain(
         labels: names of the T states; h1, h2, … by default.
 
     Raises:
-        ConfigError: the score function or a parameter is unknown, or a number overflows.
+        ConfigError: the score function or a parameter is unknown or given with `weights`, or a number
+            overflows.
         ShapeError: the shapes are incompatible; the message states them.
     """
     keys = _array(keys, "keys", 2)
@@ -139,6 +140,10 @@ def explain(
         if rows is not None and len(rows) != len(keys):
             raise ShapeError(f"expected a {name} for each of {len(keys)} keys, got {len(rows)}")
     if weights is not None:
+        if parameters or score != "dot":
+            raise ConfigError(
+                "given weights are not computed from scores: leave out score and parameters, or weights"
+            )
         total = float(weights.sum())
         return _finite(
             Explanation(query, keys, values, "given", {}, None, None, total, weights, names)

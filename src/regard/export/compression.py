@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import onnx
 
 
-def compress_weights(model: "onnx.ModelProto", dtype: WeightType) -> None:
-    """Store the weights of a graph in `dtype`, in place.
+def compress_weights(model: "onnx.ModelProto", dtype: WeightType) -> int:
+    """Store the weights of a graph in `dtype`, in place, and return the number of those that are converted.
 
     The weights have been rounded by `quantization.round_weights`, so that this changes no value; a
     tensor that `dtype` cannot hold exactly, as its rows were combined, stays as it is.
@@ -24,8 +24,9 @@ def compress_weights(model: "onnx.ModelProto", dtype: WeightType) -> None:
     from onnx import helper, numpy_helper
 
     if dtype == "float32":
-        return
+        return 0
     nodes: list[onnx.NodeProto] = []
+    converted = 0
     for tensor in [*model.graph.initializer]:
         weight = numpy_helper.to_array(tensor)
         if weight.dtype != np.float32 or weight.ndim < 2:
@@ -37,14 +38,16 @@ def compress_weights(model: "onnx.ModelProto", dtype: WeightType) -> None:
         names = [f"{tensor.name}.{suffix}" for suffix in ("stored", "scale")[: len(stored)]]
         for name, array in zip(names, stored, strict=True):
             model.graph.initializer.append(numpy_helper.from_array(array, name))
-        converted = f"{tensor.name}.float" if len(stored) > 1 else tensor.name
-        nodes.append(helper.make_node("Cast", names[:1], [converted], to=1))
+        converted += 1
+        result = f"{tensor.name}.float" if len(stored) > 1 else tensor.name
+        nodes.append(helper.make_node("Cast", names[:1], [result], to=1))
         if len(stored) > 1:
-            nodes.append(helper.make_node("Mul", [converted, names[1]], [tensor.name]))
+            nodes.append(helper.make_node("Mul", [result, names[1]], [tensor.name]))
     # every node comes after those that it depends on
     nodes += model.graph.node
     del model.graph.node[:]
     model.graph.node.extend(nodes)
+    return converted
 
 
 def _in_half_precision(weight: np.ndarray) -> list[np.ndarray] | None:

@@ -74,7 +74,8 @@ def export(
         on_stage: called with a description of each stage before it starts.
 
     Raises:
-        ConfigError: `out` is not empty, the model is an ensemble, or the outputs differ.
+        ConfigError: `out` is not empty, the model is an ensemble, its weights have not been rounded, or the
+            outputs differ.
         ExtraError: a package of the extra `onnx` is not installed.
     """
     require_packages()
@@ -90,8 +91,14 @@ def export(
         folder = Path(temporary) / out.name
         folder.mkdir()
         on_stage("converting the model to ONNX …")
-        for name, graph in convert(translator.trained.model)._asdict().items():
-            compress_weights(graph, weights)
+        graphs = convert(translator.trained.model)._asdict()
+        converted = [compress_weights(graph, weights) for graph in graphs.values()]
+        if weights != "float32" and not any(converted):
+            raise ConfigError(
+                f"no weight of the model can be stored in {weights} without a loss: round them first "
+                "(regard.quantization.round_weights)"
+            )
+        for name, graph in graphs.items():
             (folder / f"{name}.onnx").write_bytes(graph.SerializeToString())
         write_json(folder / "model.json", describe(translator, out.name))
         write_json(folder / "checksums.json", _checksums(folder))

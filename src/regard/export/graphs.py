@@ -60,8 +60,8 @@ class RecurrentLayer(nn.Module):
 
 
 def exportable(model: Seq2Seq) -> Seq2Seq:
-    """Return a copy of the model, in evaluation mode, whose layers all have operators in ONNX."""
-    model = copy.deepcopy(model).eval()
+    """Return a copy of the model, on the CPU and in evaluation mode, whose layers all have operators in ONNX."""
+    model = copy.deepcopy(model).cpu().eval()
     if isinstance(model.encoder, RecurrentEncoder):
         for layers in (model.encoder.forward_layers, model.encoder.backward_layers):
             for index, layer in enumerate(layers):

@@ -132,15 +132,9 @@ class Tokenizer:
                 are normalised but never lower-cased.
 
         Raises:
-            ConfigError: `vocabulary_size` is at most 4, the number of special tokens.
             DataError: a text contains a lone surrogate.
         """
         size = config.vocabulary_size - len(SPECIAL_TOKENS)
-        if size < 1:
-            raise ConfigError(
-                f"vocabulary_size must be above {len(SPECIAL_TOKENS)}, the number of special tokens, "
-                f"got {config.vocabulary_size}"
-            )
         if not isinstance(texts, Sized):
             texts = list(texts)
         normalized = _Normalized(texts, config)
@@ -198,10 +192,11 @@ class Tokenizer:
             ConfigError: features are given, but this tokenizer was trained without them.
             DataError: a text is not a string, or contains a lone surrogate.
         """
-        parts = [split_source(source) for source in sources]
-        for text, _ in parts:
-            if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        for source in sources:
+            text: Any = source[0] if isinstance(source, tuple) and len(source) == 2 else source
+            if not isinstance(text, str):
                 raise DataError(f"expected each text to be a string, got {text!r}")
+        parts = [split_source(source) for source in sources]
         texts = [self.normalize(text) for text, _ in parts]
         if not outer_spaces:
             texts = [text.strip() for text in texts]
