@@ -843,6 +843,15 @@ def test_an_interrupted_translation_leaves_no_output_file(
     assert not list(tmp_path.glob(".*"))
 
 
+def test_the_value_of_an_option_may_begin_with_a_hyphen(
+    regard: Command, folders: Folders, lines: str
+) -> None:
+    result = regard("translate", folders.model, lines, "--prefix", "-b")
+    assert "--prefix" not in result.err
+    assert regard("translate", folders.model, lines, "--prefix=-b") == result
+    assert "expected one argument" in regard("translate", folders.model, "--prefix", "--json").err
+
+
 def test_options_and_positional_arguments_may_mix(
     regard: Command, folders: Folders, lines: str
 ) -> None:
@@ -883,6 +892,10 @@ def test_lines_of_a_file_that_cannot_be_translated_are_found_first(
     file.write_text("abc\n" * 2500 + "a\n")
     command = ["translate", folders.model, file, "--pin", "0:2=0.9"]
     assert "file, line 2,501: " in error_line(regard(*command), 1)
+    file.write_text("\n" * 2500 + "a" + "\u0301" * 1001 + "\n")
+    (tmp_path / "d.tsv").write_text("ab\tx\n")
+    command = ["translate", folders.model, file, "--dictionary", tmp_path / "d.tsv"]
+    assert "file, line 2,501: more than 1,000 combining" in error_line(regard(*command), 1)
 
 
 def test_n_best_writes_ranked_lines(regard: Command, folders: Folders, lines: str) -> None:

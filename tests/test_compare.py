@@ -418,20 +418,29 @@ def test_gold_links_without_use_are_refused_before_training(
 
 
 @pytest.mark.usefixtures("without_charts")
+def test_settings_may_be_valid_with_those_of_the_models_only(tmp_path: Path) -> None:
+    settings, out, pairs = _settings(tmp_path), tmp_path / "out", _pairs(5, 3)
+    settings["model"] = {**settings["model"], "monotonic": True}
+    for resume in (False, True):
+        runs = compare(settings, ["posterior:dot"], out, pairs, resume=resume, log=lambda _: None)
+        assert [run.name for run in runs] == ["posterior:dot"]
+
+
+@pytest.mark.usefixtures("without_charts")
 def test_a_resumed_comparison_keeps_its_table_until_all_models_are_evaluated_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, out, pairs = _settings(tmp_path), tmp_path / "out", _pairs(5, 3)
     compare(settings, ["dot", "none"], out, pairs, log=lambda _: None)
     table = (out / "table.json").read_bytes()
-    messages = iter([None, KeyboardInterrupt])
+    messages = iter([None, None, KeyboardInterrupt])
 
     def stop(_: str) -> None:
         if error := next(messages):
             raise error
 
     with pytest.raises(KeyboardInterrupt):
-        compare(settings, ["dot", "none"], out, pairs, resume=True, log=stop)
+        compare(settings, ["additive", "dot", "none"], out, pairs, resume=True, log=stop)
     assert (out / "table.json").read_bytes() == table
 
 

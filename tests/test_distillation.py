@@ -282,7 +282,7 @@ def test_two_processes_do_not_mix_their_outputs(
         assert not (out / "outputs.tsv").exists()
 
 
-def test_settings_that_do_not_suit_the_pairs_are_refused_before_the_teacher_translates(
+def test_units_that_do_not_suit_a_copying_student_are_refused_before_the_teacher_translates(
     folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs, out = tmp_path / "pairs.tsv", tmp_path / "student"

@@ -474,6 +474,25 @@ def test_members_are_trained_with_common_tokenizers_and_resumed(
     assert (out / "members" / "1.yaml").read_bytes() == before
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("members_in_this_process")
+def test_members_with_dev_pairs_are_resumed_without_naming_them(tmp_path: Path) -> None:
+    out, dev = tmp_path / "all", tmp_path / "dev.tsv"
+    dev.write_text("a b\tb a\n")
+    assert train(out, "--members=1", f"--data.dev={dev}") == 0
+    assert "dev_seed" not in json.loads((out / "members" / "0.yaml").read_text())["data"]
+    assert main(["train", "--members=1", f"--out={out}", "--resume", "--device=cpu"]) == 0
+
+
+def test_settings_that_init_from_fixes_are_refused_before_training(
+    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--members=2", "--member=", "--member=model.cell=gru"]
+    assert train(tmp_path / "all", *options, f"--init-from={folders[0]}") == 1
+    assert "cannot change with init_from" in capsys.readouterr().err
+    assert not (tmp_path / "all").exists()
+
+
 def test_members_are_resumed_with_the_seeds_that_they_have(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

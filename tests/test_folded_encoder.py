@@ -14,14 +14,14 @@ from regard import folded_encoder
 from regard.attention import Memory
 from regard.encoders import RecurrentEncoder
 from regard.folded_encoder import FoldedRecurrentEncoder
-from regard.inference import _for_inference
+from regard.inference import _FASTER, _in_evaluation_mode
 from regard.kernels.cpu.processor import LANES
 
 VOCABULARY = 30
 
 
 def for_inference(encoder: RecurrentEncoder) -> FoldedRecurrentEncoder:
-    folded = _for_inference(encoder)
+    folded = _in_evaluation_mode(encoder, _FASTER)
     assert isinstance(folded, FoldedRecurrentEncoder)
     return folded
 

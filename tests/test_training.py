@@ -378,15 +378,17 @@ def test_an_accelerator_of_the_caller_that_accumulates_gradients_stops_no_step(
 
 def test_training_leaves_the_state_of_the_caller_unchanged(tmp_path: Path) -> None:
     AcceleratorState._reset_state(reset_partial_state=True)
-    caller = Accelerator(mixed_precision="bf16", cpu=True)
+    caller = Accelerator(mixed_precision="bf16", cpu=True, gradient_accumulation_steps=4)
     try:
         torch.manual_seed(3)
         expected = torch.rand(2)
         torch.manual_seed(3)
         regard.train(_config(tmp_path / "model", max_updates=1), PAIRS, DEV)
         assert torch.equal(torch.rand(2), expected)
+        assert caller.gradient_state.num_steps == 4
         assert caller.mixed_precision == Accelerator().mixed_precision == "bf16"
     finally:
+        caller.gradient_state._reset_state()
         AcceleratorState._reset_state(reset_partial_state=True)
 
 

@@ -334,7 +334,7 @@ def test_a_kept_output_does_not_hold_the_weights_of_its_batch() -> None:
         heads = output.attention_heads
         assert heads is not None
         held = heads if heads.base is None else heads.base
-        assert held.shape[0] == len(output.tokens)
+        assert held.size == len(output.tokens) * len(output.source_tokens)
 
 
 def test_the_tokens_of_given_targets_count_in_batches(make_translator: Any) -> None:

@@ -15,7 +15,7 @@ from regard.translator import find_device
 with warnings.catch_warnings():  # of tqdm, about progress bars in notebooks that are not used here
     warnings.filterwarnings("ignore", "IProgress not found")
     from accelerate import Accelerator
-    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.state import AcceleratorState, GradientState, PartialState
     from accelerate.tracking import get_available_trackers
 
 
@@ -25,7 +25,8 @@ def separate_state() -> Generator[None]:
 
     Accelerate shares this state within the process.
     """
-    shared = [kind._shared_state for kind in (AcceleratorState, PartialState)]  # pyright: ignore[reportPrivateUsage]
+    kinds = (AcceleratorState, GradientState, PartialState)
+    shared = [kind._shared_state for kind in kinds]  # pyright: ignore[reportPrivateUsage]
     before = [dict(state) for state in shared]
     try:
         yield

@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from regard import checkpoints
 from regard.alignment import Alignment, Link, read_gold, word_weights
-from regard.config import Config, Symmetrization, Unit, from_dict
+from regard.config import Config, Symmetrization, Unit, from_dict, require_groups
 from regard.errors import ConfigError, DataError
 from regard.files import atomic_write, remove_temporary_files, require_empty_folder
 from regard.hidden_markov import ROUNDS, HiddenMarkovAligner
@@ -70,7 +70,7 @@ def train_both(
     Raises:
         RegardError: settings, pairs or folders cannot be used.
     """
-    from_dict(settings)  # groups of another type have a message
+    require_groups(settings)
     data: dict[str, Any] = {"bad_lines": "skip", **settings.get("data", {})}
     _check(data, settings.get("model", {}))
     guide = guide_of(out, settings)

@@ -17,7 +17,7 @@ from typing import Any, get_args
 from regard import model_folder
 from regard.alignment import GoldAlignment
 from regard.charts import LineChart, Point
-from regard.config import GROUPS, AttentionName, Config, from_dict
+from regard.config import GROUPS, AttentionName, Config, from_dict, require_groups
 from regard.corpus import make_corpus
 from regard.curves import read_history
 from regard.errors import ConfigError, DataError, RegardError, nearest, quantity
@@ -126,7 +126,7 @@ def compare(
         DataError: the number of lines of gold links differs from the number of test pairs, or a link is
             outside its pair.
     """
-    from_dict(settings)  # groups of another type have a message
+    require_groups(settings)
     out = Path(out)
     if settings.get("data", {}).get("dev") is None:
         raise ConfigError("models are compared on the same pairs: set data.dev")
@@ -145,7 +145,7 @@ def compare(
     models_before, before = _configs(out), file.read_bytes() if file.exists() else None
     write_json(file, common)
     try:
-        return _run(plans, out, test, gold, beam_size, resume, log, command, len(models_before))
+        return _run(plans, out, test, gold, beam_size, resume, log, command, {*models_before})
     except BaseException:
         if _configs(out) == models_before:  # the command can be corrected and repeated
             _restore(file, before)
@@ -214,10 +214,10 @@ def _run(
     resume: bool,
     log: Callable[[str], None],
     command: str | None,
-    begun: int,
+    earlier: set[Path],
 ) -> list[Run]:
-    """Train and evaluate all models; the results appear when they contain the `begun` ones of earlier calls."""
-    command = command or "regard.compare(settings, models, out, test), see settings.json"
+    """Train and evaluate all models; results are written when they contain the models of earlier calls."""
+    command = command or "regard.compare.compare(settings, models, out, test), see settings.json"
     runs: list[Run] = []
     for number, (name, config) in enumerate(plans, start=1):
         label = f"{name}, seed {config.training.seed}"
@@ -225,7 +225,8 @@ def _run(
         # a finished run has no budget left: resuming it checks that its pairs and model are the same
         translator = train(config, resume=resume, command=command)
         runs.append(_evaluate(name, translator, test, gold, beam_size))
-        if len(runs) >= begun:
+        earlier.discard(Path(str(config.out)))
+        if not earlier:
             _write(out, runs)
     return runs
 
@@ -294,13 +295,14 @@ def _common_settings(
     if not resume:
         require_empty_folder(out, "choose another folder (out), or continue (resume)")
     begun = _begun(out) if resume else []
-    stored = _read_settings(out) if begun else None
+    first = specifications[0][0]
+    stored = _read_settings(out, first) if begun else None
     if common["training"].get("max_minutes") is None:
         minutes = MINUTES / len(specifications) if stored is None else stored.training.max_minutes
         common["training"]["max_minutes"] = minutes
     folders = {_folder(out, name, seed) for name, seed in specifications}
     has_checkpoints = any((each / "checkpoints").exists() for each in folders)
-    if resume and not (begun or has_checkpoints or _has_only_settings(out)):
+    if resume and not (begun or has_checkpoints or _has_only_settings(out, first)):
         require_empty_folder(out, "it has no models to resume: choose another folder (out)")
     for folder in begun:
         if folder not in folders:
@@ -309,7 +311,7 @@ def _common_settings(
                 "elsewhere, or choose another folder (out)"
             )
     if stored is not None:
-        _require_equal_settings(from_dict(common), stored, out)
+        _require_equal_settings(_with_model(common, first), stored, out)
         _require_equal_dev_pairs(common["data"]["dev"], begun)
     return common
 
@@ -319,21 +321,28 @@ def _begun(out: Path) -> list[Path]:
     return sorted(path.parent for path in out.glob("*/seed-*/config.json"))
 
 
-def _has_only_settings(out: Path) -> bool:
+def _has_only_settings(out: Path, model: str) -> bool:
     """Return whether a comparison in this folder was killed before its first training began."""
     if not out.is_dir() or [path.name for path in out.iterdir()] != [_SETTINGS]:
         return False
     try:
-        _read_settings(out)
+        _read_settings(out, model)
     except ConfigError:
         return False
     return True
 
 
-def _read_settings(out: Path) -> Config:
+def _with_model(settings: Mapping[str, Any], name: str) -> Config:
+    """Return the common settings with those of a model, without which they may be invalid."""
+    require_groups(settings)
+    return from_dict({**settings, "model": {**settings.get("model", {}), **model_settings(name)}})
+
+
+def _read_settings(out: Path, model: str) -> Config:
+    """Return the common settings of the models, with those of one of them."""
     try:
-        return from_dict(json.loads((out / _SETTINGS).read_text("utf-8")))
-    except (OSError, ValueError, RegardError):
+        return _with_model(json.loads((out / _SETTINGS).read_text("utf-8")), model)
+    except (OSError, ValueError, AttributeError, RegardError):
         raise ConfigError(
             f"{out} has lost {_SETTINGS}, the settings of its models, or it is damaged; choose another folder "
             "(out)"
@@ -367,9 +376,8 @@ def _require_equal_dev_pairs(path: str, begun: Sequence[Path]) -> None:
 
 def _config(settings: Mapping[str, Any], name: str, seed: int, out: Path) -> Config:
     training = {**settings["training"], "seed": seed}
-    model = {**settings["model"], **model_settings(name)}
     folder = str(_folder(out, name, seed))
-    config = from_dict({**settings, "model": model, "training": training, "out": folder})
+    config = _with_model({**settings, "training": training, "out": folder}, name)
     config.check_groups()
     return config
 

@@ -382,7 +382,7 @@ class TrainingConfig:
     precision: Precision = "float32"
     """Precision of matrix products during training; bfloat16 uses autocast, and float32 replaces it on devices that compute it slowly, such as CPUs without AVX-512."""
     log_with: Tracker = "none"
-    """Experiment tracker that receives the metrics of every validation and the settings; its package must be installed. Trackers that write files write to the folder tracking of the model folder."""
+    """Experiment tracker that receives the metrics of every validation and the settings; its package must be installed. Trackers that write files use the subfolder 'tracking' of the model folder."""
 
     def __post_init__(self) -> None:
         ranges = {
@@ -428,6 +428,12 @@ class Config:
 
         A resumed run calls this only after it has merged the given settings with the stored ones.
         """
+        units = {self.source.unit, self.target.unit}
+        if self.model.copy and len(units) > 1 and "auto" not in units:
+            raise ConfigError(
+                f"model.copy needs the same unit of text on both sides, got {self.source.unit} and "
+                f"{self.target.unit}: set source.unit and target.unit"
+            )
         if self.training.coverage_loss > 0 and not self.model.coverage:
             raise ConfigError("training.coverage_loss needs model.coverage true")
         if self.training.coverage_loss > 0 and self.model.normalizer == "none":
@@ -437,6 +443,13 @@ class Config:
             )
         if self.data.train_links is not None:
             self.model.require_probabilities()
+
+    def require_links(self, links: Any) -> None:
+        """Raise a ConfigError if the attention is guided without links."""
+        if links is None and self.training.guided_alignment is not None:
+            raise ConfigError(
+                "training.guided_alignment needs data.train_links: set it, or leave both out"
+            )
 
 
 GROUPS: dict[str, Any] = {
@@ -454,6 +467,13 @@ def _nearest_in_groups(name: str) -> str:
     }
     matches = difflib.get_close_matches(name, fields, n=1)
     return "".join(f"; did you mean {match} in {fields[match]}={{…}}?" for match in matches)
+
+
+def require_groups(values: Mapping[str, Any]) -> None:
+    """Raise a ConfigError unless every group of settings is a mapping."""
+    for group in GROUPS:
+        if not isinstance(values.get(group, {}), Mapping):
+            raise ConfigError(f"{group} takes settings by name, got {values[group]!r}")
 
 
 def from_dict(values: Mapping[str, Any]) -> Config:

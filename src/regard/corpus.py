@@ -177,10 +177,7 @@ def _guide(
 ) -> Guide | None:
     """Return the links that guide the attention, if there are any."""
     given = config.data.train_links if links is None else links
-    if given is None and config.training.guided_alignment is not None:
-        raise ConfigError(
-            "training.guided_alignment needs data.train_links: set it, or leave both out"
-        )
+    config.require_links(given)
     if given is None:
         return None
     if isinstance(parsed, MappedPairs):

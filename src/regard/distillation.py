@@ -18,14 +18,13 @@ from regard.model_folder import checksum, unshared_tensors
 from regard.pairs import Pair
 from regard.setting_checks import MAX_LENGTH
 from regard.text import SPECIAL_TOKENS, UNK
+from regard.text.normalization import may_be_too_long
 from regard.translator import Translator
 
 _OTHER_SOURCES = (
     "{} contains outputs for other sources; give the same pairs and lines to resume, or choose another folder "
     "(--out)"
 )
-_MOST_TOKENS_PER_CHARACTER = 18
-"""Number of characters that Unicode's normal forms may make of one."""
 _CHUNK = 500
 """Number of sources that are translated between two writes."""
 
@@ -49,8 +48,7 @@ def translatable(
     teacher: Translator, sources: Sequence[SourceWithFeatures]
 ) -> list[SourceWithFeatures]:
     """Return the sources that a model can read: those of at most `MAX_LENGTH` tokens."""
-    few = MAX_LENGTH // _MOST_TOKENS_PER_CHARACTER
-    many = [source for source in sources if sum(len(part or "") for part in source) > few]
+    many = [source for source in sources if may_be_too_long(*source)]
     encodings = teacher.source.encode_batch(many)
     too_long = {
         source

@@ -132,7 +132,7 @@ def join(device: torch.device) -> Job:
 
     Raises:
         ConfigError: the device cannot be used by several processes, there are more processes than
-            GPUs, or an unsupported launcher started them.
+            GPUs, an unsupported launcher started them, or the process group that is open serves GPUs only.
         JobError: a process has ended, or has not started.
     """
     _refuse_other_launchers()

@@ -41,7 +41,7 @@ from regard.overlap import TrainingOverlap
 from regard.pairs import Pair, PairLike, group_by_source, to_pairs
 from regard.request import prepare
 from regard.significance import Comparison
-from regard.text import Tokenizer
+from regard.text import Tokenizer, format_source
 from regard.text_table import text_table
 from regard.translation import Translation
 from regard.translator import Translator
@@ -286,7 +286,8 @@ def check_gold_links(
         rows = zip(gold[part], pairs[part], sources, targets, names[part], strict=True)
         for links, pair, encoded, encoded_target, name in rows:
             words = source.words_of(encoded), target.words_of(encoded_target)
-            size = count_words(words[0], pair.source), count_words(words[1], pair.target)
+            line = format_source(pair.key)
+            size = count_words(words[0], line), count_words(words[1], pair.target)
             check_pair_links(links, size, name)
 
 

@@ -79,7 +79,11 @@ def _translation(
     target, copies = trained.target, source.copies
     tokens = source.prefix.tokens if forced else _tokens(hypothesis.ids, target, copies)
     encoding, weights = source.encoding, hypothesis.weights
-    heads = None if weights is None else weights[..., : source.length]
+    heads = None
+    if weights is not None:
+        heads = weights[..., : source.length]
+        if heads.size < weights.size:
+            heads = heads.copy()  # an output that is kept does not hold the padding of its batch
     return Translation(
         source=source.line,
         source_tokens=[*encoding.tokens, EOS_TOKEN],

@@ -82,7 +82,8 @@ class Score(nn.Module, ABC):
             dtypes = {torch.float32 if dtype.itemsize < 4 else dtype for dtype in dtypes}
         if len(dtypes) == 1 or is_autocast_enabled(query.device):
             return
-        with_parameters = f", and the parameters {matrices[0]}" if matrices else ""
+        listed = " and ".join(dict.fromkeys(map(str, matrices)))
+        with_parameters = f", and the parameters {listed}" if matrices else ""
         raise ShapeError(
             f"query has dtype {query.dtype}, key {key.dtype}{with_parameters}: convert them to one dtype"
         )
@@ -224,7 +225,8 @@ class InnerProduct(InnerProductScore):
     def formula_parameters(self, head: int = 0) -> dict[str, Tensor]:
         """Return W = A A' + eps I in float64."""
         factor = self.factor.cpu().double()  # some devices have no float64
-        return {"W": factor @ factor.T + self.eps * torch.eye(len(factor), dtype=factor.dtype)}
+        identity = torch.eye(len(factor), dtype=factor.dtype, device=factor.device)
+        return {"W": factor @ factor.T + self.eps * identity}
 
 
 class PairwiseScore(Score):

@@ -100,8 +100,8 @@ def train(
 
     Under torchrun or `accelerate launch`, every process makes this call with the same arguments. The
     first process prints the messages and writes the folder, which every process must be able to read.
-    Calls in several threads of one process take turns, because they share PyTorch's random generators,
-    whose states are restored at the end.
+    Calls in several threads of one process take turns, because they share PyTorch's random generators;
+    those of the CPU and of CUDA devices have their former states at the end.
 
     Args:
         config: all settings; `config.out` is the output folder, or None for a temporary one.
@@ -146,8 +146,8 @@ def train(
         device = find_device(config.device)
         stack.enter_context(without_autocast(device))  # the precision is that of the settings
         stack.enter_context(separate_state())
-        stack.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         job = distributed.join(device)
+        stack.enter_context(torch.random.fork_rng(_gpus(device)))
         out = None
         if job.is_main:
             out = _output_folder(config.out, resume)
@@ -159,20 +159,26 @@ def train(
         start = starting_point(config, out, resume, init_from, tokenizers_from)
         start.config.check_groups()
         corpus = make_corpus(start.config, pairs, dev, start.tokenizers, links, adapt)
-        if unused := _unused(config, start, corpus):
+        if unused := _unused(config, start, corpus, has_dev=dev is not None):
             note = f"without effect with the other settings: {', '.join(unused)}"
             start = start._replace(notes=(*start.notes, note))
         files = _checksums(corpus.config.data, pairs, dev) if job.is_main else {}
         return _train(start, out, corpus, files, command, resume, job)
 
 
-def _unused(config: Config, start: StartingPoint, corpus: Corpus) -> list[str]:
+def _gpus(device: torch.device) -> list[int]:
+    """Return the GPUs that the process uses, whose random generators training changes."""
+    used = device.type == "cuda" or torch.cuda.is_initialized()
+    return [*range(torch.cuda.device_count())] if used else []
+
+
+def _unused(config: Config, start: StartingPoint, corpus: Corpus, has_dev: bool) -> list[str]:
     """Return the names of settings of `config` that have no effect with the others."""
     names = [f"model.{name}" for name in start.config.model.unused(vars(config.model)["given"])]
     is_given = "plateau_patience" in vars(config.training)["given"]
     if is_given and corpus.config.training.schedule != "plateau":
         names.append("training.plateau_patience")
-    if config.data.dev_seed is not None and config.data.dev is not None:
+    if config.data.dev_seed is not None and (has_dev or config.data.dev is not None):
         names.append("data.dev_seed")
     if config.source.match_vocabulary and corpus.source.unit != "word":
         names.append("source.match_vocabulary")

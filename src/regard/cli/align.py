@@ -1,9 +1,9 @@
-"""Align sentence pairs using the attention of a model, or of two models of opposite directions.
+"""Align sentence pairs using the attention of a model, or of two models in opposite directions.
 
-`regard align DIR PAIRS` uses the attention of DIR when it is forced to output the target. `regard align
---train PAIRS --out OUT` aligns the pairs by hidden Markov models, whose links it writes to
-OUT/links.pharaoh, one line per pair, and trains two models whose attention is guided by these links, in
-opposite directions, as OUT/forward and OUT/reverse.
+`regard align DIR PAIRS` uses the attention of DIR in forced decoding of the targets. `regard align
+--train PAIRS --out OUT` aligns the pairs with hidden Markov models, writes their links to
+OUT/links.pharaoh, one line per pair, and trains a model in each direction, OUT/forward and OUT/reverse,
+whose attention is guided by these links.
 """
 
 import json
@@ -128,8 +128,8 @@ def make_parser() -> Parser:
         "--max-minutes",
         type=float | None,
         metavar="M",
-        help=f"time budget of --train, for both directions together; default: {_MINUTES:g}, unless the "
-        "settings, also those of a recipe, limit the minutes (of each direction) or the updates",
+        help=f"time budget of --train, in minutes, for both directions together; default: {_MINUTES:g}, unless "
+        "options or --config limit the minutes (of each direction) or the updates",
     )
     option(
         "--resume",

@@ -125,7 +125,7 @@ def make_parser() -> Parser:
     )
     add_beam_size(parser, 1)
     parser.add_argument(
-        "--resume", action="store_true", help="reuse the models whose training has finished"
+        "--resume", action="store_true", help="continue unfinished models, reuse the others"
     )
     add_device(parser)
     return parser

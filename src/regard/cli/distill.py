@@ -83,10 +83,6 @@ def run(arguments: list[str]) -> None:
     parsed, dev = read_pairs(data.train, data), read_pairs(data.dev, data)
     for each in (parsed, dev):
         each.require_valid("correct or skip them" if data.bad_lines == "stop" else None)
-    from regard.corpus import make_corpus
-
-    if not args.resume:  # settings that do not suit the pairs, before the teacher translates them
-        make_corpus(config, parsed, dev, adapt=args.config is None)
     outputs = _outputs(args, data, [pair.key for pair in parsed.pairs], out)
     from regard.training import train
 
@@ -225,7 +221,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--unlabelled",
         metavar="FILE",
-        help="further sources, one per line, which have no target of their own",
+        help="additional sources without targets, one per line",
     )
     add_beam_size(parser)
     parser.add_argument(

@@ -61,6 +61,9 @@ def run(arguments: list[str]) -> None:
         if isinstance(other, tuple):
             _note_upper_case(str(args.compare), other[0], other[1].pairs)
     check_long_texts(parsed, lambda pair: prepare(translator.trained, [pair.key]))
+    if isinstance(other, tuple):
+        model, others = other
+        check_long_texts(others, lambda pair: prepare(model.trained, [pair.key]))
     report = _evaluate(translator, parsed, args)
     if other is not None:
         metrics = _metrics(other, report, args)

@@ -1,4 +1,4 @@
-"""regard export DIR -o OUT: write a folder that translates in ONNX Runtime, or a static web page."""
+"""regard export DIR -o OUT: export a model for ONNX Runtime, or as a static web page."""
 
 import shlex
 import sys

@@ -41,7 +41,7 @@ COMMANDS: dict[str, str] = {
     "explain": "show every number in one attention step",
     "curves": "plot training curves",
     "plot": "plot an attention heatmap for a text",
-    "export": "write a folder that translates in ONNX Runtime, without regard",
+    "export": "export a model to run in ONNX Runtime, without regard",
     "serve": "serve a JSON API and a web page for inspecting and editing attention",
 }
 """Every command and what it does; `run` of the module of the same name executes it."""

@@ -153,7 +153,9 @@ def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[di
         groups = {name: dict(values) for name, values in settings(given).items()}
         has_own_seed = any(option.startswith("training.seed=") for option in options)
         _set_seeds(groups, len(plans), has_own_seed, args)
-        _check(from_dict(groups), args)
+        config = from_dict(groups)
+        if not args.resume:
+            _check(config, args.init_from if options else None, Path(args.out))
         if groups in plans:
             raise ConfigError(
                 f"members {plans.index(groups)} and {len(plans)} have the same settings, with "
@@ -167,26 +169,23 @@ def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[di
     return plans
 
 
-def _check(config: Config, args: Namespace) -> None:
+def _check(config: Config, init_from: str | None, out: Path) -> None:
     """Raise a ConfigError for settings that `regard train` would refuse, before any member is trained."""
-    if args.resume:
-        return
-    if args.init_from is not None:
+    if init_from is not None:
         from regard.resume import starting_point
 
-        config = starting_point(config, Path(args.out), False, args.init_from).config
+        config = starting_point(config, out, False, init_from).config
     config.check_groups()
-    if config.training.guided_alignment is not None and config.data.train_links is None:
-        raise ConfigError(
-            "training.guided_alignment needs data.train_links: set it, or leave both out"
-        )
+    config.require_links(config.data.train_links)
 
 
 def _set_seeds(groups: dict[str, Any], index: int, has_own_seed: bool, args: Namespace) -> None:
     """Add the seed of a member, unless it has its own, and that of the dev pairs, which all members share."""
     seed, dev_seed = _stored_seeds(Path(args.out), index) if args.resume else (None, None)
-    if groups["data"].get("dev") is None and groups["data"].get("dev_seed") is None:
-        groups["data"]["dev_seed"] = args.training.seed if dev_seed is None else dev_seed
+    if seed is None and groups["data"].get("dev") is None:
+        dev_seed = args.training.seed
+    if groups["data"].get("dev_seed") is None and dev_seed is not None:
+        groups["data"]["dev_seed"] = dev_seed
     if "seed" not in groups["training"] and seed is not None:
         groups["training"]["seed"] = seed
     elif not has_own_seed:

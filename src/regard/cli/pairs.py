@@ -12,7 +12,7 @@ from regard.examples import note_skipped
 from regard.lines import read_lines
 from regard.pairs import Pair, ParsedPairs, read_pairs, refuse_pipes
 from regard.table_files import is_table
-from regard.text.normalization import MOST_MARKS, excess_mark
+from regard.text.normalization import MOST_MARKS, excess_mark, may_be_too_long
 
 if TYPE_CHECKING:
     from regard.dictionary import Dictionary
@@ -66,13 +66,13 @@ def naming_lines(parsed: ParsedPairs, check: Callable[[Pair], object]) -> Genera
 
 
 def check_long_texts(parsed: ParsedPairs, check: Callable[[Pair], object]) -> None:
-    """Call `check` with the pairs that may exceed a limit of a model, before any of the pairs is processed.
+    """Call `check` with the pairs that may be too long for a model, before any of the pairs is processed.
 
     Raises:
         DataError: a pair does; the message has the file and the line.
     """
     for index, pair in enumerate(parsed.pairs):
-        if max(len(pair.source), len(pair.target)) > MOST_MARKS:  # the lowest limit
+        if may_be_too_long(*pair.key) or may_be_too_long(pair.target):
             with naming_lines(parsed.select([index]), check):
                 check(pair)
 

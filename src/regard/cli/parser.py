@@ -369,7 +369,7 @@ _SECTIONS = {"source": "Tokenisation of the source", "target": "Tokenisation of 
 """Titles of the groups that share a dataclass; others use the docstring of their dataclass."""
 
 _ADAPTS = (
-    "; without it, sizes, batches, schedule and optimiser follow from the pairs, and replace the defaults "
+    "; without it, the pairs determine sizes, batches, schedule and optimiser, overriding the defaults "
     "below"
 )
 

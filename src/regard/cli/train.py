@@ -142,7 +142,7 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--adapt",
         action="store_true",
-        help="choose the settings that --config leaves open from the pairs and the time budget, as "
+        help="choose the settings missing in --config to suit the pairs and the time budget, as "
         "without --config",
     )
     parser.add_argument(

@@ -31,7 +31,7 @@ from regard.lines import arriving_lines, chunks_of, read_lines
 from regard.progress import Progress
 from regard.setting_checks import check_beam_size, check_length_penalty
 from regard.text import SourceLike, count_message, split_source, unknown_tokens_message
-from regard.text.normalization import MOST_MARKS
+from regard.text.normalization import excess_mark, may_be_too_long
 
 if TYPE_CHECKING:
     from regard.dictionary import Dictionary
@@ -150,16 +150,16 @@ def make_parser() -> Parser:
     parser.add_argument(
         "--dictionary",
         metavar="FILE",
-        help="TSV file of source TAB target (further columns are ignored; .gz is read): a line that is "
-        "listed, after the model's normalisation, is answered from the file, up to N targets in file order "
-        "with --n-best N; a listed target has score 0, probability 1 and the attention of the model when it "
-        "is forced to produce the target",
+        help="TSV file of source TAB target (further columns are ignored; .gz is read): a line equal to a "
+        "source, after the model's normalisation, gets its target from the file, or up to N in file order "
+        "with --n-best N; a listed target has score 0, probability 1 and the attention of the model in "
+        "forced decoding",
     )
     parser.add_argument(
         "--confidence",
         action="store_true",
-        help="append TAB probability TAB margin: the probability of the whole output, and its distance "
-        "to that of the second-best distinct output (which counts as 0 if the search finds only one, as greedy search does)",
+        help="append TAB probability TAB margin: the probability of the whole output, and its difference "
+        "from that of the best other output (which counts as 0 if the search finds only one, as greedy search does)",
     )
     parser.add_argument(
         "--prefix",
@@ -370,9 +370,9 @@ def _check_lines(
 ) -> None:
     """Raise an error for the first line of a file that cannot be translated, before any line is."""
     for number, line in enumerate(lines, first):
-        if len(line) > MOST_MARKS or args.prefix or pins:  # shorter lines exceed no limit
+        if may_be_too_long(line) or args.prefix or pins:
             source = translator.source.parse_source(line)
-            if dictionary is None or not dictionary.lookup(source):
+            if dictionary is None or excess_mark(source[0]) or not dictionary.lookup(source):
                 _name_line(translator, [source], number, args, pins)
 
 

@@ -5,9 +5,19 @@ import unicodedata
 
 from regard.config import NormalForm
 from regard.errors import DataError
+from regard.setting_checks import MAX_LENGTH
 
 MOST_MARKS = 1000
 """Maximum combining characters in a row; normalising them takes quadratic time."""
+
+
+_MOST_CHARACTERS = 18
+"""Number of characters that Unicode's normal forms may make of one."""
+
+
+def may_be_too_long(*parts: str | None) -> bool:
+    """Return whether a text in parts may have more than `MAX_LENGTH` tokens, or `MOST_MARKS` combining characters in a row."""
+    return sum(len(part or "") for part in parts) > MAX_LENGTH // _MOST_CHARACTERS
 
 
 def normalize(text: str, form: NormalForm, lowercase: bool = False) -> str:
