@@ -15,6 +15,7 @@ from regard import checkpoints
 from regard.alignment import Alignment, Link, read_gold, word_weights
 from regard.config import Config, Symmetrization, Unit, from_dict, require_groups
 from regard.errors import ConfigError, DataError
+from regard.examples import encode
 from regard.files import atomic_write, remove_temporary_files, require_empty_folder
 from regard.hidden_markov import ROUNDS, HiddenMarkovAligner
 from regard.lines import chunks_of
@@ -214,16 +215,21 @@ def _write_guide(path: Path, parsed: ParsedPairs, config: Config) -> dict[str, U
 
     Returns:
         The units of source and target whose words the links count.
+
+    Raises:
+        DataError: a pair is too long, and `data.bad_lines` is `stop`.
     """
     limit = config.data.max_length
     ids: list[list[Sequence[int]]] = []
     words: list[list[list[int | None]]] = []
     units: dict[str, Unit] = {}
     texts_of = {"source": parsed.texts("source"), "target": parsed.texts("target")}
-    for side, texts in texts_of.items():
-        tokenizer = Tokenizer.train(texts, getattr(config, side))
+    tokenizers = {side: Tokenizer.train(texts_of[side], getattr(config, side)) for side in texts_of}
+    if config.data.bad_lines == "stop":
+        encode(parsed, tokenizers["source"], tokenizers["target"], config, [])
+    for side, tokenizer in tokenizers.items():
         units[side] = tokenizer.unit
-        encodings = tokenizer.encode_batch(texts)
+        encodings = tokenizer.encode_batch(texts_of[side])
         ids.append([each.ids if len(each.ids) <= limit else () for each in encodings])
         words.append([tokenizer.words_of(each) for each in encodings])
     with Progress("hidden Markov models", sum(ROUNDS), "rounds") as progress:
