@@ -398,6 +398,9 @@ def test_gold_links_must_cover_every_pair(tmp_path: Path) -> None:
         compare({}, ["dot"], tmp_path / "out", _pairs(5, 3))
     with pytest.raises(ConfigError, match="data takes settings by name, got DataConfig"):
         compare({"data": DataConfig()}, ["dot"], tmp_path / "out", _pairs(5, 3))
+    data = {"train": Path("t.tsv"), "dev": "d.tsv"}
+    with pytest.raises(ConfigError, match=r"data\.train takes a text or nothing, got PosixPath"):
+        compare({"data": data}, ["dot"], tmp_path / "out", _pairs(5, 3))
 
 
 def test_gold_links_without_use_are_refused_before_training(
@@ -424,6 +427,21 @@ def test_settings_may_be_valid_with_those_of_the_models_only(tmp_path: Path) -> 
     for resume in (False, True):
         runs = compare(settings, ["posterior:dot"], out, pairs, resume=resume, log=lambda _: None)
         assert [run.name for run in runs] == ["posterior:dot"]
+    for models, message in (
+        (["dot", "posterior:dot"], r"model\.monotonic needs model\.decoder posterior"),
+        (["posterior:additive"], r"posterior-dot/seed-1 belongs to this comparison, too"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            compare(settings, models, out, pairs, resume=True, log=lambda _: None)
+
+
+@pytest.mark.usefixtures("without_charts")
+def test_a_setting_that_the_first_model_replaces_is_compared_for_the_others(tmp_path: Path) -> None:
+    settings, out, pairs = _settings(tmp_path), tmp_path / "out", _pairs(5, 3)
+    compare(settings, ["luong:dot"], out, pairs, log=lambda _: None)
+    settings["model"] = {**settings["model"], "decoder": "bahdanau"}
+    with pytest.raises(ConfigError, match=r"model\.decoder luong, .* got bahdanau"):
+        compare(settings, ["luong:dot", "additive"], out, pairs, resume=True, log=lambda _: None)
 
 
 @pytest.mark.usefixtures("without_charts")

@@ -484,10 +484,11 @@ def test_members_with_dev_pairs_are_resumed_without_naming_them(tmp_path: Path) 
     assert main(["train", "--members=1", f"--out={out}", "--resume", "--device=cpu"]) == 0
 
 
+@pytest.mark.parametrize("option", ["--member=model.cell=gru", "--model.cell=gru"])
 def test_settings_that_init_from_fixes_are_refused_before_training(
-    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    option: str, folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    options = ["--members=2", "--member=", "--member=model.cell=gru"]
+    options = ["--members=2", "--member=", option]
     assert train(tmp_path / "all", *options, f"--init-from={folders[0]}") == 1
     assert "cannot change with init_from" in capsys.readouterr().err
     assert not (tmp_path / "all").exists()

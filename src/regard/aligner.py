@@ -72,6 +72,7 @@ def train_both(
         RegardError: settings, pairs or folders cannot be used.
     """
     require_groups(settings)
+    from_dict({"data": settings.get("data", {})})
     data: dict[str, Any] = {"bad_lines": "skip", **settings.get("data", {})}
     _check(data, settings.get("model", {}))
     guide = guide_of(out, settings)

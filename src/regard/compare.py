@@ -127,6 +127,7 @@ def compare(
             outside its pair.
     """
     require_groups(settings)
+    from_dict({"data": settings.get("data", {})})
     out = Path(out)
     if settings.get("data", {}).get("dev") is None:
         raise ConfigError("models are compared on the same pairs: set data.dev")
@@ -295,12 +296,10 @@ def _common_settings(
     if not resume:
         require_empty_folder(out, "choose another folder (out), or continue (resume)")
     begun = _begun(out) if resume else []
-    first = specifications[0][0]
-    stored = _read_settings(out, first) if begun else None
-    if common["training"].get("max_minutes") is None:
-        minutes = MINUTES / len(specifications) if stored is None else stored.training.max_minutes
-        common["training"]["max_minutes"] = minutes
-    folders = {_folder(out, name, seed) for name, seed in specifications}
+    folders = {_folder(out, name, seed): name for name, seed in specifications}
+    first = next(
+        (name for folder, name in folders.items() if folder in begun), specifications[0][0]
+    )
     has_checkpoints = any((each / "checkpoints").exists() for each in folders)
     if resume and not (begun or has_checkpoints or _has_only_settings(out, first)):
         require_empty_folder(out, "it has no models to resume: choose another folder (out)")
@@ -310,8 +309,16 @@ def _common_settings(
                 f"{folder} belongs to this comparison, too: include its model and its seed, move the folder "
                 "elsewhere, or choose another folder (out)"
             )
+    stored = _read_settings(out, first) if begun else None
+    if common["training"].get("max_minutes") is None:
+        minutes = MINUTES / len(specifications)
+        if stored is not None:
+            minutes = _with_model(stored, first).training.max_minutes
+        common["training"]["max_minutes"] = minutes
     if stored is not None:
-        _require_equal_settings(_with_model(common, first), stored, out)
+        for name in dict.fromkeys(folders.values()):
+            new = _with_model(common, name)
+            _require_equal_settings(new, _with_model(stored, name), out)
         _require_equal_dev_pairs(common["data"]["dev"], begun)
     return common
 
@@ -338,10 +345,12 @@ def _with_model(settings: Mapping[str, Any], name: str) -> Config:
     return from_dict({**settings, "model": {**settings.get("model", {}), **model_settings(name)}})
 
 
-def _read_settings(out: Path, model: str) -> Config:
-    """Return the common settings of the models, with those of one of them."""
+def _read_settings(out: Path, model: str) -> dict[str, Any]:
+    """Return the common settings of the models; `model`, which was trained with them, must suit them."""
     try:
-        return _with_model(json.loads((out / _SETTINGS).read_text("utf-8")), model)
+        settings = json.loads((out / _SETTINGS).read_text("utf-8"))
+        _with_model(settings, model)
+        return settings
     except (OSError, ValueError, AttributeError, RegardError):
         raise ConfigError(
             f"{out} has lost {_SETTINGS}, the settings of its models, or it is damaged; choose another folder "

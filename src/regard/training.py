@@ -101,7 +101,7 @@ def train(
     Under torchrun or `accelerate launch`, every process makes this call with the same arguments. The
     first process prints the messages and writes the folder, which every process must be able to read.
     Calls in several threads of one process take turns, because they share PyTorch's random generators;
-    those of the CPU and of CUDA devices have their former states at the end.
+    those of the CPU and of CUDA devices in use have their former states at the end.
 
     Args:
         config: all settings; `config.out` is the output folder, or None for a temporary one.

@@ -140,7 +140,7 @@ def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[di
         )
     if count > _MOST_MEMBERS:
         raise ConfigError(f"--members must be at most {_MOST_MEMBERS:,}, got {count:,}")
-    plans: list[dict[str, Any]] = []
+    plans, checked = list[dict[str, Any]](), set[str]()
     for text in [*own, *[""] * (count - len(own))]:
         options = text.split()
         for option in options:
@@ -154,8 +154,9 @@ def _plans(parser: Parser, arguments: Sequence[str], args: Namespace) -> list[di
         has_own_seed = any(option.startswith("training.seed=") for option in options)
         _set_seeds(groups, len(plans), has_own_seed, args)
         config = from_dict(groups)
-        if not args.resume:
-            _check(config, args.init_from if options else None, Path(args.out))
+        if not (args.resume or text in checked):
+            _check(config, args.init_from, Path(args.out))
+            checked.add(text)
         if groups in plans:
             raise ConfigError(
                 f"members {plans.index(groups)} and {len(plans)} have the same settings, with "
@@ -182,10 +183,8 @@ def _check(config: Config, init_from: str | None, out: Path) -> None:
 def _set_seeds(groups: dict[str, Any], index: int, has_own_seed: bool, args: Namespace) -> None:
     """Add the seed of a member, unless it has its own, and that of the dev pairs, which all members share."""
     seed, dev_seed = _stored_seeds(Path(args.out), index) if args.resume else (None, None)
-    if seed is None and groups["data"].get("dev") is None:
-        dev_seed = args.training.seed
-    if groups["data"].get("dev_seed") is None and dev_seed is not None:
-        groups["data"]["dev_seed"] = dev_seed
+    if groups["data"].get("dev") is None and groups["data"].get("dev_seed") is None:
+        groups["data"]["dev_seed"] = args.training.seed if seed is None else dev_seed
     if "seed" not in groups["training"] and seed is not None:
         groups["training"]["seed"] = seed
     elif not has_own_seed:
