@@ -367,7 +367,8 @@ def _require_equal_settings(new: Config, old: Config, out: Path) -> None:
             if value != before and field.name not in _FREE and not longer:
                 raise ConfigError(
                     f"the models in {out} were trained with {group}.{field.name} {before}, and models that "
-                    f"are compared need equal settings, got {value}: leave it as it was, or compare all models again in another folder (out)"
+                    f"are compared need equal settings, got {value}: leave it as it was, or compare all models "
+                    "again in another folder (out)"
                 )
 
 
