@@ -446,7 +446,7 @@ def test_a_setting_that_the_first_model_replaces_is_compared_for_the_others(tmp_
 
 @pytest.mark.usefixtures("without_charts")
 def test_a_resumed_comparison_keeps_its_table_until_all_models_are_evaluated_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     settings, out, pairs = _settings(tmp_path), tmp_path / "out", _pairs(5, 3)
     compare(settings, ["dot", "none"], out, pairs, log=lambda _: None)

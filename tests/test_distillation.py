@@ -282,25 +282,27 @@ def test_two_processes_do_not_mix_their_outputs(
         assert not (out / "outputs.tsv").exists()
 
 
-def test_units_that_do_not_suit_a_copying_student_are_refused_before_the_teacher_translates(
-    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--data.train_links=links", "the teacher's outputs have no links"),
+        ("--training.guided_alignment=1", "the teacher's outputs have no links"),
+        (
+            "--model.copy=true --source.unit=char --target.unit=whitespace",
+            "model.copy needs the same unit",
+        ),
+    ],
+)
+def test_unsuitable_settings_are_refused_before_the_teacher_translates(
+    options: str,
+    message: str,
+    folders: list[Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     pairs, out = tmp_path / "pairs.tsv", tmp_path / "student"
     pairs.write_text("a b\tb a\n")
     command = ["distill", str(folders[0]), "--out", str(out), f"--data.train={pairs}"]
-    command += [f"--data.dev={pairs}", "--model.copy=true", "--source.unit=char"]
-    assert main([*command, "--target.unit=whitespace"]) == 1
-    assert "model.copy needs the same unit" in capsys.readouterr().err
+    assert main([*command, f"--data.dev={pairs}", *options.split()]) == 1
+    assert message in capsys.readouterr().err
     assert not out.exists()
-
-
-def test_links_are_refused_before_the_teacher_translates(
-    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pairs, out = tmp_path / "pairs.tsv", tmp_path / "student"
-    pairs.write_text("a b\tb a\n")
-    command = ["distill", str(folders[0]), "--out", str(out), f"--data.train={pairs}"]
-    for option in ("--data.train_links=links", "--training.guided_alignment=1"):
-        assert main([*command, f"--data.dev={pairs}", option]) == 1
-        assert "the teacher's outputs have no links" in capsys.readouterr().err
-        assert not out.exists()

@@ -89,8 +89,9 @@ def _warn_of_overlap(overlap: "TrainingOverlap | None", sources: int, model: str
 
 def _note_upper_case(folder: str, translator: "Translator", pairs: "Sequence[Pair]") -> None:
     """Print how many targets a model that writes lower case cannot match, if there are any."""
+    if not translator.target.lowercase:
+        return
     count = sum(pair.target != pair.target.lower() for pair in pairs)
-    count *= translator.target.lowercase
     if count:
         print(
             f"regard evaluate: {folder} writes lower case, and {quantity(count, 'target')} {'contains' if count == 1 else 'contain'} upper case; "

@@ -9,8 +9,6 @@ from regard.setting_checks import MAX_LENGTH
 
 MOST_MARKS = 1000
 """Maximum combining characters in a row; normalising them takes quadratic time."""
-
-
 _MOST_CHARACTERS = 18
 """Number of characters that Unicode's normal forms may make of one."""
 
