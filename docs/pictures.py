@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 from regard import Translator
-from regard.compare import by_length
+from regard.comparison import by_length
 from regard.demo import MAP_SENTENCE
 
 DOCS = Path(__file__).parent

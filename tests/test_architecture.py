@@ -31,7 +31,7 @@ RANKS = {
     "checkpoints": 12, "resume": 13,
     "accelerator": 13, "trainer": 14,
     "training": 15,
-    "demo": 16, "aligner": 16, "compare": 16, "distillation": 16, "explanation": 16, "export": 16,
+    "comparison": 4, "demo": 16, "aligner": 16, "compare": 16, "distillation": 16, "explanation": 16, "export": 16,
     "serving": 17,
     "cli": 18,
     "__main__": 19,

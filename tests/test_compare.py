@@ -15,7 +15,8 @@ from regard.alignment import GoldAlignment, parse_links
 from regard.charts import LineChart
 from regard.cli.main import main
 from regard.cli.pairs import read_gold_links, read_valid_pairs
-from regard.compare import MINUTES, Run, _t_quantile, by_length, compare, model_settings, table
+from regard.compare import MINUTES, compare, model_settings
+from regard.comparison import Run, _t_quantile, by_length, table
 from regard.config import DataConfig
 from regard.errors import ConfigError, DataError
 from regard.metrics import report
@@ -385,6 +386,22 @@ def test_a_model_that_links_cannot_guide_is_refused_before_any_is_trained(tmp_pa
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("lengths", "gold"), [((10_001, 1), False), ((1, 10_001), True)])
+def test_pairs_that_are_too_long_are_refused_before_any_model_is_trained(
+    lengths: tuple[int, int], gold: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = _settings(tmp_path)["data"]
+    test, links = tmp_path / "test.tsv", tmp_path / "gold"
+    source, target = ("a " * length for length in lengths)
+    test.write_text(f"a b\tA B\n{source}\t{target}\n")
+    links.write_text("0-0\n0-0\n")
+    command = ["compare", "--data.train", data["train"], "--data.dev", data["dev"]]
+    command += ["--test", str(test), "--out", str(tmp_path / "out"), "--attention", "dot"]
+    assert main([*command, *(["--gold", str(links)] if gold else [])]) == 1
+    assert f"{test}, line 2 has 10,001 tokens, but at most 10,000" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_gold_links_must_cover_every_pair(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="1 line of gold links for 5 pairs"):
         compare(
@@ -414,7 +431,7 @@ def test_gold_links_without_use_are_refused_before_training(
     command += ["--test", str(test), "--gold", str(gold), "--out", str(tmp_path / "out")]
     command += ["--data.bad_lines", "skip"]
     assert main([*command, "--attention", "dot"]) == 1
-    assert f"{gold}, line 3: 0-1 is outside its texts" in capsys.readouterr().err
+    assert f"gold links of {test}, line 3: 0-1 is outside its texts" in capsys.readouterr().err
     assert main([*command, "--attention", "none"]) == 1
     assert "gold links need a model with attention" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -291,6 +291,11 @@ def test_two_processes_do_not_mix_their_outputs(
             "--model.copy=true --source.unit=char --target.unit=whitespace",
             "model.copy needs the same unit",
         ),
+        (
+            "--model.copy=true --target.unit=char",
+            "model.copy needs the same unit of text on both sides, found whitespace and char",
+        ),
+        ("--data.max_length=1", "longer than data.max_length 1"),
     ],
 )
 def test_unsuitable_settings_are_refused_before_the_teacher_translates(

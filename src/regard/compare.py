@@ -7,25 +7,25 @@ one state, and its accuracy falls with the length of the source; the chart shows
 import contextlib
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import combinations, groupby, product
+from itertools import combinations, compress, product
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, get_args
 
 from regard import model_folder
 from regard.alignment import GoldAlignment
-from regard.charts import LineChart, Point
+from regard.comparison import Run, by_length, table
 from regard.config import GROUPS, AttentionName, Config, from_dict, require_groups
 from regard.corpus import make_corpus
 from regard.curves import read_history
 from regard.errors import ConfigError, DataError, RegardError, nearest, quantity
 from regard.evaluation import Report, align, check_gold_links, evaluate
 from regard.files import atomic_write, require_empty_folder, write_json, write_text
-from regard.metrics import LengthBin, MetricValues, length_bins
+from regard.metrics import LengthBin, length_bins
 from regard.pairs import PairLike, file_checksum, group_by_source, refuse_pipes, to_pairs
+from regard.request import check_lengths
 from regard.setting_checks import check_beam_size
+from regard.text.normalization import may_be_too_long
 from regard.training import train
 from regard.translator import Translator
 
@@ -38,37 +38,11 @@ _LONGER = ("max_minutes", "max_updates", "patience")
 MINUTES = 8.0
 """Default time budget for all training runs together."""
 
-# 97.5 % quantiles of Student's t with 1, 2, … degrees of freedom
-_T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _MAX_DISTINCT_LENGTHS = 30
 _KINDS = ("luong", "bahdanau", "posterior", "transformer")
 _MODELS = (
     "none, transformer, a score, luong:SCORE, bahdanau:SCORE, posterior:SCORE or transformer:SCORE"
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A trained model and its results."""
-
-    name: str
-    """Its specification, such as `luong:dot`."""
-    seed: int
-    scores: MetricValues
-    minutes: float
-    """Training time."""
-    updates: int
-    parameters: int
-    sentences_per_second: float
-    """Translation speed on the test pairs."""
-    longest_source: int
-    """Number of tokens in the longest training source."""
-    lengths: tuple[LengthBin, ...]
-    """Metrics by source length."""
-    aer: float | None
-    """Alignment error rate against gold links, from 0 to 1; None without gold links or attention."""
-    lowercase: bool = False
-    """Whether outputs and references were lower-cased, as the model's targets are."""
 
 
 def model_settings(specification: str) -> dict[str, str | None]:
@@ -115,7 +89,7 @@ def compare(
         test: pairs to evaluate on.
         seeds: training seeds; each model is trained once per seed.
         gold: gold links of the test pairs.
-        names: the file and the line of the gold links of each pair, for error messages.
+        names: the file and the line of each test pair, for error messages.
         beam_size: beam size of the evaluation.
         resume: reuse finished models, and continue unfinished ones.
         log: function called with one line of text before each training run.
@@ -123,8 +97,8 @@ def compare(
 
     Raises:
         ConfigError: a specification is unknown, or a setting does not apply to one of the models.
-        DataError: the number of lines of gold links differs from the number of test pairs, or a link is
-            outside its pair.
+        DataError: a test pair is too long, the number of lines of gold links differs from that of the test
+            pairs, or a link is outside its pair.
     """
     require_groups(settings)
     from_dict({"data": settings.get("data", {})})
@@ -140,8 +114,7 @@ def compare(
         (name, _config({**settings, **common}, name, seed, out)) for name, seed in specifications
     ]
     _require_different_models(plans)
-    if gold is not None:
-        _check_gold(gold, names, test, [config for _, config in plans])
+    _check_test(test, names, gold, [config for _, config in plans])
     file = out / _SETTINGS
     models_before, before = _configs(out), file.read_bytes() if file.exists() else None
     write_json(file, common)
@@ -166,23 +139,33 @@ def _check_lists(models: Sequence[str], seeds: Sequence[int], test: Sequence[Pai
             raise ConfigError(f"{option} have a duplicate: {', '.join(map(str, values))}")
 
 
-def _check_gold(
-    gold: Sequence[GoldAlignment],
-    names: Sequence[str] | None,
+def _check_test(
     test: Sequence[PairLike],
+    names: Sequence[str] | None,
+    gold: Sequence[GoldAlignment] | None,
     configs: Sequence[Config],
 ) -> None:
-    """Raise an error if gold links cannot be compared with those of the models, before any is trained."""
-    if len(gold) != len(test):
+    """Raise an error if the models cannot be evaluated on these pairs and links, before any is trained."""
+    pairs = to_pairs(test)
+    names = names or [f"test pair {number:,}" for number in range(1, 1 + len(pairs))]
+    if gold is not None and len(gold) != len(pairs):
         raise DataError(
-            f"{quantity(len(gold), 'line')} of gold links for {quantity(len(test), 'pair')}; one "
+            f"{quantity(len(gold), 'line')} of gold links for {quantity(len(pairs), 'pair')}; one "
             "line per pair is needed"
         )
-    if all(config.model.attention == "none" for config in configs):
+    if gold is not None and all(config.model.attention == "none" for config in configs):
         raise ConfigError("gold links need a model with attention: add one, or leave out gold")
+    long = [may_be_too_long(*pair.key) or may_be_too_long(pair.target) for pair in pairs]
+    if gold is None and not any(long):
+        return
     corpus = make_corpus(configs[0], None, None)  # all models have its tokenizers
-    names = names or [f"gold links of pair {number:,}" for number in range(1, 1 + len(test))]
-    check_gold_links(gold, to_pairs(test), corpus.source, corpus.target, names)
+    for pair, name in compress(zip(pairs, names, strict=True), long):
+        check_lengths(corpus.source.encode_batch([pair.key]), name)
+        if gold is not None:
+            check_lengths(corpus.target.encode_batch([pair.target]), name)
+    if gold is not None:
+        links_of = [f"gold links of {name}" for name in names]
+        check_gold_links(gold, pairs, corpus.source, corpus.target, links_of)
 
 
 def _require_different_models(plans: Sequence[tuple[str, Config]]) -> None:
@@ -230,58 +213,6 @@ def _run(
         if not earlier:
             _write(out, runs)
     return runs
-
-
-def table(runs: Sequence[Run]) -> str:
-    """Return a Markdown table: a row per model, means over its seeds, 95 % intervals."""
-    columns: dict[str, Callable[[list[Run]], str]] = {
-        "exact match, %": lambda group: _interval(group, "exact_match"),
-        "PER, %": lambda group: _interval(group, "per"),
-        "BLEU": lambda group: _interval(group, "bleu"),
-        "parameters": lambda group: f"{group[0].parameters:,}",
-        "minutes": lambda group: f"{fmean(run.minutes for run in group):.1f}",
-        "updates": lambda group: f"{fmean(run.updates for run in group):,.0f}",
-        "sentences/s": lambda group: f"{fmean(run.sentences_per_second for run in group):,.0f}",
-    }
-    if any(run.aer is not None for run in runs):
-        columns["alignment error, %"] = _mean_aer
-    rows = [["model", *columns], ["---"] * (1 + len(columns))]
-    for name, group in _by_name(runs).items():
-        rows.append([name, *(column(group) for column in columns.values())])
-    sizes = [len(group) for group in _by_name(runs).values()]
-    most, fewest = max(sizes), min(sizes)
-    kind = f"of the mean over {most} seeds (Student's t)"
-    if most == 1:
-        kind = "over the sources, one seed (bootstrap)"
-    elif fewest < most:
-        kind = f"of the mean over up to {most} seeds (Student's t), or over the sources for one seed (bootstrap)"
-    lines = "".join(f"| {' | '.join(row)} |\n" for row in rows)
-    lowercase = "; targets lower-cased" if runs[0].lowercase else ""
-    return (
-        f"{lines}\nIntervals are 95 % {kind}; {quantity(runs[0].scores.n, 'source')}{lowercase}.\n"
-    )
-
-
-def by_length(runs: Sequence[Run]) -> LineChart:
-    """Return a chart of exact match by source length, one line per model."""
-    points: list[Point] = []
-    for name, group in _by_name(runs).items():
-        for parts in zip(*(run.lengths for run in group), strict=True):
-            low, high = parts[0].low, parts[0].high
-            value = fmean(part.exact_match for part in parts)
-            span = f"{low}" if low == high else f"{low}–{high}"
-            tooltip = f"{span} tokens: {value:.1f} % of {parts[0].n:,}"
-            points.append(Point(name, (low + high) / 2, value, tooltip))
-    return LineChart(
-        points,
-        x_title="source length, tokens",
-        y_title="exact match, %",
-        title="Exact match by source length",
-        explanation="Same pairs, same budget; each point is one length or a range of lengths.",
-        rule=(float(runs[0].longest_source), "longest in training"),
-        y_domain=(0.0, 100.0),
-        notes={run.name: f"{run.parameters:,} parameters" for run in runs},
-    )
 
 
 def _common_settings(
@@ -444,35 +375,3 @@ def _write(out: Path, runs: Sequence[Run]) -> None:
     write_json(out / "table.json", rows)
     for suffix in ("html", "svg", "png"):
         by_length(runs).save(out / f"by_length.{suffix}")
-
-
-def _by_name(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    return {name: list(group) for name, group in groupby(runs, key=lambda run: run.name)}
-
-
-def _t_quantile(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t, beyond the table by Fisher's expansion."""
-    if freedom <= len(_T_QUANTILES):
-        return _T_QUANTILES[freedom - 1]
-    z = 1.959964
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
-
-
-def _interval(group: Sequence[Run], metric: str) -> str:
-    """Format a metric and its 95 % interval: from the bootstrap for one seed, else of the mean."""
-    metrics = [getattr(run.scores, metric) for run in group]
-    if len(metrics) == 1:
-        return f"{metrics[0].value:.1f} ({metrics[0].low:.1f} – {metrics[0].high:.1f})"
-    values = [metric_value.value for metric_value in metrics]
-    quantile = _t_quantile(len(values) - 1)
-    return f"{fmean(values):.1f} ± {quantile * stdev(values) / math.sqrt(len(values)):.1f}"
-
-
-def _mean_aer(group: Sequence[Run]) -> str:
-    errors = [run.aer for run in group if run.aer is not None]
-    return f"{100 * fmean(errors):.1f}" if errors else "no attention"

@@ -142,6 +142,16 @@ class PreparedRequest:
         return torch.from_numpy(pins)
 
 
+def check_lengths(encodings: Iterable[Encoding], name: str = "a text") -> None:
+    """Raise a DataError, which begins with `name`, for an encoding of more than `MAX_LENGTH` tokens."""
+    for encoding in encodings:
+        if len(encoding.ids) > MAX_LENGTH:
+            raise DataError(
+                f"{name} has {len(encoding.ids):,} tokens, but at most {MAX_LENGTH:,} can be "
+                f"translated; split the text: {shortened(''.join(encoding.tokens))}"
+            )
+
+
 def prepare(
     trained: TrainedModel,
     texts: Sequence[SourceLike],
@@ -166,12 +176,7 @@ def prepare(
     prefixes = _encode_targets(trained.target, given, not forced)
     longest = trained.metadata.get("max_target_length", 100)
     encodings = trained.source.encode_batch(texts)
-    for encoding in (*encodings, *prefixes):
-        if len(encoding.ids) > MAX_LENGTH:
-            raise DataError(
-                f"a text has {len(encoding.ids):,} tokens, but at most {MAX_LENGTH:,} can be "
-                f"translated; split the text: {shortened(''.join(encoding.tokens))}"
-            )
+    check_lengths([*encodings, *prefixes])
     sources: list[Source] = []
     rows = zip(texts, encodings, given, prefixes, pins, strict=True)
     for text, encoding, written, start, by_step in rows:

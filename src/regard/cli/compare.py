@@ -60,7 +60,7 @@ def run(arguments: list[str]) -> None:
         test.pairs,
         seeds=_seeds(args.seeds),
         gold=read_gold_links(args.gold, test) if args.gold else None,
-        names=[f"{args.gold}, line {number:,}" for number in test.numbers],
+        names=[f"{test.name}, {test.unit} {number:,}" for number in test.numbers],
         beam_size=args.beam_size,
         resume=args.resume,
         log=lambda text: print(f"regard compare: {text}", file=sys.stderr),

@@ -78,11 +78,14 @@ def run(arguments: list[str]) -> None:
     elif not _has_begun(out):
         require_empty_folder(out, "it has no distillation to resume: choose another folder (--out)")
     enable_huge_pages()
+    from regard.corpus import make_corpus
     from regard.pairs import concatenated, pairs_from, read_pairs
 
     parsed, dev = read_pairs(data.train, data), read_pairs(data.dev, data)
     for each in (parsed, dev):
         each.require_valid("correct or skip them" if data.bad_lines == "stop" else None)
+    adapt = args.config is None
+    make_corpus(config, parsed, dev, adapt=adapt)  # before the teacher translates: raises errors
     outputs = _outputs(args, data, [pair.key for pair in parsed.pairs], out)
     from regard.training import train
 
@@ -92,7 +95,7 @@ def run(arguments: list[str]) -> None:
         concatenated(parsed, more),
         dev,
         resume=args.resume,
-        adapt=args.config is None,
+        adapt=adapt,
         command=shlex.join(["regard", "distill", *arguments]),
     )
     print_saved(student, out / _STUDENT)
