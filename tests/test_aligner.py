@@ -160,7 +160,7 @@ def test_links_of_long_pairs_are_computed_in_small_parts(
     for most, expected in ((1 << 25, [4]), (9, [2, 1, 1])):  # 4, 4, 16 and 1 weights
         monkeypatch.setattr("regard.lines._MOST_SQUARES", most)
         sizes.clear()
-        aligner._write_guide(tmp_path / str(most), parsed, Config(source=text, target=text))
+        aligner._write_guide(tmp_path / str(most), parsed, None, Config(source=text, target=text))
         assert sizes == expected
     assert (tmp_path / "9").read_text() == (tmp_path / str(1 << 25)).read_text()
 
@@ -180,6 +180,7 @@ def test_a_run_that_fails_leaves_no_links_for_the_next_one(
         train_both(out, read_pairs(str(pairs)), **SETTINGS)
 
 
+@pytest.mark.parametrize("part", ["train", "dev"])
 @pytest.mark.parametrize(
     ("line", "reason"),
     [("c d", "line 4 has no second column"), ("a b c\tA B C", "line 4 has a source of 3 tokens")],
@@ -188,13 +189,17 @@ def test_lines_that_cannot_be_aligned_stop_the_run_on_request(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    part: str,
     line: str,
     reason: str,
 ) -> None:
     monkeypatch.delattr(aligner, "HiddenMarkovAligner")  # they are found before it is trained
-    out, pairs = tmp_path / "out", tmp_path / "pairs.tsv"
-    pairs.write_text(f"a b\tA B\nb c\tB C\nc a\tC A\n{line}\n")
-    command = ["align", "--train", str(pairs), "--data.dev", str(pairs), "--out", str(out), *FLAGS]
+    out, files = tmp_path / "out", [tmp_path / "train.tsv", tmp_path / "dev.tsv"]
+    for file in files:
+        last = f"{line}\n" if file.stem == part else ""
+        file.write_text(f"a b\tA B\nb c\tB C\nc a\tC A\n{last}")
+    command = ["align", "--train", *map(str, files), "--out", str(out), *FLAGS]
+    command.insert(3, "--data.dev")
     assert main([*command, "--data.max_length=2", "--data.bad_lines=stop"]) == 1
     assert reason in capsys.readouterr().err
     assert not (out / "links.pharaoh").exists()

@@ -92,6 +92,8 @@ def train_both(
     _refuse_features(checked, dev_pairs)
     config = from_dict({**groups, "device": device})
     config.check_groups()
+    if dev_pairs is None and config.data.dev is not None:
+        dev_pairs = read_pairs(config.data.dev, config.data)
     if _has_begun(out) and not resume:
         remedy = "choose another folder (out), or continue its training (resume)"
         require_empty_folder(Path(out) / "forward", remedy)
@@ -99,10 +101,11 @@ def train_both(
     with checkpoints.locked(Path(out) / "reverse"):
         remove_temporary_files(Path(out), (GUIDE, LINKS))
         if guide is not None and not _has_begun(out):
-            parsed = checked if isinstance(checked, ParsedPairs) else pairs_from(checked)
+            parsed = _parsed(checked, "train")
             parsed.require_valid(None)
+            others = None if dev_pairs is None else _parsed(dev_pairs, "dev")
             # without the held-out pairs, the model could choose others
-            for side, unit in _write_guide(guide, parsed, config).items():
+            for side, unit in _write_guide(guide, parsed, others, config).items():
                 groups[side] = {**settings.get(side, {}), "unit": unit}
         try:
             forward = run("forward", swap=False)
@@ -115,8 +118,6 @@ def train_both(
     source, target = {**settings.get("source", {})}, settings.get("target", {})
     source.pop("match_vocabulary", None)
     groups |= {"source": {**target, "unit": units[1]}, "target": {**source, "unit": units[0]}}
-    if dev_pairs is None and config.data.dev is not None:
-        dev_pairs = read_pairs(config.data.dev, config.data)
     columns = config.data.source_column, config.data.target_column
     data |= {"source_column": columns[1], "target_column": columns[0]}
     # a model that is resumed has its budget from its checkpoint, from which the other one begins
@@ -134,6 +135,10 @@ def _check(data: Mapping[str, Any], model: Mapping[str, Any]) -> None:
     if model.get("attention") == "none":
         raise ConfigError("alignments need attention: choose another model.attention")
     refuse_pipes(data.get("train_links"))
+
+
+def _parsed(pairs: Sequence[Pair] | ParsedPairs, name: str) -> ParsedPairs:
+    return pairs if isinstance(pairs, ParsedPairs) else pairs_from(pairs, name)
 
 
 def _refuse_features(*sets: Sequence[Pair] | ParsedPairs | None) -> None:
@@ -211,8 +216,16 @@ def write_links(
     return _write(path, parsed, align, parts, on_progress)
 
 
-def _write_guide(path: Path, parsed: ParsedPairs, config: Config) -> dict[str, Unit]:
+def _write_guide(
+    path: Path, parsed: ParsedPairs, dev: ParsedPairs | None, config: Config
+) -> dict[str, Unit]:
     """Write the links of hidden Markov models, which are trained on these pairs, in Pharaoh format.
+
+    Args:
+        path: the file to write.
+        parsed: the training pairs.
+        dev: the validation pairs, whose lengths are checked; None if they are held out from the others.
+        config: the settings of the models that the links guide.
 
     Returns:
         The units of source and target whose words the links count.
@@ -227,7 +240,8 @@ def _write_guide(path: Path, parsed: ParsedPairs, config: Config) -> dict[str, U
     texts_of = {"source": parsed.texts("source"), "target": parsed.texts("target")}
     tokenizers = {side: Tokenizer.train(texts_of[side], getattr(config, side)) for side in texts_of}
     if config.data.bad_lines == "stop":
-        encode(parsed, tokenizers["source"], tokenizers["target"], config, [])
+        for pairs in (parsed,) if dev is None else (parsed, dev):
+            encode(pairs, tokenizers["source"], tokenizers["target"], config, [])
     for side, tokenizer in tokenizers.items():
         units[side] = tokenizer.unit
         encodings = tokenizer.encode_batch(texts_of[side])
