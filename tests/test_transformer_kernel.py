@@ -62,6 +62,8 @@ MODELS = [
     {"attention": "bilinear", "activation": "gelu"},
     {"attention": "inner_product", "activation": "swiglu", "tie_embeddings": True},
     {"pre_norm": False, "feed_forward_dim": PANEL, "decoder_layers": 1},
+    {"positions": "rotary", "heads": 1},
+    {"positions": "rotary", "heads": 2, "attention": "dot"},
 ]
 
 
@@ -191,7 +193,8 @@ def test_steps_after_those_of_the_kernel_are_left_to_pytorch() -> None:
         {"normalizer": "sparsemax"},
         {"attention": "additive"},
         {"attention": "cosine"},
-        {"positions": "rotary"},
+        {"positions": "rotary", "heads": 2 * PANEL // LANES},
+        {"positions": "rotary", "heads": 1, "attention": "bilinear"},
         {"copy": True},
     ],
     ids=str,

@@ -78,10 +78,16 @@ class RotaryPositions(HeadPositions):
 
     def forward(self, rows: Float[Tensor, "B H L D"], first: int = 0) -> Float[Tensor, "B H L D"]:
         """Return the vectors rotated by their positions, which start at `first`; D must be even."""
-        phases = angles(first, rows.shape[2], rows.shape[-1] // 2, rows)
+        cosines, sines = self.rotations(first, rows.shape[2], rows.shape[3], rows).unbind(1)
         left, right = rows.chunk(2, dim=-1)
-        sines, cosines = phases.sin().to(rows.dtype), phases.cos().to(rows.dtype)
         return torch.cat([left * cosines - right * sines, right * cosines + left * sines], dim=-1)
+
+    def rotations(
+        self, first: int, length: int, dim: int, like: Tensor
+    ) -> Float[Tensor, "L 2 planes"]:
+        """Return the cosine and the sine of every angle, for `length` positions from `first` on."""
+        phases = angles(first, length, dim // 2, like)
+        return torch.stack([phases.cos(), phases.sin()], dim=1).to(like.dtype)
 
 
 EMBEDDING_POSITIONS: dict[str, Callable[[int], nn.Module]] = {

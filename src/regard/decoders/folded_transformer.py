@@ -21,12 +21,14 @@ from regard.kernels.transformer.op import (
     TransformerCache,
     TransformerKernel,
     TransformerPast,
+    TransformerPositions,
     TransformerSources,
     TransformerWeights,
     load_kernel,
 )
 from regard.kernels.weighted_sum import without_autocast
 from regard.layers import Embedding, FeedForward
+from regard.positions import RotaryPositions
 from regard.scores import Bilinear, Dot, InnerProduct, ScaledDot, Score
 
 _INNER_PRODUCTS = (Dot, ScaledDot, Bilinear, InnerProduct)
@@ -87,20 +89,29 @@ class FoldedTransformerDecoder:
         self, opened: OpenHypotheses, finished: FinishedTensors, state: TransformerState
     ) -> tuple[SearchOutput, SearchedState] | None:
         """Return the result of several steps of a beam search; None if the kernel does not support them."""
-        memory, positions = state.memory, self.decoder.embedding.positions
+        memory = state.memory
         keys = tuple(rows for rows in memory.keys if isinstance(rows, Tensor))
         if self.kernel is None or len(keys) < len(memory.keys):
             return None
-        width = self.decoder.output.in_features
-        added = self.decoder.output.weight.new_zeros(len(finished.divisors), width)
-        if positions is not None:
-            added = positions(added[None], opened.length)[0]
+        positions = self._positions(opened.length, len(finished.divisors))
         past = TransformerPast(*(_stack(layers) for layers in zip(*state.past, strict=True)))
         sources = TransformerSources(_stack(keys), _stack(memory.values), memory.padding)
-        output = self.kernel.search(opened, finished, added, past, sources)
+        output = self.kernel.search(opened, finished, positions, past, sources)
         if output is None:
             return None
         return output, SearchedState(memory, output.state, self.decoder.attention_heads)
+
+    def _positions(self, first: int, steps: int) -> TransformerPositions:
+        """Return the positions of these steps, the first of which reads the token at `first`."""
+        embedding, attention = self.decoder.embedding, self.decoder.layers[0].self_attention
+        added = embedding.tokens.weight.new_zeros(steps, embedding.tokens.embedding_dim)
+        rotations = added.new_empty(steps, 2, 0)
+        if embedding.positions is not None:
+            added = embedding.positions(added[None], first)[0]
+        if isinstance(attention.position_encoding, RotaryPositions):
+            encoding, width = attention.position_encoding, attention.head_dim
+            rotations = encoding.rotations(first, steps, width, added)
+        return TransformerPositions(added, rotations)
 
 
 def _stack(layers: tuple[Tensor, ...]) -> Float[Tensor, "layers N T U"]:
@@ -126,6 +137,7 @@ def _weights(decoder: TransformerDecoder) -> TransformerWeights | None:
         norm=_norm(decoder.norm) if isinstance(decoder.norm, nn.LayerNorm) else None,
         output=_matrix(cast("nn.Linear", output)),
         heads=decoder.attention_heads,
+        planes=_planes(layers[0].self_attention) or 0,
         activation=_ACTIVATIONS[network.activation],
         pre_norm=residual.pre_norm,
     )
@@ -143,7 +155,8 @@ def _is_like(layer: DecoderLayer, first: DecoderLayer) -> bool:
         all(_is_linear(linear) for linear in linears)
         and all(_is_norm(residual.norm) for residual in layer.residuals)
         and {residual.pre_norm for residual in layer.residuals} == {first.residuals[0].pre_norm}
-        and layer.self_attention.position_encoding is None
+        and _planes(layer.self_attention) == _planes(first.self_attention)
+        and _planes(layer.self_attention) is not None
         and all(type(part.attention.score) in _INNER_PRODUCTS for part in attentions)
         and all(part.attention.normalizer == "softmax" for part in attentions)
         and {part.num_heads for part in attentions} == {first.self_attention.num_heads}
@@ -151,6 +164,16 @@ def _is_like(layer: DecoderLayer, first: DecoderLayer) -> bool:
         and network.activation is first.feed_forward.activation
         and network.gated == (network.activation is functional.silu)
     )
+
+
+def _planes(attention: MultiHeadAttention) -> int | None:
+    """Return the number of planes in which the kernel rotates a head; None for other encodings of positions."""
+    encoding, score = attention.position_encoding, attention.attention.score
+    if encoding is None:
+        return 0
+    # the matrices of other scores follow the rotation, so they cannot become part of the projections
+    is_supported = type(encoding) is RotaryPositions and type(score) in (Dot, ScaledDot)
+    return attention.head_dim // 2 if is_supported else None
 
 
 def _is_linear(module: nn.Module) -> bool:

@@ -52,9 +52,11 @@ from regard.kernels.transformer.layout import (
     NORMS,
     OF_A_LAYER,
     OUTPUT,
+    PLANES,
     POSITIONS,
     PRE_NORM,
     PROJECTIONS,
+    ROTATIONS,
     SOURCE_COMBINATION,
     SOURCE_KEYS,
     SOURCE_QUERY,
@@ -139,6 +141,19 @@ def _clear(row: Any, width: Any) -> None:
         simd.store(row, d, simd.splat(_ZERO))
 
 
+@simd.inlined
+def _rotate(row: Any, cosines: Any, sines: Any, heads: Any, planes: Any) -> None:
+    """Rotate every head of a query or a key in place."""
+    for head in range(heads):
+        left = simd.pointer_at(row, 2 * head * planes)
+        right = simd.pointer_at(left, planes)
+        for d in range(0, planes, LANES):
+            cosine, sine = simd.load(cosines, d), simd.load(sines, d)
+            a, b = simd.load(left, d), simd.load(right, d)
+            simd.store(left, d, a * cosine - b * sine)
+            simd.store(right, d, simd.fma(a, sine, b * cosine))
+
+
 @register_jitable
 def _attend_to_past(
     arguments: Any, table: Any, search: Any, layer: Any, step: Any, index: Any, query: Any,
@@ -153,6 +168,12 @@ def _attend_to_past(
     half = (step % 2 * sources * beams + index) * tokens
     ancestors = integers(arguments, ANCESTORS, half)
     ancestors[length] = beam
+    planes = table[PLANES]
+    cosines = floats(arguments, ROTATIONS, 2 * step * planes)
+    sines = simd.pointer_at(cosines, planes)
+    for part in range(2):  # the query and the key
+        row = simd.pointer_at(query, part * width)
+        _rotate(row, cosines, sines, heads, planes)
     own = (length * beams + beam) * width
     for d in range(0, width, LANES):
         simd.store(keys, own + d, simd.load(query, width + d))

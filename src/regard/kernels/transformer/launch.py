@@ -25,6 +25,7 @@ from regard.kernels.transformer.op import (
     Norm,
     TransformerCache,
     TransformerPast,
+    TransformerPositions,
     TransformerSources,
     TransformerWeights,
 )
@@ -72,6 +73,8 @@ def supports(weights: TransformerWeights) -> bool:
         and _is_readable(weights.inputs)
         and not (width % PANEL or inner % PANEL or expanded % PANEL)
         and not inner % (heads * LANES)
+        and (not weights.planes or inner == 2 * heads * weights.planes)
+        and not weights.planes % LANES
     )
 
 
@@ -85,8 +88,8 @@ def pack_weights(weights: TransformerWeights) -> PackedWeights:
     matrices = [weights.output, *(matrix for layer in layers for matrix in _matrices(layer))]
     numbers, entries = pack_matrices(matrices)
     sizes = [
-        len(layers), width, len(layers[0].source_query[0]), weights.heads, len(layers[0].hidden[0]),
-        vocabulary, weights.pre_norm, layout.ACTIVATIONS.index(weights.activation), *entries,
+        len(layers), width, len(layers[0].source_query[0]), weights.heads, weights.planes,
+        len(layers[0].hidden[0]), vocabulary, weights.pre_norm, layout.ACTIVATIONS.index(weights.activation), *entries,
     ]  # fmt: skip
     sizes = [int(size) for size in sizes]
     norms = _norms(weights)
@@ -114,19 +117,19 @@ def search(
     weights: PackedWeights,
     opened: OpenHypotheses,
     finished: FinishedTensors,
-    positions: Tensor,
+    positions: TransformerPositions,
     past: TransformerPast,
     sources: TransformerSources,
 ) -> SearchOutput | None:
     """Return the hypotheses after several steps; None for inputs that the kernel does not support."""
     if not _are_supported(weights.sizes, opened, positions, past, sources):
         return None
-    longest = len(sources.padding[0]) + opened.length + len(positions)
+    longest = len(sources.padding[0]) + opened.length + len(positions.added)
     attention = 2 * longest * weights.sizes[layout.LAYERS] * weights.sizes[layout.HEADS_WIDTH]
     # all steps of a call keep their weights, also those that no output needs
     row = weights.sizes[layout.LAYERS] * weights.sizes[layout.HEADS] * len(sources.padding[0])
     steps = max(1, MOST_WEIGHT_BYTES // max(1, _FLOAT_BYTES * opened.beams * row))
-    finished = finished._replace(divisors=finished.divisors[: min(len(positions), steps)])
+    finished = finished._replace(divisors=finished.divisors[: min(len(positions.added), steps)])
     return decoding.search(
         opened, finished, weights.numbers.numel() + attention,
         lambda search, given: _run(weights, search, given, positions, past, sources), _LEAST_STEPS,
@@ -137,7 +140,7 @@ def _run(
     weights: PackedWeights,
     search: list[int],
     given: dict[int, Tensor],
-    positions: Tensor,
+    positions: TransformerPositions,
     past: TransformerPast,
     sources: TransformerSources,
 ) -> tuple[Tensor, TransformerCache] | None:
@@ -159,9 +162,9 @@ def _run(
         shared.SEARCH: torch.tensor(search, **INTEGERS), shared.ATTENTION: attention,
         shared.ROWS: torch.empty(count * beams, **INTEGERS),
         layout.NORMS: weights.norms, layout.EPSILONS: weights.epsilons,
-        layout.POSITIONS: positions, layout.SOURCE_KEYS: sources.keys,
-        layout.SOURCE_VALUES: sources.values, layout.KEYS: keys, layout.VALUES: values,
-        layout.ANCESTORS: ancestors,
+        layout.POSITIONS: positions.added, layout.ROTATIONS: positions.rotations,
+        layout.SOURCE_KEYS: sources.keys, layout.SOURCE_VALUES: sources.values,
+        layout.KEYS: keys, layout.VALUES: values, layout.ANCESTORS: ancestors,
     }  # fmt: skip
     tensors = [given[index].contiguous() for index in range(layout.ANCESTORS + 1)]
     per_task = sources_per_task(count, beams, torch.get_num_threads())
@@ -178,7 +181,7 @@ def _run(
 def _are_supported(
     sizes: list[int],
     opened: OpenHypotheses,
-    positions: Tensor,
+    positions: TransformerPositions,
     past: TransformerPast,
     sources: TransformerSources,
 ) -> bool:
@@ -188,13 +191,14 @@ def _are_supported(
     read = (layers, opened.tokens.numel(), opened.length, inner)
     expected = [
         (sources.keys, rows), (sources.values, rows), (past.keys, read), (past.values, read),
-        (positions, (len(positions), width)),
+        (positions.added, (len(positions.added), width)),
+        (positions.rotations, (len(positions.added), 2, sizes[layout.PLANES])),
     ]  # fmt: skip
     return (
         all(tensor.shape == shape and _is_readable(tensor) for tensor, shape in expected)
         and len(opened.tokens) == len(sources.padding)
         and (sources.padding.dtype, sources.padding.device.type) == (torch.bool, "cpu")
-        and len(positions) > 0
+        and len(positions.added) > 0
         and len(sources.padding) > 0
         and not bool(sources.padding.all(1).any())
     )

@@ -1,10 +1,11 @@
 """Beam search with a Transformer decoder, without gradients.
 
-    x = E[token] + p_t    x = x + A(norm(x))    x = x + C(norm(x))    x = x + F(norm(x))
+    x = E[token] + p_t    x = x + A_t(norm(x))    x = x + C(norm(x))    x = x + F(norm(x))
     log P = log softmax(W_o norm(x) + b_o)
 
 The three sublayers of every layer are self-attention A, attention C to the source and the feed-forward
-network F (Vaswani et al. 2017, arXiv:1706.03762, section 3.1). Without `pre_norm`, a sublayer is
+network F (Vaswani et al. 2017, arXiv:1706.03762, section 3.1). Positions are added to the embeddings, or
+rotate the queries and keys of A (Su et al. 2021, arXiv:2104.09864). Without `pre_norm`, a sublayer is
 x = norm(x + A(x)), and there is no last norm.
 """
 
@@ -64,9 +65,21 @@ class TransformerWeights(NamedTuple):
     output: Matrix
     """(V, D)."""
     heads: int
+    planes: int
+    """Number of planes of a head in which queries and keys of self-attention are rotated; 0: none."""
     activation: str
     """`relu`, `gelu` or `swiglu`."""
     pre_norm: bool
+
+
+class TransformerPositions(NamedTuple):
+    """The positions of the next M steps, of which at most M are computed."""
+
+    added: Float[Tensor, "M D"]
+    """What is added to the embeddings."""
+    rotations: Float[Tensor, "M 2 planes"]
+    """Cosines and sines of the angles by which queries and keys are rotated; feature d of the first half of
+    a head and feature d of its second half form a plane."""
 
 
 class TransformerSources(NamedTuple):
@@ -112,13 +125,12 @@ class TransformerKernel:
         self,
         opened: OpenHypotheses,
         finished: FinishedTensors,
-        positions: Float[Tensor, "M D"],
+        positions: TransformerPositions,
         past: TransformerPast,
         sources: TransformerSources,
     ) -> SearchOutput | None:
         """Return the result of several steps of a beam search; None for what the kernel does not support.
 
-        `positions` are added to the embeddings at the next M steps, of which at most M are computed.
         The state of the result is a `TransformerCache`.
         """
         return self._backend.search(self._weights, opened, finished, positions, past, sources)
