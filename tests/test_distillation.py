@@ -286,7 +286,6 @@ def test_two_processes_do_not_mix_their_outputs(
     ("options", "message"),
     [
         ("--data.train_links=links", "the teacher's outputs have no links"),
-        ("--training.guided_alignment=1", "the teacher's outputs have no links"),
         (
             "--model.copy=true --source.unit=char --target.unit=whitespace",
             "model.copy needs the same unit",

@@ -599,9 +599,9 @@ def test_a_member_that_fails_stops_the_others(
             "training.coverage_loss needs model.coverage true",
         ),
         (
-            ["--members=2", "--member=", "--member=training.guided_alignment=1"],
+            ["--members=2", "--training.guided_alignment=1", "--member=model.attention=none"],
             1,
-            "training.guided_alignment needs data.train_links",
+            "links guide attention weights that are probabilities",
         ),
         (["--jobs=2"], 1, "--jobs needs --members"),
         (["--members=100000"], 1, "must be at most 1,000"),

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import regard
 from regard.alignment import Alignment, GoldAlignment, from_weights
 from regard.batching import Example, TokenLink, collate
-from regard.config import Config, DataConfig, ModelConfig, TextConfig
+from regard.config import Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
 from regard.copy_mechanism import hide_tokens
 from regard.corpus import make_corpus
 from regard.errors import ConfigError, DataError, FolderError, Interrupted
@@ -140,6 +140,42 @@ def test_links_follow_their_pairs(tmp_path: Path) -> None:
     assert in_memory.fingerprint() != without.fingerprint()
 
 
+@pytest.mark.parametrize("features", [False, True])
+@pytest.mark.parametrize("right_to_left", [False, True])
+def test_without_given_links_those_of_hidden_markov_models_guide(
+    features: bool, right_to_left: bool
+) -> None:
+    vocabulary = [f"w{number}" for number in range(9)]
+    draw, pairs = random.Random(3), list[Any]()
+    for _ in range(60):
+        words = draw.choices(vocabulary, k=draw.randint(1, 5))
+        target = " ".join(word.upper() for word in words)
+        pairs.append((" ".join(words), target, *(["N;PL"] if features else [])))
+    pairs.insert(7, ("w1 " * 8, "W1", *pairs[0][2:]))  # too long
+    text = TextConfig(unit="whitespace")
+    config = Config(
+        data=DataConfig(max_length=7, features_column=3 if features else None, bad_lines="skip"),
+        model=ModelConfig(right_to_left=right_to_left),
+        training=TrainingConfig(guided_alignment=0.1),
+        source=text,
+        target=text,
+    )
+    corpus = make_corpus(config, pairs, pairs[:7])
+    (note,) = (note for note in corpus.notes if "links of hidden Markov models: " in note)
+    assert note.endswith(" links to guide the attention")
+    assert len(corpus.train) == 60
+    for example in corpus.train:
+        assert example.links
+        sources = corpus.source.ids_to_tokens(example.source)
+        targets = corpus.target.ids_to_tokens(example.target)
+        words = [link for link in example.links if sources[link.source] in vocabulary]
+        assert {link.target for link in words} == {*range(len(example.target))}
+        for link in words:
+            assert sources[link.source].upper() == targets[link.target]
+    unguided = make_corpus(dataclasses.replace(config, training=TrainingConfig()), pairs, pairs[:7])
+    assert corpus.fingerprint() == unguided.fingerprint()
+
+
 def test_hidden_tokens_keep_their_links() -> None:
     example = Example([4, 5, EOS], [5, 4], [4, 5, EOS], [TokenLink(0, 1, 1)])
     hidden = [hide_tokens(example, 9, random.Random(seed)) for seed in range(60)]
@@ -181,7 +217,7 @@ def test_a_guided_run_resumes_exactly_and_only_with_its_links(tmp_path: Path) ->
     config = _config(tmp_path / "interrupted")
     with at_update(7, lambda: signal.raise_signal(signal.SIGINT)), pytest.raises(Interrupted):
         regard.train(config, PAIRS, DEV, links=LINKS)
-    with pytest.raises(ConfigError, match=r"guided_alignment needs data\.train_links"):
+    with pytest.raises(FolderError, match="was trained on other pairs or links"):
         regard.train(config, PAIRS, DEV, resume=True)
     with pytest.raises(FolderError, match="was trained on other pairs or links"):
         regard.train(config, PAIRS, DEV, resume=True, links=[[] for _ in PAIRS])
@@ -221,6 +257,6 @@ def test_links_of_a_table_are_refused(tmp_path: Path) -> None:
     path.write_text("source,target\na b,b a\na,a\n")
     config = Config(data=DataConfig(train=str(path), train_links="links"))
     with pytest.raises(
-        ConfigError, match=r"train_links cannot be used with a table, got .*pairs\.csv"
+        ConfigError, match=r"links cannot guide the attention for a table, got .*pairs\.csv"
     ):
         make_corpus(config, None, None)

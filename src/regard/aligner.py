@@ -3,39 +3,30 @@
 Links of hidden Markov models, which need no neural network, guide the attention of both models.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float
-
 from regard import checkpoints
-from regard.alignment import Alignment, Link, read_gold, word_weights
+from regard.alignment import Alignment, Link, read_gold
 from regard.config import Config, Symmetrization, Unit, from_dict, require_groups
 from regard.errors import ConfigError, DataError
 from regard.examples import encode
 from regard.files import atomic_write, remove_temporary_files, require_empty_folder
-from regard.hidden_markov import ROUNDS, HiddenMarkovAligner
 from regard.lines import chunks_of
 from regard.pairs import Pair, PairLike, ParsedPairs, pairs_from, read_pairs, refuse_pipes, to_pairs
-from regard.progress import Progress
 from regard.setting_checks import check_positive
 from regard.symmetrization import symmetrize
 from regard.text import Tokenizer
 from regard.training import train
 from regard.translator import Translator
+from regard.word_links import hidden_markov_links
 
 GUIDE, LINKS = "guide.pharaoh", "links.pharaoh"
 """Files with the links of hidden Markov models, and with those that result."""
 _NO_FEATURES = "features of the source cannot be aligned"
 _CHUNK = 1000
 """Maximum number of pairs that two models align between two writes."""
-_GUIDE_CHUNK = 20_000
-"""The same for hidden Markov models, which compute pairs of equal lengths together."""
-_LIKELY = 0.15
-"""Minimum weight of a link of hidden Markov models; chosen on 100 sentences of Tatoeba."""
 
 
 def train_both(
@@ -207,13 +198,9 @@ def write_links(
         threshold: minimum weight of a link, as for `symmetrize`.
         on_progress: called with the number of pairs just completed.
     """
-
-    def align(part: slice) -> list[Alignment | None]:
-        return _alignments(forward, reverse, parsed.pairs[part], method, threshold)
-
-    lengths = [pair.length for pair in parsed.pairs]
-    parts = chunks_of(range(len(lengths)), _CHUNK, lengths.__getitem__)
-    return _write(path, parsed, align, parts, on_progress)
+    parts = chunks_of(parsed.pairs, _CHUNK, lambda pair: pair.length)
+    chunks = (_alignments(forward, reverse, part, method, threshold) for part in parts)
+    return _write(path, parsed, chunks, on_progress)
 
 
 def _write_guide(
@@ -233,62 +220,28 @@ def _write_guide(
     Raises:
         DataError: a pair is too long, and `data.bad_lines` is `stop`.
     """
-    limit = config.data.max_length
-    ids: list[list[Sequence[int]]] = []
-    words: list[list[list[int | None]]] = []
-    units: dict[str, Unit] = {}
     texts_of = {"source": parsed.texts("source"), "target": parsed.texts("target")}
     tokenizers = {side: Tokenizer.train(texts_of[side], getattr(config, side)) for side in texts_of}
     if config.data.bad_lines == "stop":
         for pairs in (parsed,) if dev is None else (parsed, dev):
             encode(pairs, tokenizers["source"], tokenizers["target"], config, [])
-    for side, tokenizer in tokenizers.items():
-        units[side] = tokenizer.unit
-        encodings = tokenizer.encode_batch(texts_of[side])
-        ids.append([each.ids if len(each.ids) <= limit else () for each in encodings])
-        words.append([tokenizer.words_of(each) for each in encodings])
-    with Progress("hidden Markov models", sum(ROUNDS), "rounds") as progress:
-        aligner = HiddenMarkovAligner(ids[0], ids[1], progress.advance)
-
-    def align(part: slice) -> list[Alignment | None]:
-        sources, targets = (side[part] for side in ids)
-        found = zip(aligner.weights(sources, targets), *(side[part] for side in words), strict=True)
-        return [_likely_links(*each) if each[0].size else None for each in found]
-
-    lengths = [math.sqrt(len(source) * len(target)) for source, target in zip(*ids, strict=True)]
-    parts = chunks_of(range(len(lengths)), _GUIDE_CHUNK, lengths.__getitem__)
-    with Progress("links", len(parsed.pairs), "pairs") as progress:
-        _write(path, parsed, align, parts, progress.advance)
-    return units
-
-
-def _likely_links(
-    weights: Float[np.ndarray, "L T"],
-    source_words: Sequence[int | None],
-    target_words: Sequence[int | None],
-) -> Alignment:
-    by_word = word_weights(weights, source_words, target_words)[:, :-1]
-    targets, sources = np.nonzero(by_word >= _LIKELY)
-    return Alignment(zip(sources.tolist(), targets.tolist(), strict=True))
+    _write(
+        path, parsed, hidden_markov_links(parsed, **tokenizers, max_length=config.data.max_length)
+    )
+    return {side: tokenizer.unit for side, tokenizer in tokenizers.items()}
 
 
 def _write(
     path: str | Path,
     parsed: ParsedPairs,
-    align: Callable[[slice], list[Alignment | None]],
-    parts: Iterable[Sequence[int]],
-    on_progress: Callable[[int], None] | None,
+    chunks: Iterable[list[Alignment | None]],
+    on_progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Write a line of links for every line of the pairs, and return the number of failures.
-
-    `parts` contains the indices of the pairs to align between two writes.
-    """
-    lines, failures = 0, len(parsed.bad)
+    """Write a line of links for every line of the pairs, and return the number of failures."""
+    lines, failures, numbers = 0, len(parsed.bad), iter(parsed.numbers)
     with atomic_write(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for indices in parts:
-            part = slice(indices[0], indices[-1] + 1)
-            alignments = align(part)
-            for number, alignment in zip(parsed.numbers[part], alignments, strict=True):
+        for alignments in chunks:
+            for alignment, number in zip(alignments, numbers, strict=False):
                 failures += not alignment
                 file.write("\n" * (number - 1 - lines) + f"{alignment or ''}\n")
                 lines = number

@@ -248,7 +248,7 @@ class ModelConfig:
         if "none" in (self.attention, self.normalizer):
             raise ConfigError(
                 "links guide attention weights that are probabilities: choose another model.attention "
-                "or model.normalizer, or leave out data.train_links"
+                "or model.normalizer, or leave out data.train_links and training.guided_alignment"
             )
 
     def _check_attention(self) -> None:
@@ -376,7 +376,7 @@ class TrainingConfig:
     coverage_loss: float = 0.0
     """Weight of the coverage loss (See et al. 2017); requires model.coverage."""
     guided_alignment: float | None = None
-    """Weight of the loss between the attention and the links in data.train_links (Garg et al. 2019); default: 0.05 with links. A Transformer is guided in the last layer but one, which is then displayed."""
+    """Weight of the loss between the attention and the links in data.train_links or, without them, those of hidden Markov models that are trained on the pairs (Garg et al. 2019); default: 0.05 with data.train_links. A Transformer is guided in the last layer but one, which is then displayed."""
     clip_norm: float = 1.0
     """Gradient-norm clipping threshold."""
     precision: Precision = "float32"
@@ -441,15 +441,8 @@ class Config:
                 "training.coverage_loss compares attention weights that are probabilities: choose another "
                 "model.normalizer, or leave it out"
             )
-        if self.data.train_links is not None:
+        if self.data.train_links is not None or self.training.guided_alignment:
             self.model.require_probabilities()
-
-    def require_links(self, links: Any) -> None:
-        """Raise a ConfigError if the attention is guided without links."""
-        if links is None and self.training.guided_alignment is not None:
-            raise ConfigError(
-                "training.guided_alignment needs data.train_links: set it, or leave both out"
-            )
 
 
 GROUPS: dict[str, Any] = {

@@ -52,6 +52,8 @@ class Corpus:
     several_links: bool | None = None
     """Whether the links that guide the attention join a target word to several source words; None if no
     links do."""
+    has_given_links: bool = True
+    """Whether these links, if there are any, are not those of hidden Markov models."""
 
     @property
     def max_source_length(self) -> int:
@@ -88,11 +90,13 @@ class Corpus:
     def fingerprint(self, copies: bool = True) -> str:
         """Return a hash of the training examples, with which a resumed run recognises them.
 
-        Earlier versions, which store no fingerprint of the dev set, computed it without `copies`.
+        The links of hidden Markov models are not included: they follow from the pairs, but for rounding. Earlier versions, which store no fingerprint of the dev set, computed it without `copies`.
         """
         if isinstance(self.train, MappedExamples):
             return self.train.fingerprint()
         examples = (self.train[index] for index in range(len(self.train)))
+        if not self.has_given_links:
+            examples = (example._replace(links=None) for example in examples)
         return _hash(_ids(examples if copies else (e._replace(copies=()) for e in examples)))
 
     def dev_fingerprint(self) -> str:
@@ -126,14 +130,13 @@ def make_corpus(
     files = zip((pairs, dev), (config.data.train, config.data.dev), strict=True)
     require_named_columns(config.data, *(path for items, path in files if items is None))
     train_pairs = _read_train(pairs, config, notes)
-    guide = _guide(links, train_pairs, config)
-    if config.data.recombined_pairs and guide is not None:
+    guide = _given_guide(links, train_pairs, config)
+    is_guided = guide is not None or bool(config.training.guided_alignment)
+    if config.data.recombined_pairs and is_guided:
         raise ConfigError(
-            "synthetic pairs have no links: leave out data.recombined_pairs or data.train_links"
+            "synthetic pairs have no links: leave out data.recombined_pairs, or data.train_links and "
+            "training.guided_alignment"
         )
-    if guide is not None:
-        count = sum(len(pair.possible) for pair in guide.lines)
-        notes.append(f"{guide.name}: {quantity(count, 'link')} to guide the attention")
     dev_pairs = _read(dev, config.data.dev, "dev", config, notes)
     if dev_pairs is None:
         seed = config.training.seed if config.data.dev_seed is None else config.data.dev_seed
@@ -144,7 +147,7 @@ def make_corpus(
     if adapt:
         texts = train_pairs.texts("source"), train_pairs.texts("target")
         found = adaptation.describe(*texts, config)
-        config, reasons = adaptation.adapt(config, found, can_recombine=guide is None)
+        config, reasons = adaptation.adapt(config, found, can_recombine=not is_guided)
         notes += reasons
     source, target = tokenizers or _train_tokenizers(train_pairs, config)
     target = target.in_order(config.model.right_to_left)
@@ -156,6 +159,12 @@ def make_corpus(
         notes.append(
             f"{side}: unit {tokenizer.unit}{chosen}, vocabulary of {len(tokenizer):,}{features}"
         )
+    has_given_links = guide is not None
+    if is_guided and guide is None:
+        guide = _computed_guide(train_pairs, source, target, config)
+    if guide is not None:
+        count = sum(len(pair.possible) for pair in guide.lines)
+        notes.append(f"{guide.name}: {quantity(count, 'link')} to guide the attention")
     train_examples: Examples
     if isinstance(train_pairs, MappedPairs):
         train_examples = encode_mapped(train_pairs, source, target, config, notes)
@@ -168,24 +177,35 @@ def make_corpus(
     config = _resolved(config, source, target, guide)
     several = None if guide is None else guide.several  # the links themselves take much memory
     return Corpus(
-        train_examples, dev_examples, sources, references, source, target, config, notes, several
-    )
+        train_examples, dev_examples, sources, references, source, target, config, notes, several,
+        has_given_links,
+    )  # fmt: skip
 
 
-def _guide(
+def _given_guide(
     links: Iterable[Iterable[Link]] | None, parsed: ParsedPairs | MappedPairs, config: Config
 ) -> Guide | None:
-    """Return the links that guide the attention, if there are any."""
+    """Return the given links that guide the attention, if there are any."""
     given = config.data.train_links if links is None else links
-    config.require_links(given)
-    if given is None:
-        return None
+    return None if given is None else Guide.of(given, _require_file(parsed), config.model)
+
+
+def _computed_guide(
+    parsed: ParsedPairs | MappedPairs, source: Tokenizer, target: Tokenizer, config: Config
+) -> Guide:
+    """Return the links of hidden Markov models that guide the attention."""
+    config.model.require_probabilities()
+    return Guide.computed(_require_file(parsed), source, target, config.data.max_length)
+
+
+def _require_file(parsed: ParsedPairs | MappedPairs) -> ParsedPairs:
+    """Return the pairs; raise a ConfigError if they are a table, in which words have no links."""
     if isinstance(parsed, MappedPairs):
         raise ConfigError(
-            f"data.train_links cannot be used with a table, got {parsed.name}; give the pairs as a TSV "
+            f"links cannot guide the attention for a table, got {parsed.name}; give the pairs as a TSV "
             "file or as two parallel files"
         )
-    return Guide.of(given, parsed, config.model)
+    return parsed
 
 
 def _train_tokenizers(

@@ -5,6 +5,7 @@ section 4. Where they guide one head, the average over the heads of a layer is g
 `Translation.alignment` reads.
 """
 
+import itertools
 import operator
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -18,6 +19,8 @@ from regard.batching import TokenLink
 from regard.config import ModelConfig
 from regard.errors import DataError, quantity, shortened
 from regard.pairs import Pair, ParsedPairs
+from regard.text import Tokenizer
+from regard.word_links import hidden_markov_links
 
 DEFAULT_WEIGHT = 0.05
 """Weight of the loss: lambda in Garg et al."""
@@ -27,7 +30,7 @@ class Guide(NamedTuple):
     """Links of training pairs, one item per line of the pairs."""
 
     name: str
-    """Path of the file; `links` for a list."""
+    """Path of the file, or the origin of the links."""
     lines: Sequence[GoldAlignment]
 
     @classmethod
@@ -52,6 +55,18 @@ class Guide(NamedTuple):
                 f"{quantity(lines, 'line')} of {parsed.name}; give one line of links per line of pairs"
             )
         return guide
+
+    @classmethod
+    def computed(
+        cls, parsed: ParsedPairs, source: Tokenizer, target: Tokenizer, max_length: int
+    ) -> "Guide":
+        """Return the links of hidden Markov models that are trained on these pairs."""
+        lines = [GoldAlignment(frozenset())] * max(parsed.numbers)
+        chunks = hidden_markov_links(parsed, source, target, max_length)
+        found = itertools.chain.from_iterable(chunks)
+        for number, links in zip(parsed.numbers, found, strict=True):
+            lines[number - 1] = GoldAlignment(frozenset(links or ()))
+        return cls("links of hidden Markov models", lines)
 
     @property
     def several(self) -> bool:

@@ -177,7 +177,6 @@ def _check(config: Config, init_from: str | None, out: Path) -> None:
 
         config = starting_point(config, out, False, init_from).config
     config.check_groups()
-    config.require_links(config.data.train_links)
 
 
 def _set_seeds(groups: dict[str, Any], index: int, has_own_seed: bool, args: Namespace) -> None:
