@@ -198,8 +198,8 @@ def test_lines_that_cannot_be_aligned_stop_the_run_on_request(
     for file in files:
         last = f"{line}\n" if file.stem == part else ""
         file.write_text(f"a b\tA B\nb c\tB C\nc a\tC A\n{last}")
-    command = ["align", "--train", *map(str, files), "--out", str(out), *FLAGS]
-    command.insert(3, "--data.dev")
+    train, dev = map(str, files)
+    command = ["align", "--train", train, "--data.dev", dev, "--out", str(out), *FLAGS]
     assert main([*command, "--data.max_length=2", "--data.bad_lines=stop"]) == 1
     assert reason in capsys.readouterr().err
     assert not (out / "links.pharaoh").exists()

@@ -187,6 +187,7 @@ def test_a_student_is_trained_on_targets_and_outputs(
     lock.parent.mkdir()
     lock.touch()
     command += ["--training.max_updates=2", "--training.validate_every=2", "--model.decoder_dim=8"]
+    command += ["--training.guided_alignment=0.1"]
     with mock.patch.object(regard.Translator, "translate", _truncated):
         assert main([*command, "--resume"]) == 0
     err = capsys.readouterr().err
@@ -195,6 +196,7 @@ def test_a_student_is_trained_on_targets_and_outputs(
     count = 2 + sum(bool(row[1]) for row in outputs)
     assert f"train: {count} pairs read from {pairs} and {out / 'outputs.tsv'}\n" in err
     assert "3 outputs truncated at the length limit\n" in err
+    assert err.count("links of hidden Markov models: ") == 1  # of the targets and the outputs
     assert ("left out, because nothing or unknown tokens were written" in err) == (count < 2 + 3)
     student = regard.Translator.load(out / "model")
     assert student.trained.training_file("train") == str(pairs)

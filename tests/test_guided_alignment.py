@@ -226,6 +226,36 @@ def test_a_guided_run_resumes_exactly_and_only_with_its_links(tmp_path: Path) ->
     assert_same_result(tmp_path / "interrupted", tmp_path / "complete")
 
 
+def test_a_run_guided_by_computed_links_resumes_exactly(tmp_path: Path) -> None:
+    pairs = PAIRS * 3
+    expected = regard.train(_config(tmp_path / "complete", guided_alignment=0.1), pairs, DEV)
+    assert expected.trained.metadata["attention_layer"] == 0
+    config = _config(tmp_path / "interrupted", guided_alignment=0.1)
+    with at_update(12, lambda: signal.raise_signal(signal.SIGINT)), pytest.raises(Interrupted):
+        regard.train(config, pairs, DEV)
+    with pytest.raises(FolderError, match="was trained on other pairs or links"):
+        regard.train(config, pairs, DEV, resume=True, links=LINKS * 3)
+    regard.train(config, pairs, DEV, resume=True)
+    assert_same_result(tmp_path / "interrupted", tmp_path / "complete")
+    unguided = regard.train(_config(tmp_path / "none", guided_alignment=0.0), pairs, DEV)
+    assert "attention_layer" not in unguided.trained.metadata
+    weights = [m.trained.model.encoder.embedding.weight for m in (expected, unguided)]
+    assert not torch.equal(*weights)
+
+
+def test_pairs_that_are_too_long_are_found_before_links_are_computed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr("regard.guided_alignment.hidden_markov_links")
+    text, training = TextConfig(unit="whitespace"), TrainingConfig(guided_alignment=0.1)
+    config = Config(source=text, target=text, training=training, data=DataConfig(max_length=5))
+    long = ("a b c d e f", "a")
+    with pytest.raises(DataError, match="train: 1 of 15 lines cannot be used"):
+        make_corpus(config, [*PAIRS, long], DEV)
+    with pytest.raises(DataError, match=rf"dev: 1 of {len(DEV) + 1} lines cannot be used"):
+        make_corpus(config, PAIRS, [*DEV, long])
+
+
 @pytest.mark.parametrize(
     ("settings", "links", "error", "message"),
     [
@@ -252,11 +282,23 @@ def test_links_that_cannot_be_used_are_refused(
         regard.train(_config(tmp_path / "model", settings), PAIRS, DEV, links=links)
 
 
-def test_links_of_a_table_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("links", ["links", None])
+def test_the_attention_is_not_guided_for_a_table(tmp_path: Path, links: str | None) -> None:
     path = tmp_path / "pairs.csv"
     path.write_text("source,target\na b,b a\na,a\n")
-    config = Config(data=DataConfig(train=str(path), train_links="links"))
+    config = Config(
+        data=DataConfig(train=str(path), train_links=links),
+        training=TrainingConfig(guided_alignment=0.1),
+    )
     with pytest.raises(
-        ConfigError, match=r"links cannot guide the attention for a table, got .*pairs\.csv"
+        ConfigError, match=r"attention cannot be guided for a table, got .*pairs\.csv"
     ):
         make_corpus(config, None, None)
+
+
+@pytest.mark.parametrize("links", [LINKS, None])
+def test_synthetic_pairs_cannot_be_guided(links: Any) -> None:
+    training = TrainingConfig(guided_alignment=0.1)
+    config = Config(data=DataConfig(recombined_pairs=9), training=training)
+    with pytest.raises(ConfigError, match=r"leave out data\.recombined_pairs, or leave out data"):
+        make_corpus(config, PAIRS, DEV, links=links)

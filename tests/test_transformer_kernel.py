@@ -25,6 +25,7 @@ from regard.kernels.cpu.processor import LANES
 from regard.kernels.decoding import launch
 from regard.layers import FeedForward
 from regard.models import Seq2Seq, build
+from regard.positions import RotaryPositions
 from regard.search import beam_search, forced_decode
 from regard.text import EOS
 
@@ -162,8 +163,9 @@ def test_a_search_with_a_weight_that_is_not_a_number_is_refused() -> None:
         beam_search(folded(model), encoded(model, [3, 5]), torch.tensor([5, 6]), 3)
 
 
-def test_steps_after_those_of_the_kernel_are_left_to_pytorch() -> None:
-    model = make_model()
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+def test_steps_after_those_of_the_kernel_are_left_to_pytorch(positions: str) -> None:
+    model = make_model(positions=positions)
     with torch.no_grad():
         model.decoder.output.bias[EOS] = -10
     decoder, memory = folded(model), encoded(model, [3, 6])
@@ -228,6 +230,12 @@ def _without_bias(model: Seq2Seq) -> None:
     )
 
 
+def _rotary_positions_of_the_source(model: Seq2Seq) -> None:
+    model.decoder.layers[0].cross_attention = MultiHeadAttention(
+        2 * PANEL, 2, kdim=16, vdim=16, position_encoding=RotaryPositions()
+    )
+
+
 def _without_output_projection(model: Seq2Seq) -> None:
     layer = MultiHeadAttention(2 * PANEL, 2, output_projection=False)
     model.decoder.layers[0].self_attention = layer
@@ -258,8 +266,9 @@ def _norm_without_bias(model: Seq2Seq) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        _wider, _other_heads, _without_bias, _without_output_projection, _other_activation,
-        _other_network, _other_last_norm, _no_last_norm, _norm_without_bias,
+        _wider, _other_heads, _without_bias, _rotary_positions_of_the_source,
+        _without_output_projection, _other_activation, _other_network, _other_last_norm,
+        _no_last_norm, _norm_without_bias,
     ],
 )  # fmt: skip
 def test_decoders_with_other_modules_are_left_to_pytorch(change: Callable[[Seq2Seq], None]) -> None:
@@ -289,8 +298,9 @@ def test_weights_that_change_between_translations_are_followed(
     assert translator.translate("a b c").score == pytest.approx(changed.score, rel=1e-6)
 
 
-def test_under_autocast_steps_are_those_of_the_decoder() -> None:
-    model = make_model()
+@pytest.mark.parametrize("positions", ["sinusoidal", "rotary"])
+def test_under_autocast_steps_are_those_of_the_decoder(positions: str) -> None:
+    model = make_model(positions=positions)
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
         memory, limits = encoded(model, [3, 5]), torch.tensor([9, 12])
         expected = beam_search(model.decoder, memory, limits, 3)

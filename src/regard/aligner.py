@@ -11,10 +11,19 @@ from regard import checkpoints
 from regard.alignment import Alignment, Link, read_gold
 from regard.config import Config, Symmetrization, Unit, from_dict, require_groups
 from regard.errors import ConfigError, DataError
-from regard.examples import encode
+from regard.examples import REMEDY, encode
 from regard.files import atomic_write, remove_temporary_files, require_empty_folder
 from regard.lines import chunks_of
-from regard.pairs import Pair, PairLike, ParsedPairs, pairs_from, read_pairs, refuse_pipes, to_pairs
+from regard.pairs import (
+    Pair,
+    PairLike,
+    ParsedPairs,
+    pairs_from,
+    read_pairs,
+    refuse_pipes,
+    require_named_columns,
+    to_pairs,
+)
 from regard.setting_checks import check_positive
 from regard.symmetrization import symmetrize
 from regard.text import Tokenizer
@@ -84,6 +93,7 @@ def train_both(
     config = from_dict({**groups, "device": device})
     config.check_groups()
     if dev_pairs is None and config.data.dev is not None:
+        require_named_columns(config.data, config.data.dev)
         dev_pairs = read_pairs(config.data.dev, config.data)
     if _has_begun(out) and not resume:
         remedy = "choose another folder (out), or continue its training (resume)"
@@ -94,9 +104,8 @@ def train_both(
         if guide is not None and not _has_begun(out):
             parsed = _parsed(checked, "train")
             parsed.require_valid(None)
-            others = None if dev_pairs is None else _parsed(dev_pairs, "dev")
             # without the held-out pairs, the model could choose others
-            for side, unit in _write_guide(guide, parsed, others, config).items():
+            for side, unit in _write_guide(guide, parsed, dev_pairs, config).items():
                 groups[side] = {**settings.get(side, {}), "unit": unit}
         try:
             forward = run("forward", swap=False)
@@ -204,27 +213,29 @@ def write_links(
 
 
 def _write_guide(
-    path: Path, parsed: ParsedPairs, dev: ParsedPairs | None, config: Config
+    path: Path, parsed: ParsedPairs, dev: list[Pair] | ParsedPairs | None, config: Config
 ) -> dict[str, Unit]:
     """Write the links of hidden Markov models, which are trained on these pairs, in Pharaoh format.
 
     Args:
         path: the file to write.
         parsed: the training pairs.
-        dev: the validation pairs, whose lengths are checked; None if they are held out from the others.
+        dev: the validation pairs, which are only checked; None if they are held out from the
+            training pairs.
         config: the settings of the models that the links guide.
 
     Returns:
         The units of source and target whose words the links count.
 
     Raises:
-        DataError: a pair is too long, and `data.bad_lines` is `stop`.
+        DataError: a line is no pair, or a pair is too long, and `data.bad_lines` is `stop`.
     """
     texts_of = {"source": parsed.texts("source"), "target": parsed.texts("target")}
     tokenizers = {side: Tokenizer.train(texts_of[side], getattr(config, side)) for side in texts_of}
-    if config.data.bad_lines == "stop":
-        for pairs in (parsed,) if dev is None else (parsed, dev):
-            encode(pairs, tokenizers["source"], tokenizers["target"], config, [])
+    sets = [parsed] if dev is None else [parsed, _parsed(dev, "dev")]
+    for pairs in sets if config.data.bad_lines == "stop" else ():
+        pairs.require_valid(REMEDY)
+        encode(pairs, tokenizers["source"], tokenizers["target"], config, [])
     _write(
         path, parsed, hidden_markov_links(parsed, **tokenizers, max_length=config.data.max_length)
     )

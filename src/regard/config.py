@@ -248,7 +248,7 @@ class ModelConfig:
         if "none" in (self.attention, self.normalizer):
             raise ConfigError(
                 "links guide attention weights that are probabilities: choose another model.attention "
-                "or model.normalizer, or leave out data.train_links and training.guided_alignment"
+                "or model.normalizer, or leave out data.train_links and set training.guided_alignment 0"
             )
 
     def _check_attention(self) -> None:
@@ -376,7 +376,7 @@ class TrainingConfig:
     coverage_loss: float = 0.0
     """Weight of the coverage loss (See et al. 2017); requires model.coverage."""
     guided_alignment: float | None = None
-    """Weight of the loss between the attention and the links in data.train_links or, without them, those of hidden Markov models that are trained on the pairs (Garg et al. 2019); default: 0.05 with data.train_links. A Transformer is guided in the last layer but one, which is then displayed."""
+    """Weight of the loss between the attention and links (Garg et al. 2019); default: 0.05 with data.train_links, otherwise 0, which is none. Without data.train_links, the links are those of hidden Markov models that are trained on the pairs. A Transformer is guided in the last layer but one, which is then displayed."""
     clip_norm: float = 1.0
     """Gradient-norm clipping threshold."""
     precision: Precision = "float32"

@@ -52,8 +52,8 @@ class Corpus:
     several_links: bool | None = None
     """Whether the links that guide the attention join a target word to several source words; None if no
     links do."""
-    has_given_links: bool = True
-    """Whether these links, if there are any, are not those of hidden Markov models."""
+    has_given_links: bool = False
+    """Whether these links were given, and are not those of hidden Markov models."""
 
     @property
     def max_source_length(self) -> int:
@@ -90,7 +90,9 @@ class Corpus:
     def fingerprint(self, copies: bool = True) -> str:
         """Return a hash of the training examples, with which a resumed run recognises them.
 
-        The links of hidden Markov models are not included: they follow from the pairs, but for rounding. Earlier versions, which store no fingerprint of the dev set, computed it without `copies`.
+        Links are included only if they were given: those of hidden Markov models follow from the pairs, and
+        may differ by rounding errors. Earlier versions, which store no fingerprint of the dev set, computed
+        it without `copies`.
         """
         if isinstance(self.train, MappedExamples):
             return self.train.fingerprint()
@@ -111,6 +113,7 @@ def make_corpus(
     tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
     links: Iterable[Iterable[Link]] | None = None,
     adapt: bool = False,
+    compute_links: bool = True,
 ) -> Corpus:
     """Read and check the pairs, train the tokenizers (unless given) and encode the pairs.
 
@@ -121,6 +124,7 @@ def make_corpus(
         tokenizers: source and target tokenizers of a model that is trained further.
         links: links of the training pairs in memory, instead of `config.data.train_links`.
         adapt: choose the settings that were not given from the pairs and the time budget.
+        compute_links: compute the links that guide the attention if none are given; not needed for a check.
 
     Raises:
         ConfigError: there are no training pairs, or the settings are not suitable for them.
@@ -132,11 +136,8 @@ def make_corpus(
     train_pairs = _read_train(pairs, config, notes)
     guide = _given_guide(links, train_pairs, config)
     is_guided = guide is not None or bool(config.training.guided_alignment)
-    if config.data.recombined_pairs and is_guided:
-        raise ConfigError(
-            "synthetic pairs have no links: leave out data.recombined_pairs, or data.train_links and "
-            "training.guided_alignment"
-        )
+    if is_guided:
+        _check_guidance(train_pairs, config)
     dev_pairs = _read(dev, config.data.dev, "dev", config, notes)
     if dev_pairs is None:
         seed = config.training.seed if config.data.dev_seed is None else config.data.dev_seed
@@ -160,8 +161,8 @@ def make_corpus(
             f"{side}: unit {tokenizer.unit}{chosen}, vocabulary of {len(tokenizer):,}{features}"
         )
     has_given_links = guide is not None
-    if is_guided and guide is None:
-        guide = _computed_guide(train_pairs, source, target, config)
+    if is_guided and guide is None and compute_links:
+        guide = _computed_guide(train_pairs, dev_pairs, source, target, config)
     if guide is not None:
         count = sum(len(pair.possible) for pair in guide.lines)
         notes.append(f"{guide.name}: {quantity(count, 'link')} to guide the attention")
@@ -187,23 +188,45 @@ def _given_guide(
 ) -> Guide | None:
     """Return the given links that guide the attention, if there are any."""
     given = config.data.train_links if links is None else links
-    return None if given is None else Guide.of(given, _require_file(parsed), config.model)
+    return None if given is None else Guide.of(given, _in_memory(parsed), config.model)
+
+
+def _check_guidance(parsed: ParsedPairs | MappedPairs, config: Config) -> None:
+    """Raise a ConfigError if no links can guide the attention."""
+    config.model.require_probabilities()
+    _in_memory(parsed)
+    if config.data.recombined_pairs:
+        raise ConfigError(
+            "synthetic pairs have no links: leave out data.recombined_pairs, or leave out data.train_links "
+            "and set training.guided_alignment 0"
+        )
 
 
 def _computed_guide(
-    parsed: ParsedPairs | MappedPairs, source: Tokenizer, target: Tokenizer, config: Config
+    parsed: ParsedPairs | MappedPairs,
+    dev: ParsedPairs,
+    source: Tokenizer,
+    target: Tokenizer,
+    config: Config,
 ) -> Guide:
-    """Return the links of hidden Markov models that guide the attention."""
-    config.model.require_probabilities()
-    return Guide.computed(_require_file(parsed), source, target, config.data.max_length)
+    """Return the links of hidden Markov models that guide the attention.
+
+    Raises:
+        DataError: a pair is too long, which is found before the models are trained.
+    """
+    parsed = _in_memory(parsed)
+    for pairs in (parsed, dev):
+        encode(pairs, source, target, config, [])
+    # the order of the target does not change its words, but probable jumps
+    return Guide.computed(parsed, source, target.in_order(False), config.data.max_length)
 
 
-def _require_file(parsed: ParsedPairs | MappedPairs) -> ParsedPairs:
-    """Return the pairs; raise a ConfigError if they are a table, in which words have no links."""
+def _in_memory(parsed: ParsedPairs | MappedPairs) -> ParsedPairs:
+    """Return the pairs; raise a ConfigError if they are those of a table, for which links are not supported."""
     if isinstance(parsed, MappedPairs):
         raise ConfigError(
-            f"links cannot guide the attention for a table, got {parsed.name}; give the pairs as a TSV "
-            "file or as two parallel files"
+            f"attention cannot be guided for a table, got {parsed.name}; give the pairs as a TSV file or as "
+            "two parallel files, or leave out data.train_links and set training.guided_alignment 0"
         )
     return parsed
 

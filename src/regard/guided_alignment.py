@@ -1,4 +1,4 @@
-"""Guided alignment: attention that is trained to agree with given links between words.
+"""Guided alignment: attention that is trained to agree with links between words.
 
 Garg et al. 2019, "Jointly Learning to Align and Translate with Transformer Models" (arXiv:1909.02074),
 section 4. Where they guide one head, the average over the heads of a layer is guided here, which is what

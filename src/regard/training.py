@@ -118,7 +118,8 @@ def train(
             pairs and the time budget, and print the reasons. A resumed run keeps its settings.
         command: the command that started the training, recorded in the model card.
         links: links (source word, target word) of each of the training pairs, which guide the
-            attention, instead of `config.data.train_links`.
+            attention, instead of `config.data.train_links`. Without either, a
+            `training.guided_alignment` above 0 uses those of hidden Markov models.
 
     Raises:
         RegardError: settings, pairs or folders cannot be used.

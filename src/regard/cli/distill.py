@@ -7,6 +7,7 @@ are longer than data.max_length are skipped and counted.
 
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -69,8 +70,8 @@ def run(arguments: list[str]) -> None:
     check_beam_size(beam_size=args.beam_size)
     if data.train_links is not None:
         raise ConfigError(
-            "the teacher's outputs have no links: leave out data.train_links; training.guided_alignment "
-            "alone computes links for them, too"
+            "the teacher's outputs have no links: leave out data.train_links; without it, "
+            "training.guided_alignment computes links, also for the outputs"
         )
     if not args.resume:
         require_empty_folder(out, "choose another folder (--out), or continue (--resume)")
@@ -85,8 +86,13 @@ def run(arguments: list[str]) -> None:
     for each in (parsed, dev):
         each.require_valid("correct or skip them" if data.bad_lines == "stop" else None)
     adapt = args.config is None
-    make_corpus(config, parsed, dev, adapt=adapt)  # before the teacher translates: raises errors
-    outputs = _outputs(args, data, [pair.key for pair in parsed.pairs], out)
+
+    def check() -> None:
+        """Raise an error for settings that do not suit the pairs."""
+        if not args.resume:  # when a run is resumed, its settings complete those that are given
+            make_corpus(config, parsed, dev, adapt=adapt, compute_links=False)
+
+    outputs = _outputs(args, data, [pair.key for pair in parsed.pairs], out, check)
     from regard.training import train
 
     more = pairs_from(outputs, str(out / _OUTPUTS), data.features_column)
@@ -122,9 +128,16 @@ def _has_begun(out: Path) -> bool:
 
 
 def _outputs(
-    args: Namespace, data: DataConfig, sources: list[tuple[str, str | None]], out: Path
+    args: Namespace,
+    data: DataConfig,
+    sources: list[tuple[str, str | None]],
+    out: Path,
+    check: Callable[[], None],
 ) -> "list[Pair]":
-    """Translate with the teacher, which is not in memory any more when the student is trained."""
+    """Translate with the teacher, which is not in memory any more when the student is trained.
+
+    `check` is called before the teacher translates.
+    """
     teacher, path = load_translator(args.folder, args.device), out / _OUTPUTS
     from regard import checkpoints
     from regard.distillation import distinct_sources, translatable, write_outputs
@@ -144,6 +157,7 @@ def _outputs(
             f"regard distill: {quantity(left_out, 'source')} left out, with more than {MAX_LENGTH:,} tokens",
             file=sys.stderr,
         )
+    check()
 
     def advance(count: int, new_truncated: int) -> None:
         nonlocal truncated

@@ -157,6 +157,7 @@ def _is_like(layer: DecoderLayer, first: DecoderLayer) -> bool:
         and {residual.pre_norm for residual in layer.residuals} == {first.residuals[0].pre_norm}
         and _planes(layer.self_attention) == _planes(first.self_attention)
         and _planes(layer.self_attention) is not None
+        and layer.cross_attention.position_encoding is None
         and all(type(part.attention.score) in _INNER_PRODUCTS for part in attentions)
         and all(part.attention.normalizer == "softmax" for part in attentions)
         and {part.num_heads for part in attentions} == {first.self_attention.num_heads}

@@ -12,18 +12,19 @@ from regard.kernels.decoding.layout import OWN
     NORMS, EPSILONS, POSITIONS, ROTATIONS, SOURCE_KEYS, SOURCE_VALUES, KEYS, VALUES, ANCESTORS,
 ) = range(OWN, OWN + 9)  # fmt: skip
 """Tensors: weight and bias of every norm, in the order of use (3 layers + 1, 2, D), and its epsilon; what is
-added to the embeddings at every step of the call (S, D); by which angles its queries and keys are rotated,
-cosines and sines (S, 2, planes); keys and values of the sources (layers, B, T, U); and two that the kernel
-changes, keys and values of the tokens read so far, (layers, B, M, K, U), where K counts the beams at the time
-when a token was read. In `ANCESTORS`, (2, B, K, M), is the beam from which
-a hypothesis descends at each of its tokens; the two halves serve even and odd steps of a call."""
+added to the embeddings at every step of the call (S, D); the cosines and sines of the angles by which the
+queries and keys of the step are rotated (S, 2, planes); keys and values of the sources (layers, B, T, U); and
+two that the kernel changes, keys and values of the tokens read so far, (layers, B, M, K, U), where K counts the
+beams at the time when a token was read. In `ANCESTORS`, (2, B, K, M), is the beam from which a hypothesis
+descends at each of its tokens; the two halves serve even and odd steps of a call."""
 
 (
     LAYERS, WIDTH, HEADS_WIDTH, HEADS, PLANES, HIDDEN, VOCABULARY, PRE_NORM, ACTIVATION, MATRICES,
 ) = range(10)  # fmt: skip
 """Indices of the sizes of the weights: the number of layers; the width D of a state and U of all heads; the
-number of heads, and of the planes of a head that are rotated; the outputs of the first matrix of the feed-forward network; the size of the vocabulary;
-whether norms come before the sublayers; the activation; and the first of the matrices."""
+number of heads, and that of the planes in which each is rotated; the outputs of the first matrix of the
+feed-forward network; the size of the vocabulary; whether norms come before the sublayers; the activation; and
+the first of the matrices."""
 
 ACTIVATIONS = ("relu", "gelu", "swiglu")
 RELU, GELU, SWIGLU = range(3)

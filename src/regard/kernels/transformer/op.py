@@ -73,7 +73,7 @@ class TransformerWeights(NamedTuple):
 
 
 class TransformerPositions(NamedTuple):
-    """The positions of the next M steps, of which at most M are computed."""
+    """The positions of M steps, the most that a call computes."""
 
     added: Float[Tensor, "M D"]
     """What is added to the embeddings."""
