@@ -78,6 +78,8 @@ def test_invalid_metrics_axes_and_folders_are_reported(tmp_path: Path) -> None:
         curves([run], by="epoch")
     with pytest.raises(FolderError, match=r"has no metrics yet"):
         curves([tmp_path])
+    with pytest.raises(FolderError, match=r"rnu is no folder; choose the folder of a training"):
+        curves([tmp_path / "rnu"])
     (tmp_path / "run" / "metrics.jsonl").write_text("")
     with pytest.raises(FolderError, match=r"has no metrics yet .* after its first validation"):
         curves([run])

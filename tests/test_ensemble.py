@@ -577,8 +577,9 @@ def test_a_member_that_fails_stops_the_others(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "all"
-    assert train(out, "--members=2", "--jobs=2", "--data.max_length=1") == 1
+    assert train(out, "--members=2", "--jobs=2", "--data.max_length=1", "--debug") == 1
     err = capfd.readouterr().err
+    assert "[0] Traceback (most recent call last)" in err
     assert "[0] regard train: " in err
     assert "member 0 ended with status 1" in err
     assert not (out / "config.json").exists()

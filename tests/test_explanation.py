@@ -243,6 +243,8 @@ def test_invalid_arguments_raise(arguments: Any, error: type[Exception], message
     for matrix in ([[1, 2], [0, 1]], [[1, 0], [0, -1]], [[1, 2]]):
         with pytest.raises(ConfigError, match="must be symmetric and positive definite"):
             explain([1, 2], STATES, score="inner_product", parameters={"W": matrix})
+    with pytest.raises(ShapeError, match="cannot compare a query of width 1 with keys of width 2"):
+        explain([1], STATES, score="inner_product")
 
 
 def test_long_rows_are_shortened_everywhere() -> None:

@@ -294,11 +294,3 @@ def test_the_attention_is_not_guided_for_a_table(tmp_path: Path, links: str | No
         ConfigError, match=r"attention cannot be guided for a table, got .*pairs\.csv"
     ):
         make_corpus(config, None, None)
-
-
-@pytest.mark.parametrize("links", [LINKS, None])
-def test_synthetic_pairs_cannot_be_guided(links: Any) -> None:
-    training = TrainingConfig(guided_alignment=0.1)
-    config = Config(data=DataConfig(recombined_pairs=9), training=training)
-    with pytest.raises(ConfigError, match=r"leave out data\.recombined_pairs, or leave out data"):
-        make_corpus(config, PAIRS, DEV, links=links)

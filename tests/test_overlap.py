@@ -56,6 +56,25 @@ def test_unusable_lines_of_the_training_data_are_passed_over(tmp_path: Path) -> 
     assert found == TrainingOverlap(1, "a", str(path))
 
 
+@pytest.mark.parametrize("name", ["train.tsv", "train.jsonl", "parallel"])
+def test_lines_that_training_skips_are_not_in_the_training_data(name: str, tmp_path: Path) -> None:
+    rows = [("a", "1"), ("b", ""), ("c", "2")]
+    path = tmp_path / name
+    if name == "parallel":
+        (tmp_path / "src").write_text("a\nb\nc\n")
+        (tmp_path / "tgt").write_text("1\n \n2\n")
+        path = f"{tmp_path}/src,{tmp_path}/tgt"
+    elif name == "train.jsonl":
+        lines = [json.dumps({"source": source, "target": target}) for source, target in rows]
+        path.write_text("\n".join(lines))
+    else:
+        path.write_text("a\t1\nb\nb\t\nc\t2\n")
+    data = DataConfig(train=str(path), bad_lines="skip")
+    assert training_overlap([("b", None)], data) is None
+    found = training_overlap([("a", None), ("b", None), ("c", None)], data)
+    assert found == TrainingOverlap(2, "a", str(path))
+
+
 def test_features_belong_to_the_source(tmp_path: Path) -> None:
     path = tmp_path / "train.tsv"
     path.write_text("go\twent\tPST\n")

@@ -44,6 +44,18 @@ def test_a_bad_line_is_listed_with_its_reason(tmp_path: Path, line: str, reason:
         result.require_valid("correct it")
 
 
+@pytest.mark.parametrize(("column", "line"), [(1, "V;PST\ttocar"), (2, "tocar\tV;PST")])
+def test_a_line_with_features_and_no_target_is_listed_with_its_reason(
+    column: int, line: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "f.tsv"
+    path.write_text(f"{line}\n")
+    parsed = read_pairs(path, DataConfig(features_column=column))
+    assert parsed.bad == [
+        (1, f"has no column with a target, besides column {column} with features")
+    ]
+
+
 def test_a_long_list_of_bad_lines_is_truncated() -> None:
     result = pairs_from([("", "x")] * 1234)
     with pytest.raises(

@@ -3,6 +3,7 @@
 import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regard.batching import Example
-from regard.config import Config, DataConfig, ModelConfig, TextConfig
+from regard.config import Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
 from regard.corpus import make_corpus
 from regard.errors import ConfigError
 from regard.recombination import cut_points, expectations, in_same_order, recombine
@@ -165,6 +166,18 @@ def test_features_stay_with_the_end_of_the_source() -> None:
     assert len(ends) == 1
 
 
+def test_pairs_are_not_cut_at_features() -> None:
+    feature = 20  # its counterpart is the last token of the target
+    examples = [
+        Example([*word, feature, EOS], [*(letter + 1 for letter in word), 30])
+        for word in ([4, 5, 6], [7, 5, 6], [5, 6, 4, 7], [4, 7, 6], [6, 5, 4])
+    ]
+    assert any(example[1] == 3 for example in cut_points(examples))
+    cuts = cut_points(examples, feature)
+    assert cuts
+    assert all(i < len(examples[index].source) - 2 for index, i, _ in cuts)
+
+
 def test_pairs_with_different_features_are_not_joined() -> None:
     config = Config(data=DataConfig(recombined_pairs=6, features_column=3))
     # two languages, in which no word has a letter and a sound in common but a
@@ -206,9 +219,10 @@ def test_a_table_has_the_synthetic_pairs_of_the_same_pairs_in_a_tsv_file(tmp_pat
     assert len(made[0].train) == 10
 
 
-def test_links_are_refused() -> None:
-    config = Config(data=DataConfig(recombined_pairs=6), model=ModelConfig(attention="additive"))
-    links = [[(0, 0)]] * len(_PAIRS)
+@pytest.mark.parametrize(("links", "weight"), [([[(0, 0)]] * len(_PAIRS), None), (None, 0.1)])
+def test_guidance_is_refused(links: Any, weight: float | None) -> None:
+    training = TrainingConfig(guided_alignment=weight)
+    config = Config(data=DataConfig(recombined_pairs=6), training=training)
     with pytest.raises(ConfigError, match="synthetic pairs have no links"):
         make_corpus(config, _PAIRS, _PAIRS, links=links)
 

@@ -133,12 +133,18 @@ def make_corpus(
     notes: list[str] = []
     files = zip((pairs, dev), (config.data.train, config.data.dev), strict=True)
     require_named_columns(config.data, *(path for items, path in files if items is None))
-    train_pairs = _read_train(pairs, config, notes)
-    guide = _given_guide(links, train_pairs, config)
-    is_guided = guide is not None or bool(config.training.guided_alignment)
+    given_links = config.data.train_links if links is None else links
+    is_guided = given_links is not None or bool(config.training.guided_alignment)
     if is_guided:
-        _check_guidance(train_pairs, config)
-    dev_pairs = _read(dev, config.data.dev, "dev", config, notes)
+        _check_guidance(pairs, config)
+    # reading the training pairs can take long, so errors in the others are found before
+    dev_notes: list[str] = []
+    dev_pairs = _read(dev, config.data.dev, "dev", config, dev_notes)
+    train_pairs = _read_train(pairs, config, notes)
+    notes += dev_notes
+    guide = None
+    if given_links is not None:
+        guide = Guide.of(given_links, _in_memory(train_pairs), config.model)
     if dev_pairs is None:
         seed = config.training.seed if config.data.dev_seed is None else config.data.dev_seed
         train_pairs, dev_pairs = _hold_out(train_pairs, seed)
@@ -162,7 +168,7 @@ def make_corpus(
         )
     has_given_links = guide is not None
     if is_guided and guide is None and compute_links:
-        guide = _computed_guide(train_pairs, dev_pairs, source, target, config)
+        guide = _computed_guide(_in_memory(train_pairs), dev_pairs, source, target, config)
     if guide is not None:
         count = sum(len(pair.possible) for pair in guide.lines)
         notes.append(f"{guide.name}: {quantity(count, 'link')} to guide the attention")
@@ -183,18 +189,15 @@ def make_corpus(
     )  # fmt: skip
 
 
-def _given_guide(
-    links: Iterable[Iterable[Link]] | None, parsed: ParsedPairs | MappedPairs, config: Config
-) -> Guide | None:
-    """Return the given links that guide the attention, if there are any."""
-    given = config.data.train_links if links is None else links
-    return None if given is None else Guide.of(given, _in_memory(parsed), config.model)
-
-
-def _check_guidance(parsed: ParsedPairs | MappedPairs, config: Config) -> None:
-    """Raise a ConfigError if no links can guide the attention."""
+def _check_guidance(pairs: Any, config: Config) -> None:
+    """Raise a ConfigError if no links can guide the attention; `pairs` are those in memory, if there are any."""
     config.model.require_probabilities()
-    _in_memory(parsed)
+    path = config.data.train
+    if pairs is None and path is not None and table_files.is_table(path):
+        raise ConfigError(
+            f"attention cannot be guided for a table, got {path}; give the pairs as a TSV file or as two "
+            "parallel files, or leave out data.train_links and set training.guided_alignment 0"
+        )
     if config.data.recombined_pairs:
         raise ConfigError(
             "synthetic pairs have no links: leave out data.recombined_pairs, or leave out data.train_links "
@@ -202,33 +205,24 @@ def _check_guidance(parsed: ParsedPairs | MappedPairs, config: Config) -> None:
         )
 
 
+def _in_memory(parsed: ParsedPairs | MappedPairs) -> ParsedPairs:
+    """Return the pairs, which are not those of a table if the attention is guided."""
+    assert isinstance(parsed, ParsedPairs)
+    return parsed
+
+
 def _computed_guide(
-    parsed: ParsedPairs | MappedPairs,
-    dev: ParsedPairs,
-    source: Tokenizer,
-    target: Tokenizer,
-    config: Config,
+    parsed: ParsedPairs, dev: ParsedPairs, source: Tokenizer, target: Tokenizer, config: Config
 ) -> Guide:
     """Return the links of hidden Markov models that guide the attention.
 
     Raises:
         DataError: a pair is too long, which is found before the models are trained.
     """
-    parsed = _in_memory(parsed)
     for pairs in (parsed, dev):
         encode(pairs, source, target, config, [])
     # the order of the target does not change its words, but probable jumps
     return Guide.computed(parsed, source, target.in_order(False), config.data.max_length)
-
-
-def _in_memory(parsed: ParsedPairs | MappedPairs) -> ParsedPairs:
-    """Return the pairs; raise a ConfigError if they are those of a table, for which links are not supported."""
-    if isinstance(parsed, MappedPairs):
-        raise ConfigError(
-            f"attention cannot be guided for a table, got {parsed.name}; give the pairs as a TSV file or as "
-            "two parallel files, or leave out data.train_links and set training.guided_alignment 0"
-        )
-    return parsed
 
 
 def _train_tokenizers(

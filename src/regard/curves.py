@@ -89,6 +89,8 @@ def read_history(folder: str | Path) -> list[dict[str, Any]]:
         FolderError: the file is missing or damaged.
     """
     path = pretrained.find(folder) / "metrics.jsonl"
+    if not path.parent.is_dir():
+        raise FolderError(f"{folder} is no folder; choose the folder of a training run")
     # it is empty after a checkpoint without a validation
     if not path.exists() or path.stat().st_size == 0:
         raise FolderError(

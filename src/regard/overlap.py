@@ -7,9 +7,9 @@ from typing import Any
 
 from regard import table_files
 from regard.config import DataConfig
-from regard.errors import DataError, RegardError, quantity, shortened
+from regard.errors import RegardError, quantity, shortened
 from regard.lines import iterate_lines
-from regard.pairs import can_be_read_again, split_line
+from regard.pairs import can_be_read_again, fault_of, reason_of, split_line
 
 _Key = tuple[str, str | None]
 
@@ -62,21 +62,12 @@ def training_overlap(
         text, features = source
         return " ".join(normalize(text).split()), features
 
-    def key_of_usable(source: _Key) -> _Key | None:
-        try:
-            return key(source)
-        except DataError:  # too many combining characters: training has skipped it
-            return None
-
     wanted = {key(source) for source in sources}
     try:
         if not can_be_read_again(data.train):
             return None
-        found = {
-            source
-            for each in _training_sources(data.train, data)
-            if (source := key_of_usable(each)) in wanted
-        }
+        keys = map(key, _training_sources(data.train, data))
+        found = {source for source in keys if source in wanted}
     except (RegardError, OSError):
         return None
     common = [source[0] for source in sources if key(source) in found]
@@ -84,13 +75,17 @@ def training_overlap(
 
 
 def _training_sources(path: str, data: DataConfig) -> Iterator[_Key]:
+    """Yield the sources of all pairs but those that training skips, except for their lengths."""
     if table_files.is_table(path):
-        yield from ((row.source, row.features) for row in table_files.iterate(path, data))
-        return
-    if not os.path.exists(path):  # parallel files
-        yield from ((line, None) for line in iterate_lines(path.split(",")[0]))
+        rows = table_files.iterate(path, data)
+        yield from ((row.source, row.features) for row in rows if reason_of(row) is None)
         return
     column = data.features_column if isinstance(data.features_column, int) else None
-    for line in iterate_lines(path):
-        source, _, features = split_line(line, column)
-        yield source, features
+    if not os.path.exists(path):  # parallel files
+        sides = (iterate_lines(side) for side in path.split(","))
+        lines = ((source, target, None) for source, target in zip(*sides, strict=False))
+    else:
+        lines = (split_line(line, column) for line in iterate_lines(path))
+    for source, target, features in lines:
+        if fault_of(source, target, features, column) is None:
+            yield source, features

@@ -323,7 +323,7 @@ def _read_table(path: str, data: DataConfig) -> ParsedPairs:
 
 def reason_of(row: table_files.Row) -> str | None:
     """Return why a row of a table cannot be used; None for a valid row."""
-    return row.fault or _reason(row.source, row.target, row.features, None)
+    return row.fault or fault_of(row.source, row.target, row.features, None)
 
 
 def _parse(
@@ -334,7 +334,7 @@ def _parse(
 ) -> ParsedPairs:
     parsed = ParsedPairs(name, [], [], [], extra_columns)
     for source, target, features in rows:
-        reason = _reason(source, target, features, features_column)
+        reason = fault_of(source, target, features, features_column)
         _add(parsed, Pair(source, target or "", features), reason)
     return parsed
 
@@ -349,7 +349,7 @@ def _add(parsed: ParsedPairs, pair: Pair, reason: str | None) -> None:
         parsed.bad.append(BadLine(number, reason))
 
 
-def _reason(
+def fault_of(
     source: str, target: str | None, features: str | None, features_column: int | str | None
 ) -> str | None:
     """Return why a line cannot be used; None for a valid line."""
@@ -359,6 +359,8 @@ def _reason(
         return "has an empty source" if target is not None and target.strip() else "is empty"
     if features_column is not None and features is None:
         return f"has no column {features_column} with features"
+    if target is None and features is not None:
+        return f"has no column with a target, besides column {features_column} with features"
     if target is None:
         return "has no second column (TAB)"
     if features is not None and "\t" in source:

@@ -50,7 +50,7 @@ def recombine(
         first_feature: the id from which on source tokens are features, which both examples must have in
             common; None if there are none.
     """
-    cuts = cut_points(examples)
+    cuts = cut_points(examples, first_feature)
     by_tokens = defaultdict[tuple[Any, ...], list[Cut]](list)
     for cut in cuts:
         by_tokens[_tokens_before(examples, cut, first_feature)].append(cut)
@@ -74,8 +74,8 @@ def recombine(
     return found
 
 
-def cut_points(examples: Sequence[Example]) -> list[Cut]:
-    """Return the places where the examples can be cut.
+def cut_points(examples: Sequence[Example], first_feature: int | None = None) -> list[Cut]:
+    """Return the places where the examples can be cut: between tokens of the text, not before or after features.
 
     Source and target are aligned by insertions, deletions and substitutions, whose probabilities are
     learned from the examples (Ristad and Yianilos 1998, "Learning String-Edit Distance"). A place is
@@ -94,7 +94,10 @@ def cut_points(examples: Sequence[Example]) -> list[Cut]:
     targets = _padded([[id + 1 for id in examples[index].target] for index in short])
     passing, _, _ = expectations(sources, targets, *_operations(sources, targets))
     inside = np.zeros(passing.shape, bool)
-    inside[:, 1:-1, 1:-1] = (sources[:, 1:, None] > 0) & (targets[:, None, 1:] > 0)
+    is_text = sources > 0
+    if first_feature is not None:
+        is_text &= sources <= first_feature
+    inside[:, 1:-1, 1:-1] = is_text[:, 1:, None] & (targets[:, None, 1:] > 0)
     rows, before, after = np.nonzero(inside & (passing > 0.5))
     return [
         (short[row], i, j)

@@ -23,8 +23,9 @@ def run(arguments: list[str]) -> None:
         print(f"regard data: {args.name} is a fixed dataset; --seed has no effect", file=sys.stderr)
     if not is_seed(args.seed):
         raise ConfigError(f"--seed must lie in [0, 2^63), got {args.seed}")
+    out = require_empty_folder(Path(args.out))
     splits = datasets.make(args.name, args.seed)
-    datasets.write(splits, require_empty_folder(Path(args.out)))
+    datasets.write(splits, out)
     counts = ", ".join(
         f"{part} {len(getattr(splits, part)):,}" for part in ("train", "dev", "test")
     )

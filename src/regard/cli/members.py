@@ -54,7 +54,8 @@ def train_members(parser: Parser, arguments: Sequence[str], args: Namespace) -> 
     out = _output_folder(Path(args.out), args.resume, len(plans))
     with exclusive(out, out / "members" / ".lock"):
         begun = {file: file.read_bytes() for file in _files_of_begun_members(out / "members")}
-        commands = _write_plans(plans, out, args)
+        debug = [option for option in arguments if option == "--debug"]  # is not in args
+        commands = [[*command, *debug] for command in _write_plans(plans, out, args)]
         try:
             _run(commands, min(args.jobs, len(plans)), out / "members" / "0" / "config.json")
         except BaseException:

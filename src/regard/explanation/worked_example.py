@@ -219,6 +219,11 @@ def _scores(entry: ScoreEntry, query: Vector, keys: Vector, parameters: Paramete
 def _parameters(
     entry: ScoreEntry, parameters: Parameters, query_dim: int, key_dim: int
 ) -> dict[str, Vector]:
+    if entry.equal_widths and query_dim != key_dim:
+        raise ShapeError(
+            f"{entry.name} ({entry.text}) cannot compare a query of width {query_dim} with keys of width "
+            f"{key_dim}"
+        )
     for letter in parameters:
         if letter not in entry.parameters:
             known = ", ".join(sorted(entry.parameters)) or "no parameters"
