@@ -1470,6 +1470,14 @@ def test_plot_writes_a_chart(
     assert {"svg": "<svg", "html": "<!doctype html", "json": "{"}[suffix] in content.lower()[:200]
 
 
+def test_a_chart_of_another_format_is_refused_before_the_model_is_loaded(
+    regard: Command, tmp_path: Path
+) -> None:
+    result = regard("plot", tmp_path / "none", "abc", "-o", tmp_path / "map.jpg")
+    assert result.status == 1
+    assert "a chart is saved as .html, .png, .svg, .pdf or .json, got" in result.err
+
+
 @pytest.mark.parametrize("text", ["- a b", "-5", "-.5 a", "- a=b"])
 def test_a_text_may_begin_with_a_dash(
     regard: Command, folders: Folders, tmp_path: Path, text: str

@@ -260,6 +260,15 @@ def check_parent(path: str | Path) -> None:
         raise ConfigError(f"cannot write {path}: {parent} cannot be written; choose another path")
 
 
+def check_chart_suffix(path: str | Path) -> None:
+    """Raise a ConfigError if a chart cannot be saved in the format that the suffix of `path` stands for."""
+    if Path(path).suffix.lower() not in (".html", ".png", ".svg", ".pdf", ".json"):
+        raise ConfigError(
+            f"a chart is saved as .html, .png, .svg, .pdf or .json, got {str(path)!r}; "
+            "give the file one of these suffixes"
+        )
+
+
 def require_empty_folder(path: Path, remedy: str = "choose another folder (out)") -> Path:
     """Return `path` if it does not exist or is an empty folder.
 

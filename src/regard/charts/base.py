@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.charts.fonts import missing_glyphs, with_cjk_fonts
-from regard.errors import ConfigError
-from regard.files import atomic_write
+from regard.files import atomic_write, check_chart_suffix
 from regard.text_table import escape_controls
 
 INK, GREY = "#1f2933", "#616e7c"
@@ -99,13 +98,8 @@ class Chart(ABC):
             ConfigError: the suffix is not one of these five.
             DataError: the file cannot be written.
         """
-        suffix = Path(path).suffix.lower()
-        if suffix not in (".html", ".png", ".svg", ".pdf", ".json"):
-            raise ConfigError(
-                f"a chart is saved as .html, .png, .svg, .pdf or .json, got {str(path)!r}; "
-                "give the file one of these suffixes"
-            )
-        content = getattr(self, f"to_{suffix[1:]}")()
+        check_chart_suffix(path)
+        content = getattr(self, f"to_{Path(path).suffix.lower()[1:]}")()
         with atomic_write(path) as temporary:
             if isinstance(content, str):  # a lone surrogate becomes its escape in JSON
                 content = content.encode(errors="backslashreplace")

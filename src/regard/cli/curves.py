@@ -1,13 +1,13 @@
 """regard curves RUN… -o curves.html: plot the training curves of several model folders."""
 
-from regard.cli.options import add_chart_file, check_output_files
+from regard.cli.options import add_chart_file, check_chart_file
 from regard.cli.parser import Parser
 
 
 def run(arguments: list[str]) -> None:
     """Draw the curves in one chart."""
     args = make_parser().parse_args(arguments)
-    check_output_files(args, "out")
+    check_chart_file(args)
     from regard.curves import curves
 
     chart = curves(args.folders, args.metric, args.by)

@@ -15,7 +15,7 @@ from jsonargparse import Namespace
 from regard.cli.parser import Parser
 from regard.config import Device, Precision
 from regard.errors import ConfigError
-from regard.files import check_parent
+from regard.files import check_chart_suffix, check_parent
 from regard.pairs import files_of
 from regard.pretrained import FILES, find, folder_of, pretrained_models
 from regard.table_files import is_table
@@ -110,6 +110,12 @@ def add_chart_file(parser: Parser) -> None:
         metavar="FILE",
         help="output file (.html, .png, .svg, .pdf or .json)",
     )
+
+
+def check_chart_file(args: Namespace) -> None:
+    """Raise a ConfigError if a chart cannot be saved to the file, before there is one."""
+    check_output_files(args, "out")
+    check_chart_suffix(args.out)
 
 
 def check_output_files(args: Namespace, *names: str, data: Iterable[str | None] = ()) -> None:

@@ -9,7 +9,7 @@ from regard.cli.options import (
     add_beam_size,
     add_chart_file,
     add_model,
-    check_output_files,
+    check_chart_file,
     load_translator,
     report_missing_features,
 )
@@ -25,7 +25,7 @@ def run(arguments: list[str]) -> None:
     """Translate a text (or force a target) and save its heatmap."""
     parser = make_parser()
     args = parser.parse_args(arguments)
-    check_output_files(args, "out")
+    check_chart_file(args)
     if not args.text.strip():
         raise DataError("there is nothing to draw: the text is empty")
     if args.method != "attention" and (args.layer, args.head) != (None, None):
