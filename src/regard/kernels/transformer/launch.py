@@ -89,7 +89,8 @@ def pack_weights(weights: TransformerWeights) -> PackedWeights:
     numbers, entries = pack_matrices(matrices)
     sizes = [
         len(layers), width, len(layers[0].source_query[0]), weights.heads, weights.planes,
-        len(layers[0].hidden[0]), vocabulary, weights.pre_norm, layout.ACTIVATIONS.index(weights.activation), *entries,
+        len(layers[0].hidden[0]), vocabulary, weights.pre_norm,
+        layout.ACTIVATIONS.index(weights.activation), *entries,
     ]  # fmt: skip
     sizes = [int(size) for size in sizes]
     norms = _norms(weights)
