@@ -137,11 +137,8 @@ def make_corpus(
     is_guided = given_links is not None or bool(config.training.guided_alignment)
     if is_guided:
         _check_guidance(pairs, config)
-    # reading the training pairs can take long, so errors in the others are found before
-    dev_notes: list[str] = []
-    dev_pairs = _read(dev, config.data.dev, "dev", config, dev_notes)
     train_pairs = _read_train(pairs, config, notes)
-    notes += dev_notes
+    dev_pairs = _read(dev, config.data.dev, "dev", config, notes)
     guide = None
     if given_links is not None:
         guide = Guide.of(given_links, _in_memory(train_pairs), config.model)
