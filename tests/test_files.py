@@ -135,6 +135,39 @@ def test_only_a_missing_or_empty_folder_is_accepted(tmp_path: Path) -> None:
         require_empty_folder(tmp_path / "f")
 
 
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_folder_is_written_whole_or_not_at_all(tmp_path: Path, exists: bool) -> None:
+    out = tmp_path / "parent" / "out"
+    if exists:
+        out.mkdir(parents=True)
+
+    def interrupted() -> None:
+        with files.atomic_folder(out) as folder:
+            files.write_text(folder / "first", "1")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [*(tmp_path / "parent").rglob("*")] == [out] * exists
+    with files.atomic_folder(out) as folder:
+        files.write_text(folder / "first", "1")
+        assert not (out / "first").exists()
+    assert [*(tmp_path / "parent").rglob("*")] == [out, out / "first"]
+
+
+def test_errors_inside_a_new_folder_name_its_final_path(tmp_path: Path) -> None:
+    def write() -> None:
+        with files.atomic_folder(tmp_path / "out") as folder:
+            files.write_text(folder / "part", "a file")
+            files.write_text(folder / "part" / "first", "1")
+
+    with pytest.raises(DataError, match=f"^cannot write {tmp_path}/out/part/first: ") as raised:
+        write()
+    assert isinstance(raised.value.__cause__, DataError)
+    with pytest.raises(DataError, match="elsewhere"), files.atomic_folder(tmp_path / "out"):
+        raise DataError("elsewhere")
+
+
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

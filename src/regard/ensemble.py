@@ -9,14 +9,13 @@ import dataclasses
 import os
 import shlex
 import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from regard import migrations, model_folder, models, pretrained
 from regard.errors import ConfigError, FolderError
-from regard.files import move_folder, require_empty_folder, write_errors_reported, write_text
+from regard.files import atomic_folder, require_empty_folder, write_text
 from regard.model_folder import TrainedModel
 from regard.text import Tokenizer
 from regard.version import __version__
@@ -127,16 +126,10 @@ def save(folders: Sequence[str | Path], out: str | Path) -> TrainedModel:
     paths = (path for folder in found for path in _members(folder))
     members = [(path, model_folder.load(path)) for path in paths]
     combine(members)
-    place = out if out.exists() else out.parent  # which may be write-protected around a mount point
-    with write_errors_reported(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".", dir=place) as temporary:
-            new = Path(temporary) / out.name
-            for index, (path, _) in enumerate(members):
-                _copy_member(path, member_folder(new, index))
-            combined = complete(new, len(members))
-            move_folder(new, out)
-    return combined
+    with atomic_folder(out) as new:
+        for index, (path, _) in enumerate(members):
+            _copy_member(path, member_folder(new, index))
+        return complete(new, len(members))
 
 
 def _copy_member(folder: Path, out: Path) -> None:

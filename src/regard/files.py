@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 import filelock
 
-from regard.errors import ConfigError, DataError
+from regard.errors import ConfigError, DataError, RegardError
 
 _TEMPORARY_STEM = re.compile(r"\.[0-9a-f]{16}")
 """Names of temporary files, before the suffix: 8 random digits, and a hash of the name of the file."""
@@ -290,7 +290,32 @@ def require_empty_folder(path: Path, remedy: str = "choose another folder (out)"
     return path
 
 
-def move_folder(folder: Path, out: Path) -> None:
+@contextlib.contextmanager
+def atomic_folder(out: str | Path) -> Generator[Path]:
+    """Yield a new folder that takes the path `out` when the block ends without an error.
+
+    Raises:
+        ConfigError: `out` is not empty, or cannot be written.
+        RegardError: any error in the block, whose message then names `out` instead of the new folder.
+    """
+    out = Path(os.path.realpath(require_empty_folder(Path(out))))
+    place = out if out.exists() else out.parent  # which may be write-protected around a mount point
+    with write_errors_reported(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".", dir=place) as temporary:
+            folder = Path(temporary) / out.name
+            folder.mkdir()
+            try:
+                yield folder
+            except RegardError as error:
+                message = str(error)
+                if str(folder) not in message:
+                    raise
+                raise type(error)(message.replace(str(folder), str(out))) from error
+            _move_folder(folder, out)
+
+
+def _move_folder(folder: Path, out: Path) -> None:
     """Give a folder the path of another one, which was empty or did not exist.
 
     Raises:

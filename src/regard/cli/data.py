@@ -9,7 +9,7 @@ from pathlib import Path
 from regard.cli.options import add_output_folder
 from regard.cli.parser import Parser
 from regard.errors import ConfigError
-from regard.files import require_empty_folder
+from regard.files import atomic_folder, require_empty_folder
 from regard.setting_checks import is_seed
 
 
@@ -23,9 +23,10 @@ def run(arguments: list[str]) -> None:
         print(f"regard data: {args.name} is a fixed dataset; --seed has no effect", file=sys.stderr)
     if not is_seed(args.seed):
         raise ConfigError(f"--seed must lie in [0, 2^63), got {args.seed}")
-    out = require_empty_folder(Path(args.out))
+    require_empty_folder(Path(args.out))
     splits = datasets.make(args.name, args.seed)
-    datasets.write(splits, out)
+    with atomic_folder(args.out) as folder:
+        datasets.write(splits, folder)
     counts = ", ".join(
         f"{part} {len(getattr(splits, part)):,}" for part in ("train", "dev", "test")
     )

@@ -11,9 +11,7 @@ README.md NOTICE                  how to use the folder; the licence of its data
 
 import hashlib
 import json
-import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,13 +21,7 @@ from regard.errors import ConfigError, quantity
 from regard.export.compression import compress_weights
 from regard.export.conversion import convert, require_packages
 from regard.export.parity import RUNNERS, Parity, check_parity
-from regard.files import (
-    move_folder,
-    require_empty_folder,
-    write_errors_reported,
-    write_json,
-    write_text,
-)
+from regard.files import atomic_folder, write_json, write_text
 from regard.quantization import WeightType
 from regard.translator import Translator
 from regard.version import __version__
@@ -80,16 +72,7 @@ def export(
     """
     require_packages()
     check_decoder(translator)
-    out = require_empty_folder(Path(os.path.realpath(out)))
-    with write_errors_reported(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-    place = out if out.exists() else out.parent  # which may be write-protected around a mount point
-    with (
-        write_errors_reported(out),
-        tempfile.TemporaryDirectory(prefix=".export-", dir=place) as temporary,
-    ):
-        folder = Path(temporary) / out.name
-        folder.mkdir()
+    with atomic_folder(out) as folder:
         on_stage("converting the model to ONNX …")
         graphs = convert(translator.trained.model)._asdict()
         converted = [compress_weights(graph, weights) for graph in graphs.values()]
@@ -100,7 +83,7 @@ def export(
             )
         for name, graph in graphs.items():
             (folder / f"{name}.onnx").write_bytes(graph.SerializeToString())
-        write_json(folder / "model.json", describe(translator, out.name))
+        write_json(folder / "model.json", describe(translator, folder.name))
         write_json(folder / "checksums.json", _checksums(folder))
         write_json(folder / "dictionary.json", {})
         copy_runners(folder)
@@ -109,9 +92,8 @@ def export(
         write_json(folder / "dictionary.json", dict(dictionary or {}))
         if notice is not None and notice.is_file():
             shutil.copyfile(notice, folder / "NOTICE")
-        write_text(folder / "README.md", _card(out.name, translator, weights, parity, figures))
-        move_folder(folder, out)
-    return Exported(out, size(out), parity)
+        write_text(folder / "README.md", _card(folder.name, translator, weights, parity, figures))
+    return Exported(Path(out), size(Path(out)), parity)
 
 
 def _checksums(folder: Path) -> dict[str, str]:

@@ -7,7 +7,6 @@
 All addresses are relative, and no other host is contacted.
 """
 
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 
 from regard.charts.base import script_json
 from regard.export.folder import PAGE, Exported, export, size
-from regard.files import move_folder, require_empty_folder, write_errors_reported
+from regard.files import atomic_folder
 from regard.model_info import describe_model
 from regard.translator import Translator
 
@@ -44,19 +43,10 @@ def export_site(
         ConfigError: as `export` does.
         ExtraError: as `export` does.
     """
-    out = require_empty_folder(Path(os.path.realpath(out)))
-    with write_errors_reported(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-    place = out if out.exists() else out.parent  # which may be write-protected around a mount point
-    with (
-        write_errors_reported(out),
-        tempfile.TemporaryDirectory(prefix=".export-", dir=place) as temporary,
-    ):
+    with atomic_folder(out) as site, tempfile.TemporaryDirectory(dir=site.parent) as temporary:
         exported = export(translator, Path(temporary) / "model", **options)
-        site = Path(temporary) / "site"
         write_site(exported.folder, describe_model(name, translator), runtime, site)
-        move_folder(site, out)
-    return exported._replace(folder=out, size=size(out))
+    return exported._replace(folder=Path(out), size=size(Path(out)))
 
 
 def write_site(
