@@ -303,13 +303,6 @@ def test_a_second_command_leaves_the_guide_of_a_running_one(
     assert (tmp_path / "guide.pharaoh").exists()
 
 
-def test_synthetic_pairs_are_not_guided(tmp_path: Path) -> None:
-    pairs = [(text, text.upper()) for text in WORDS]
-    forward, _ = train_both(tmp_path, pairs, pairs[:3], **SETTINGS, data={"recombined_pairs": 2})
-    assert forward.trained.config.training.guided_alignment is None
-    assert not (tmp_path / "guide.pharaoh").exists()
-
-
 def test_links_guide_both_directions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = ["a b\tB A", "", "c\tC", "d a\tA D"]
     links = ["0-1 1-0", "", "0-0", "0-1 1-0"]

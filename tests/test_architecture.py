@@ -19,7 +19,7 @@ RANKS = {
     "kernels": 3, "text": 3, "metrics": 3, "calibration": 1, "alignment": 3, "charts": 3,
     "scores": 4, "positions": 4, "layers": 5, "batching": 4, "guided_alignment": 6, "word_links": 5, "table_files": 3, "pairs": 4,
     "datasets": 4, "curves": 4, "significance": 4, "confusions": 4, "overlap": 5,
-    "attention": 5, "copy_mechanism": 5, "adaptation": 6, "mapped_pairs": 6, "recombination": 5, "hidden_markov": 4, "examples": 7, "corpus": 8, "cells": 5, "schedule": 5, "optimizers": 5,
+    "attention": 5, "copy_mechanism": 5, "adaptation": 6, "mapped_pairs": 6, "recombination": 5, "edit_alignment": 1, "hidden_markov": 4, "examples": 7, "corpus": 8, "cells": 5, "schedule": 5, "optimizers": 5,
     "encoders": 6, "folded_encoder": 7,
     "decoders": 7,
     "models": 8, "hypotheses": 8,

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from regard.config import GROUPS, Config, Unit
+from regard.edit_alignment import in_same_order
 from regard.errors import quantity
-from regard.recombination import in_same_order
 from regard.text import UNITS, choose_unit
 from regard.text.units import SizedIterable, sample
 from regard.text.words import split_words
@@ -127,19 +127,14 @@ def _is_ordinary(word: str) -> bool:
     return word in (word.lower(), word.upper(), word.capitalize(), word.title())
 
 
-def adapt(
-    config: Config, statistics: Statistics, can_recombine: bool = True
-) -> tuple[Config, list[str]]:
+def adapt(config: Config, statistics: Statistics) -> tuple[Config, list[str]]:
     """Return the settings, with those that were not given chosen for the pairs, and their reasons.
 
-    A setting counts as given if its name was passed to the constructor of its group. Synthetic pairs
-    are added only if `can_recombine`.
+    A setting counts as given if its name was passed to the constructor of its group.
     """
     given = {f"{group}.{name}" for group in GROUPS for name in getattr(config, group).given}
     if "training.max_updates" in given:  # that is a budget, too
         given.add("training.max_minutes")
-    if not can_recombine:
-        given.add("data.recombined_pairs")
     if "training.learning_rate" in given:  # it is for the default optimiser
         given.add("training.optimizer")
     notes: list[str] = []

@@ -161,7 +161,7 @@ def guide_of(out: str | Path, settings: Mapping[str, Mapping[str, Any]]) -> Path
     A run that has begun without such a file goes on without it.
     """
     data, model = settings.get("data", {}), settings.get("model", {})
-    others = data.get("train_links") is not None or data.get("recombined_pairs")
+    others = data.get("train_links") is not None
     path = Path(out) / GUIDE
     absent = _has_begun(out) and not path.exists()
     return None if others or model.get("normalizer") == "none" or absent else path

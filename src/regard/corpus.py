@@ -13,7 +13,14 @@ from regard.alignment import Link
 from regard.batching import Example, Examples, sizes_of
 from regard.config import Config, TextConfig
 from regard.errors import ConfigError, DataError, quantity
-from regard.examples import REMEDY, encode, encode_mapped, note_skipped, with_synthetic_examples
+from regard.examples import (
+    REMEDY,
+    encode,
+    encode_mapped,
+    note_skipped,
+    recombines_words,
+    with_synthetic_examples,
+)
 from regard.guided_alignment import DEFAULT_WEIGHT, Guide
 from regard.mapped_pairs import MappedExamples, MappedPairs
 from regard.pairs import (
@@ -54,6 +61,8 @@ class Corpus:
     links do."""
     has_given_links: bool = False
     """Whether these links were given, and are not those of hidden Markov models."""
+    varying: int = 0
+    """Number of the last training examples, synthetic ones, that depend on links of hidden Markov models."""
 
     @property
     def max_source_length(self) -> int:
@@ -90,13 +99,13 @@ class Corpus:
     def fingerprint(self, copies: bool = True) -> str:
         """Return a hash of the training examples, with which a resumed run recognises them.
 
-        Links are included only if they were given: those of hidden Markov models follow from the pairs, and
-        may differ by rounding errors. Earlier versions, which store no fingerprint of the dev set, computed
-        it without `copies`.
+        Links and what depends on them are included only if they were given: those of hidden Markov models
+        follow from the pairs, and may differ by rounding errors. Earlier versions, which store no
+        fingerprint of the dev set, computed it without `copies`.
         """
         if isinstance(self.train, MappedExamples):
             return self.train.fingerprint()
-        examples = (self.train[index] for index in range(len(self.train)))
+        examples = (self.train[index] for index in range(len(self.train) - self.varying))
         if not self.has_given_links:
             examples = (example._replace(links=None) for example in examples)
         return _hash(_ids(examples if copies else (e._replace(copies=()) for e in examples)))
@@ -141,7 +150,8 @@ def make_corpus(
     dev_pairs = _read(dev, config.data.dev, "dev", config, notes)
     guide = None
     if given_links is not None:
-        guide = Guide.of(given_links, _in_memory(train_pairs), config.model)
+        assert isinstance(train_pairs, ParsedPairs)  # _check_guidance has refused a table
+        guide = Guide.of(given_links, train_pairs, config.model)
     if dev_pairs is None:
         seed = config.training.seed if config.data.dev_seed is None else config.data.dev_seed
         train_pairs, dev_pairs = _hold_out(train_pairs, seed)
@@ -151,7 +161,7 @@ def make_corpus(
     if adapt:
         texts = train_pairs.texts("source"), train_pairs.texts("target")
         found = adaptation.describe(*texts, config)
-        config, reasons = adaptation.adapt(config, found, can_recombine=not is_guided)
+        config, reasons = adaptation.adapt(config, found)
         notes += reasons
     source, target = tokenizers or _train_tokenizers(train_pairs, config)
     target = target.in_order(config.model.right_to_left)
@@ -163,27 +173,48 @@ def make_corpus(
         notes.append(
             f"{side}: unit {tokenizer.unit}{chosen}, vocabulary of {len(tokenizer):,}{features}"
         )
+    recombines_by_links = recombines_words(config, source, target)
     has_given_links = guide is not None
-    if is_guided and guide is None and compute_links:
-        guide = _computed_guide(_in_memory(train_pairs), dev_pairs, source, target, config)
+    if (is_guided or recombines_by_links) and guide is None and compute_links:
+        guide = _computed_guide(train_pairs, dev_pairs, source, target, config)
     if guide is not None:
-        count = sum(len(pair.possible) for pair in guide.lines)
-        notes.append(f"{guide.name}: {quantity(count, 'link')} to guide the attention")
-    train_examples: Examples
-    if isinstance(train_pairs, MappedPairs):
-        train_examples = encode_mapped(train_pairs, source, target, config, notes)
-    else:
-        _, train_examples = encode(train_pairs, source, target, config, notes, guide)
-    if config.data.recombined_pairs:
+        notes.append(_description(guide, is_guided, recombines_by_links))
+    train_examples = _encode_train(train_pairs, source, target, config, notes, guide)
+    real = len(train_examples)
+    if config.data.recombined_pairs and (guide is not None or not recombines_by_links):
         train_examples = with_synthetic_examples(train_examples, source, target, config, notes)
+    varies = recombines_by_links and not has_given_links
+    varying = len(train_examples) - real if varies else 0
+    if guide is not None and not is_guided:
+        guide, train_examples = None, [example._replace(links=None) for example in train_examples]
     dev_pairs, dev_examples = encode(dev_pairs, source, target, config, notes)
     sources, references = group_by_source(dev_pairs.pairs)
     config = _resolved(config, source, target, guide)
     several = None if guide is None else guide.several  # the links themselves take much memory
     return Corpus(
         train_examples, dev_examples, sources, references, source, target, config, notes, several,
-        has_given_links,
+        has_given_links, varying,
     )  # fmt: skip
+
+
+def _encode_train(
+    pairs: ParsedPairs | MappedPairs,
+    source: Tokenizer,
+    target: Tokenizer,
+    config: Config,
+    notes: list[str],
+    guide: Guide | None,
+) -> Examples:
+    if isinstance(pairs, MappedPairs):
+        return encode_mapped(pairs, source, target, config, notes)
+    return encode(pairs, source, target, config, notes, guide)[1]
+
+
+def _description(guide: Guide, is_guided: bool, recombines: bool) -> str:
+    """Return how many links there are, and what for."""
+    count = sum(len(pair.possible) for pair in guide.lines)
+    purposes = ["guide the attention"] * is_guided + ["recombine the pairs"] * recombines
+    return f"{guide.name}: {quantity(count, 'link')} to {' and '.join(purposes)}"
 
 
 def _check_guidance(pairs: Any, config: Config) -> None:
@@ -195,27 +226,26 @@ def _check_guidance(pairs: Any, config: Config) -> None:
             f"attention cannot be guided for a table, got {path}; give the pairs as a TSV file or as two "
             "parallel files, or leave out data.train_links and set training.guided_alignment 0"
         )
-    if config.data.recombined_pairs:
-        raise ConfigError(
-            "synthetic pairs have no links: leave out data.recombined_pairs, or leave out data.train_links "
-            "and set training.guided_alignment 0"
-        )
-
-
-def _in_memory(parsed: ParsedPairs | MappedPairs) -> ParsedPairs:
-    """Return the pairs, which are not those of a table if the attention is guided."""
-    assert isinstance(parsed, ParsedPairs)
-    return parsed
 
 
 def _computed_guide(
-    parsed: ParsedPairs, dev: ParsedPairs, source: Tokenizer, target: Tokenizer, config: Config
+    parsed: ParsedPairs | MappedPairs,
+    dev: ParsedPairs,
+    source: Tokenizer,
+    target: Tokenizer,
+    config: Config,
 ) -> Guide:
-    """Return the links of hidden Markov models that guide the attention.
+    """Return the links of hidden Markov models.
 
     Raises:
+        ConfigError: the pairs are those of a table.
         DataError: a pair is too long, which is found before the models are trained.
     """
+    if isinstance(parsed, MappedPairs):
+        raise ConfigError(
+            f"sentences of a table cannot be recombined, got {parsed.name}; give the pairs as a TSV file or as "
+            "two parallel files, or leave out data.recombined_pairs"
+        )
     for pairs in (parsed, dev):
         encode(pairs, source, target, config, [])
     # the order of the target does not change its words, but probable jumps

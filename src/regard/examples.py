@@ -13,7 +13,7 @@ from regard.guided_alignment import Guide
 from regard.mapped_pairs import MappedExamples, MappedPairs
 from regard.pairs import MAX_LISTED, BadLine, ParsedPairs, require_valid
 from regard.recombination import recombine
-from regard.text import Tokenizer, unknown_tokens_message
+from regard.text import UNITS, Tokenizer, unknown_tokens_message
 
 REMEDY = "correct them, or skip them with --data.bad_lines skip"
 """What to do about lines that cannot be used."""
@@ -61,17 +61,30 @@ def with_synthetic_examples(
 ) -> list[Example]:
     """Return the examples, in memory, and those that `data.recombined_pairs` asks for."""
     real = [examples[index] for index in range(len(examples))]
-    step = -1 if config.model.right_to_left else 1
-    ordered = [example._replace(target=example.target[::step]) for example in real]
+    ordered = [*map(_reversed, real)] if config.model.right_to_left else real
     first_feature = len(source) - len(source.features) if source.features else None
-    made = recombine(
-        ordered, config.data.recombined_pairs, config.training.seed, len(target), first_feature
-    )
-    made = [example._replace(target=example.target[::step]) for example in made]
+    count, seed = config.data.recombined_pairs, config.training.seed
+    by_links = recombines_words(config, source, target)
+    made = recombine(ordered, count, seed, len(target), first_feature, by_links)
+    made = [*map(_reversed, made)] if config.model.right_to_left else made
     limit = config.data.max_length
     made = [e for e in made if not _too_long(e.size[0] - 1, e.size[1] - 1, limit)]
     notes.append(f"train: {quantity(len(made), 'synthetic pair')} recombined from these pairs")
     return real + made
+
+
+def recombines_words(config: Config, source: Tokenizer, target: Tokenizer) -> bool:
+    """Return whether pairs are recombined by links between words; other tokens are aligned by edit operations."""
+    has_words = all(UNITS[tokenizer.unit].has_words for tokenizer in (source, target))
+    return config.data.recombined_pairs > 0 and has_words
+
+
+def _reversed(example: Example) -> Example:
+    """Return an example with its target in the opposite order."""
+    links, last = example.links, len(example.target) - 1
+    if links is not None:
+        links = [link._replace(target=last - link.target) for link in links]
+    return example._replace(target=example.target[::-1], links=links)
 
 
 def encode_mapped(

@@ -1,36 +1,37 @@
-"""Synthetic training pairs for small training sets, recombined from parts of real pairs.
+"""Synthetic training pairs, recombined from parts of real pairs.
 
-Two pairs with a common token pair, such as *c* and *t͡s*, are cut after it, and the beginning of one is
-joined to the end of the other. The pairs are cut where an alignment of their tokens permits it.
+Two pairs are cut after a word and its translation, or a letter and its sound, that they have in common, and
+the beginning of one is joined to the end of the other. Links between words show where a pair can be cut, or
+an alignment of letters and sounds by edit operations.
 """
 
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
 
-from regard.batching import Example
+from regard.batching import Example, TokenLink
+from regard.edit_alignment import LONGEST, MOST, passing_probabilities
 from regard.text import UNK
 
-_ROUNDS = 10
-"""Rounds of expectation maximisation; the likelihood changes little afterwards."""
-_SMOOTHING = 1e-3
-"""Added to the expected number of occurrences of every operation."""
-_LONGEST = 64
-"""Number of tokens above which a source or a target is not cut."""
-_MOST = 5000
-"""Number of examples that are cut; larger sets have little use for synthetic examples."""
-_MARGIN = 0.3
-"""Nats per token by which pairs in the same order are more probable than with reversed targets."""
 _ATTEMPTS = 20
 """Maximum number of attempts per synthetic pair; few pairs have few combinations."""
 
-Cut = tuple[int, int, int]
-"""Index of an example, and the numbers of source and target tokens before the cut."""
+
+class Cut(NamedTuple):
+    """A place where an example can be cut."""
+
+    index: int
+    """Index of the example."""
+    source: int
+    """Number of source tokens before the cut."""
+    target: int
+    """Number of target tokens before the cut."""
+    common: tuple[Any, ...]
+    """What examples that are joined must have in common: the tokens before the cut, and features."""
 
 
 def recombine(
@@ -39,6 +40,7 @@ def recombine(
     seed: int,
     vocabulary: int,
     first_feature: int | None = None,
+    by_links: bool = False,
 ) -> list[Example]:
     """Return at most `count` new examples; fewer if the examples have fewer combinations.
 
@@ -49,12 +51,13 @@ def recombine(
         vocabulary: size of the target vocabulary; ids from there on are those of copied tokens.
         first_feature: the id from which on source tokens are features, which both examples must have in
             common; None if there are none.
+        by_links: cut pairs between linked tokens; otherwise, where an alignment by edit operations permits it.
     """
-    cuts = cut_points(examples, first_feature)
-    by_tokens = defaultdict[tuple[Any, ...], list[Cut]](list)
+    cuts = cut_points(examples, first_feature, by_links)
+    groups = defaultdict[tuple[Any, ...], list[Cut]](list)
     for cut in cuts:
-        by_tokens[_tokens_before(examples, cut, first_feature)].append(cut)
-    combinations = sum(len(group) ** 2 for group in by_tokens.values())
+        groups[cut.common].append(cut)
+    combinations = sum(len(group) ** 2 for group in groups.values())
     rng = random.Random(seed)
     known = {_key(example) for example in examples}
     tried = set[tuple[Cut, Cut]]()
@@ -63,7 +66,7 @@ def recombine(
         if len(found) == count or len(tried) == combinations:
             break
         first = rng.choice(cuts)
-        second = rng.choice(by_tokens[_tokens_before(examples, first, first_feature)])
+        second = rng.choice(groups[first.common])
         if (first, second) in tried:
             continue
         tried.add((first, second))
@@ -74,179 +77,78 @@ def recombine(
     return found
 
 
-def cut_points(examples: Sequence[Example], first_feature: int | None = None) -> list[Cut]:
-    """Return the places where the examples can be cut: between tokens of the text, not before or after features.
+def cut_points(
+    examples: Sequence[Example], first_feature: int | None = None, by_links: bool = False
+) -> list[Cut]:
+    """Return the places where the examples can be cut: inside the texts, not before or after features."""
+    if not by_links:
+        return _between_edits(examples, first_feature)
+    return [
+        cut
+        for index, example in enumerate(examples)
+        for cut in _between_links(index, example, first_feature)
+    ]
 
-    Source and target are aligned by insertions, deletions and substitutions, whose probabilities are
-    learned from the examples (Ristad and Yianilos 1998, "Learning String-Edit Distance"). A place is
-    a cut point if the posterior probability that the alignment passes through it is above 0.5.
+
+def _between_links(index: int, example: Example, first_feature: int | None) -> Iterator[Cut]:
+    """Yield the places after linked tokens, if no link joins a token before the cut with one after it.
+
+    A place inside a linked word is none: links join all tokens of its words. Features are no part of the text.
     """
+    size, steps = _text_length(example, first_feature), len(example.target)
+    links = sorted((s, t) for s, t, _ in example.links or () if s < size)
+    sources: list[list[int]] = [[] for _ in range(steps)]
+    targets: list[list[int]] = [[] for _ in range(size)]
+    for source, target in links:
+        sources[target].append(source)
+        targets[source].append(target)
+    last_source, last_target = (
+        [*itertools.accumulate((max(found, default=-1) for found in side), max)]
+        for side in (sources, targets)
+    )
+    for source, target in links:
+        is_last = last_target[source] == target and last_source[target] == source
+        if is_last and source + 1 < size and target + 1 < steps:
+            common = (
+                tuple(example.source[each] for each in sources[target]),
+                tuple(example.target[each] for each in targets[source]),
+                *_features(example, first_feature),
+            )
+            yield Cut(index, source + 1, target + 1, common)
+
+
+def _between_edits(examples: Sequence[Example], first_feature: int | None) -> list[Cut]:
+    """Return the places that the alignment by edit operations passes with a posterior probability above 0.5."""
     # sizes include EOS; a single token cannot be cut
     short = [
         index
         for index, example in enumerate(examples)
-        if min(example.size) > 2 and max(example.size) <= _LONGEST + 1
-    ][:_MOST]
+        if min(example.size) > 2 and max(example.size) <= LONGEST + 1
+    ][:MOST]
     if not short:
         return []
-    # 0 is no token here: the empty side of an operation, or padding
-    sources = _padded([[id + 1 for id in examples[index].source[:-1]] for index in short])
-    targets = _padded([[id + 1 for id in examples[index].target] for index in short])
-    passing, _, _ = expectations(sources, targets, *_operations(sources, targets))
+    chosen = [examples[index] for index in short]
+    passing = passing_probabilities([e.source[:-1] for e in chosen], [e.target for e in chosen])
     inside = np.zeros(passing.shape, bool)
-    is_text = sources > 0
-    if first_feature is not None:
-        is_text &= sources <= first_feature
-    inside[:, 1:-1, 1:-1] = is_text[:, 1:, None] & (targets[:, None, 1:] > 0)
-    rows, before, after = np.nonzero(inside & (passing > 0.5))
-    return [
-        (short[row], i, j)
-        for row, i, j in zip(rows.tolist(), before.tolist(), after.tolist(), strict=True)
-    ]
+    for row, example in zip(inside, chosen, strict=True):
+        row[1 : _text_length(example, first_feature), 1 : len(example.target)] = True
+    found: list[Cut] = []
+    for row, i, j in zip(
+        *(each.tolist() for each in np.nonzero(inside & (passing > 0.5))), strict=True
+    ):
+        example = chosen[row]
+        common = (example.source[i - 1], example.target[j - 1], *_features(example, first_feature))
+        found.append(Cut(short[row], i, j, common))
+    return found
 
 
-def in_same_order(sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]) -> bool:
-    """Return whether the tokens of source and target are in the same order, as spellings and phones are.
-
-    They are if the pairs are clearly more probable, under the learned edit operations, than the same pairs
-    with every target reversed.
-    """
-    kept = [
-        pair
-        for pair in zip(sources, targets, strict=True)
-        if min(map(len, pair)) > 0 and max(map(len, pair)) <= _LONGEST
-    ][:_MOST]
-    if not kept:
-        return False
-    before, *both = (
-        _numbered(texts) for texts in zip(*((s, t, t[::-1]) for s, t in kept), strict=True)
-    )
-    forward, backward = (
-        expectations(before, after, *_operations(before, after))[2].sum() for after in both
-    )
-    return bool(forward - backward > _MARGIN * sum(len(text) for pair in kept for text in pair))
+def _text_length(example: Example, first_feature: int | None) -> int:
+    """Return the number of source tokens without features and EOS."""
+    return len(example.source) - 1 - len(_features(example, first_feature))
 
 
-def _numbered(texts: Sequence[Sequence[str]]) -> Int[np.ndarray, "B T"]:
-    ids = {token: id for id, token in enumerate(dict.fromkeys(itertools.chain(*texts)), start=1)}
-    return _padded([[ids[token] for token in text] for text in texts])
-
-
-def _operations(
-    sources: Int[np.ndarray, "B T"], targets: Int[np.ndarray, "B L"]
-) -> tuple[Int[np.ndarray, "B T1 L1"], Float[np.ndarray, "N"]]:
-    """Return the operations between tokens, and their probabilities by expectation maximisation."""
-    operations = _numbers(sources, targets)
-    possible = int((sources.max() + 1) * (targets.max() + 1)) - 1
-    probabilities = np.full(operations.max() + 1, 1 / possible)
-    probabilities[0] = 0
-    for _ in range(_ROUNDS):
-        _, counts, _ = expectations(sources, targets, operations, probabilities)
-        probabilities = (counts + _SMOOTHING) / (counts.sum() + _SMOOTHING * possible)
-        probabilities[0] = 0
-    return operations, probabilities
-
-
-def _numbers(
-    sources: Int[np.ndarray, "B T"], targets: Int[np.ndarray, "B L"]
-) -> Int[np.ndarray, "B T1 L1"]:
-    """Return the number of the operation that leads to a place by a substitution.
-
-    At the edges, it is the deletion of the source token or the insertion of the target token; operation 0
-    replaces nothing by nothing. Only the operations that occur have numbers: there can be many tokens.
-    """
-    before, after = (np.pad(ids, [(0, 0), (1, 0)]) for ids in (sources, targets))
-    codes = before[:, :, None] * (targets.max() + 1) + after[:, None]
-    return np.unique(codes, return_inverse=True)[1].reshape(codes.shape)
-
-
-def expectations(
-    sources: Int[np.ndarray, "B T"],
-    targets: Int[np.ndarray, "B L"],
-    operations: Int[np.ndarray, "B T1 L1"],
-    probabilities: Float[np.ndarray, "N"],
-) -> tuple[Float[np.ndarray, "B T1 L1"], Float[np.ndarray, "N"], Float[np.ndarray, "B"]]:
-    """Return what follows from the probabilities of the operations.
-
-    These are the probability that an alignment passes through a place, the expected operations, and the
-    log-probability of each pair.
-    """
-    with np.errstate(divide="ignore"):  # the probability of nothing for nothing is 0
-        log = np.log(probabilities)
-    both, alone = operations[:, 1:, 1:], (operations[:, 1:, 0], operations[:, 0, 1:])
-    changed, deleted, inserted = log[both], log[alone[0]], log[alone[1]]
-    changed[(sources == 0)[:, :, None] | (targets == 0)[:, None]] = -np.inf
-    lengths = (sources > 0).sum(1), (targets > 0).sum(1)
-    forward = _forward(changed, deleted, inserted)
-    backward = _backward(changed, deleted, inserted, lengths)
-    total = backward[:, 0, 0]
-    counts = np.zeros_like(probabilities)
-
-    def expected(before: np.ndarray, operation: np.ndarray, after: np.ndarray) -> np.ndarray:
-        return np.exp(before + operation + after - total[:, None, None])
-
-    np.add.at(counts, both, expected(forward[:, :-1, :-1], changed, backward[:, 1:, 1:]))
-    deletions = expected(forward[:, :-1], deleted[:, :, None], backward[:, 1:])
-    np.add.at(counts, alone[0], deletions.sum(2))
-    insertions = expected(forward[:, :, :-1], inserted[:, None], backward[:, :, 1:])
-    np.add.at(counts, alone[1], insertions.sum(1))
-    return np.exp(forward + backward - total[:, None, None]), counts, total
-
-
-def _forward(changed: np.ndarray, deleted: np.ndarray, inserted: np.ndarray) -> np.ndarray:
-    """Return the log-probability of all alignments from the beginning to each place."""
-    rows, n, m = changed.shape
-    sums = np.full((rows, n + 1, m + 1), -np.inf)
-    sums[:, 0, 0] = 0
-    for i, j in itertools.product(range(n + 1), range(m + 1)):
-        if i:
-            _add(sums[:, i, j], sums[:, i - 1, j] + deleted[:, i - 1])
-        if j:
-            _add(sums[:, i, j], sums[:, i, j - 1] + inserted[:, j - 1])
-        if i and j:
-            _add(sums[:, i, j], sums[:, i - 1, j - 1] + changed[:, i - 1, j - 1])
-    return sums
-
-
-def _backward(
-    changed: np.ndarray,
-    deleted: np.ndarray,
-    inserted: np.ndarray,
-    lengths: tuple[np.ndarray, np.ndarray],
-) -> np.ndarray:
-    """Return the log-probability of all alignments from each place to the end."""
-    rows, n, m = changed.shape
-    sums = np.full((rows, n + 1, m + 1), -np.inf)
-    sums[np.arange(rows), *lengths] = 0
-    for i, j in itertools.product(range(n, -1, -1), range(m, -1, -1)):
-        if i < n:
-            _add(sums[:, i, j], sums[:, i + 1, j] + deleted[:, i])
-        if j < m:
-            _add(sums[:, i, j], sums[:, i, j + 1] + inserted[:, j])
-        if i < n and j < m:
-            _add(sums[:, i, j], sums[:, i + 1, j + 1] + changed[:, i, j])
-    return sums
-
-
-def _add(sums: np.ndarray, terms: np.ndarray) -> None:
-    np.logaddexp(sums, terms, out=sums)
-
-
-def _padded(lists: list[list[int]]) -> Int[np.ndarray, "B T"]:
-    array = np.zeros((len(lists), max(map(len, lists))), np.int64)
-    for row, ids in enumerate(lists):
-        array[row, : len(ids)] = ids
-    return array
-
-
-def _tokens_before(
-    examples: Sequence[Example], cut: Cut, first_feature: int | None
-) -> tuple[Any, ...]:
-    """Return the tokens before a cut, and the features of the example."""
-    index, i, j = cut
-    source, target = examples[index].source, examples[index].target
-    features = [] if first_feature is None else [id for id in source if id >= first_feature]
-    return source[i - 1], target[j - 1], *features
+def _features(example: Example, first_feature: int | None) -> list[int]:
+    return [] if first_feature is None else [id for id in example.source if id >= first_feature]
 
 
 def _joined(examples: Sequence[Example], first: Cut, second: Cut, vocabulary: int) -> Example:
@@ -255,16 +157,25 @@ def _joined(examples: Sequence[Example], first: Cut, second: Cut, vocabulary: in
     Their unknown tokens, which have ids from `vocabulary` on in either, are numbered anew. In the target,
     UNK replaces those that were copied from a part that is cut off.
     """
-    (index, i, j), (other, k, m) = first, second
+    (index, i, j, _), (other, k, m, _) = first, second
     a, b = examples[index], examples[other]
     copies = [*((0, id) for id in a.copies[:i]), *((1, id) for id in b.copies[k:])]
     target = [*((0, id) for id in a.target[:j]), *((1, id) for id in b.target[m:])]
     unknown = dict.fromkeys(token for token in copies if token[1] >= vocabulary)
     new = {token: vocabulary + number for number, token in enumerate(unknown)}
+    links = None
+    if a.links is not None and b.links is not None:
+        links = [link for link in a.links if link.source < i and link.target < j]
+        links += [
+            TokenLink(link.source - k + i, link.target - m + j, link.share)
+            for link in b.links
+            if link.source >= k and link.target >= m
+        ]
     return Example(
         [*a.source[:i], *b.source[k:]],
         [new.get(token, UNK) if token[1] >= vocabulary else token[1] for token in target],
         [new.get(token, token[1]) for token in copies],
+        links,
     )
 
 

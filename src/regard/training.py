@@ -6,6 +6,7 @@ import hashlib
 import math
 import tempfile
 import threading
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from regard import checkpoints, distributed, model_card, model_folder
 from regard.accelerator import precision, separate_state
 from regard.alignment import Link
+from regard.batching import sizes_of
 from regard.checkpoints import Checkpoint
 from regard.config import Config, DataConfig, from_dict
 from regard.corpus import Corpus, make_corpus
@@ -339,6 +341,7 @@ def _require_agreement(trainer: Trainer) -> None:
     seen = trainer.job.gather(
         (
             trained.metadata["training_fingerprint"],
+            zlib.crc32(sizes_of(trainer.corpus.train).tobytes()),  # those that depend on computed links, too
             trainer.dev_fingerprint,
             trainer.schedule.update,
             repr(trained.config),
