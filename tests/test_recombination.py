@@ -1,8 +1,12 @@
 """Synthetic pairs: alignments by edit operations, cut points, and what is made of them."""
 
+import dataclasses
 import itertools
 import random
+import signal
+from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,13 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import regard
 from regard.batching import Example, TokenLink
 from regard.config import Config, DataConfig, ModelConfig, TextConfig, TrainingConfig
 from regard.corpus import Corpus, make_corpus
 from regard.edit_alignment import expectations, in_same_order
-from regard.errors import ConfigError
+from regard.errors import ConfigError, Interrupted
 from regard.recombination import cut_points, recombine
 from regard.text import EOS, UNK
+from regard.training import _require_agreement
+from test_checkpoints import assert_same_result
+from test_training import _config, at_update
 
 _IDS = st.lists(st.integers(1, 3), min_size=1, max_size=4)
 
@@ -347,7 +355,127 @@ def test_letters_are_aligned_by_edit_operations_when_the_attention_is_guided() -
     alone = make_corpus(Config(data=data), _PAIRS, _PAIRS)
     examples = [guided.train[index] for index in range(len(guided.train))]
     assert [e._replace(links=None) for e in examples] == alone.train
-    assert all(example.links for example in examples)
+    assert all(shares == [1.0] * len(shares) for shares in map(_shares, examples))
+
+
+def _shares(example: Example) -> list[float]:
+    """Return the sum of the shares of every target token that has links."""
+    sums = defaultdict[int, float](float)
+    for link in example.links or ():
+        assert link.source < len(example.source) - 1
+        sums[link.target] += link.share
+    assert all(target < len(example.target) for target in sums)
+    return [round(total, 9) for _, total in sorted(sums.items())]
+
+
+def test_links_to_tokens_that_are_cut_off_leave_whole_shares() -> None:
+    # "ch" is X, but the alignment by edit operations may cut after "c"
+    words = ["acha", "bach", "chab", "acab", "caca", "ba"]
+    examples = list[Example]()
+    for word in words:
+        starts = [i for i in range(len(word)) if word[i] != "h"]
+        sounds = ["X" if word[i : i + 2] == "ch" else word[i].upper() for i in starts]
+        links = [
+            TokenLink(i + more, t, 1 / (1 + len(more_of)))
+            for t, i in enumerate(starts)
+            for more_of in [[1] if sounds[t] == "X" else []]
+            for more in [0, *more_of]
+        ]
+        examples.append(Example([*map(ord, word), EOS], [*map(ord, sounds)], links=links))
+    made = recombine(examples, 40, seed=1, vocabulary=_VOCABULARY)
+    assert made
+    for example in made:
+        shares = _shares(example)
+        assert shares == [1.0] * len(shares)
+
+
+def test_links_to_features_stay_with_both_parts() -> None:
+    feature = 50
+    examples = [
+        Example(
+            [*source, feature, feature + 1, EOS],
+            [*(id + 100 for id in source), 99],
+            links=[
+                *(TokenLink(i, i, 0.5) for i in range(len(source))),
+                *(TokenLink(len(source), i, 0.5) for i in range(len(source))),
+                TokenLink(len(source) + 1, len(source), 1.0),
+            ],
+        )
+        for source in ([10, 11, 12, 13], [14, 11, 15], [16, 17, 11, 18])
+    ]
+    made = recombine(
+        examples, 9, seed=1, vocabulary=_VOCABULARY, first_feature=feature, by_links=True
+    )
+    assert len(made) == 6
+    for example in made:
+        size = len(example.source) - 3
+        assert example.source[size:] == [feature, feature + 1, EOS]
+        assert example.target == [*(id + 100 for id in example.source[:size]), 99]
+        assert sorted(example.links or ()) == sorted(
+            [
+                *(TokenLink(i, i, 0.5) for i in range(size)),
+                *(TokenLink(size, i, 0.5) for i in range(size)),
+                TokenLink(size + 1, size, 1.0),
+            ]
+        )
+
+
+def test_sentences_with_copied_words_keep_their_counterparts() -> None:
+    names = ["ida", "otto", "uwe", "eva", "udo"]
+    pairs = [
+        (f"{a} {verb[0]} {b} {time[0]}", f"{a} {verb[1]} {b} {time[1]}")
+        for a, b in itertools.combinations(names, 2)
+        for verb, time in zip(
+            [("sees", "sieht"), ("hears", "hört")],
+            [("today", "heute"), ("now", "jetzt")],
+            strict=True,
+        )
+    ]
+    text = TextConfig(unit="word", min_frequency=9)
+    data, model = DataConfig(recombined_pairs=30), ModelConfig(copy=True)
+    config = Config(source=text, target=text, data=data, model=model)
+    words = [(0, 0), (1, 1), (2, 2), (3, 3)]
+    corpus = make_corpus(config, pairs, pairs, links=[words] * len(pairs))
+    assert len(corpus.train) > len(pairs)
+    for index in range(len(corpus.train)):
+        example = corpus.train[index]
+        ((first, _, last, _, _), target) = example.copies, example.target
+        assert (target[0], target[2]) == (first, last)
+
+
+def test_a_run_with_synthetic_sentences_resumes_exactly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def config(name: str) -> Config:
+        data = DataConfig(recombined_pairs=10)
+        return dataclasses.replace(_config(tmp_path / name), source=_WORD, target=_WORD, data=data)
+
+    pairs, dev = _SENTENCES * 4, _SENTENCES[:1]
+    regard.train(config("complete"), pairs, dev)
+    # hidden Markov models report 10 rounds and 16 pairs
+    with at_update(12, lambda: signal.raise_signal(signal.SIGINT)), pytest.raises(Interrupted):
+        regard.train(config("interrupted"), pairs, dev)
+    regard.train(config("interrupted"), pairs, dev, resume=True)
+    assert_same_result(tmp_path / "interrupted", tmp_path / "complete")
+    message = "the synthetic pairs differ from those used so far"
+    assert message not in capsys.readouterr().err
+    monkeypatch.setattr(Corpus, "varying_fingerprint", lambda _: "other")
+    regard.train(config("interrupted"), pairs, dev, resume=True)
+    assert message in capsys.readouterr().err
+
+
+def test_processes_with_other_synthetic_pairs_are_refused() -> None:
+    trainer: Any = SimpleNamespace(
+        trained=SimpleNamespace(metadata={"training_fingerprint": ""}, config=Config()),
+        dev_fingerprint="",
+        schedule=SimpleNamespace(update=0),
+        varying_fingerprint="one",
+        job=SimpleNamespace(gather=lambda value: [value, "other" if value == "one" else value]),
+    )
+    with pytest.raises(ConfigError, match="the synthetic pairs of process 1 differ from those of"):
+        _require_agreement(trainer)
+    trainer.varying_fingerprint = "the same"
+    _require_agreement(trainer)
 
 
 @pytest.mark.parametrize("count", [20, 100, 500])

@@ -161,10 +161,10 @@ def guide_of(out: str | Path, settings: Mapping[str, Mapping[str, Any]]) -> Path
     A run that has begun without such a file goes on without it.
     """
     data, model = settings.get("data", {}), settings.get("model", {})
-    others = data.get("train_links") is not None
+    given = data.get("train_links") is not None
     path = Path(out) / GUIDE
     absent = _has_begun(out) and not path.exists()
-    return None if others or model.get("normalizer") == "none" or absent else path
+    return None if given or model.get("normalizer") == "none" or absent else path
 
 
 def _has_begun(out: str | Path) -> bool:

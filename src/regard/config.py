@@ -96,7 +96,7 @@ class DataConfig:
     max_length: int = 200
     """Maximum source or target length, in tokens; data.bad_lines determines what happens to longer pairs."""
     recombined_pairs: int = 0
-    """Number of synthetic training pairs to add, each made of the beginning of one training pair and the end of another one, which are cut after a common pair of tokens; for small training sets whose sources and targets are in the same order, such as words and their pronunciations."""
+    """Number of synthetic training pairs to add, each made of the beginning of one training pair and the end of another one, which are cut after a word and its translation, or a letter and its sound, that they have in common. Words (units word, bpe and unigram on both sides) are linked by hidden Markov models or data.train_links; other tokens, such as letters and sounds, must be in the same order."""
     bad_lines: Literal["stop", "skip"] = "stop"
     """How to handle lines that are empty, are too long or lack a column: stop and list them, or skip and count them."""
 

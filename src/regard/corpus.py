@@ -62,7 +62,7 @@ class Corpus:
     has_given_links: bool = False
     """Whether these links were given, and are not those of hidden Markov models."""
     varying: int = 0
-    """Number of the last training examples, synthetic ones, that depend on links of hidden Markov models."""
+    """Number of synthetic examples, at the end of `train`, that depend on links of hidden Markov models."""
 
     @property
     def max_source_length(self) -> int:
@@ -109,6 +109,11 @@ class Corpus:
         if not self.has_given_links:
             examples = (example._replace(links=None) for example in examples)
         return _hash(_ids(examples if copies else (e._replace(copies=()) for e in examples)))
+
+    def varying_fingerprint(self) -> str:
+        """Return a hash of the training examples that depend on links of hidden Markov models."""
+        last = range(len(self.train) - self.varying, len(self.train))
+        return _hash(_ids(self.train[index] for index in last))
 
     def dev_fingerprint(self) -> str:
         """Return a hash of the validation examples: metrics on other examples cannot be compared."""
@@ -166,25 +171,22 @@ def make_corpus(
     source, target = tokenizers or _train_tokenizers(train_pairs, config)
     target = target.in_order(config.model.right_to_left)
     _check_tokenizers(source, target, config)
+    recombines = recombines_words(config, source, target)
+    if recombines and isinstance(train_pairs, MappedPairs):
+        raise ConfigError(
+            f"sentences of a table cannot be recombined, got {train_pairs.name}; give the pairs as a TSV file "
+            "or as two parallel files, or leave out data.recombined_pairs"
+        )
     for side, tokenizer in (("source", source), ("target", target)):
         auto = getattr(config, side).unit == "auto" and not tokenizers
-        chosen = " (chosen from the data)" if auto else ""
-        features = f", {len(tokenizer.features)} of them features" if tokenizer.features else ""
-        notes.append(
-            f"{side}: unit {tokenizer.unit}{chosen}, vocabulary of {len(tokenizer):,}{features}"
-        )
-    recombines_by_links = recombines_words(config, source, target)
+        notes.append(_describe_tokenizer(side, tokenizer, auto))
     has_given_links = guide is not None
-    if (is_guided or recombines_by_links) and guide is None and compute_links:
+    if (is_guided or recombines) and guide is None and compute_links:
         guide = _computed_guide(train_pairs, dev_pairs, source, target, config)
     if guide is not None:
-        notes.append(_description(guide, is_guided, recombines_by_links))
-    train_examples = _encode_train(train_pairs, source, target, config, notes, guide)
-    real = len(train_examples)
-    if config.data.recombined_pairs and (guide is not None or not recombines_by_links):
-        train_examples = with_synthetic_examples(train_examples, source, target, config, notes)
-    varies = recombines_by_links and not has_given_links
-    varying = len(train_examples) - real if varies else 0
+        notes.append(_describe_links(guide, is_guided, recombines))
+    train_examples, made = _train_examples(train_pairs, source, target, config, notes, guide)
+    varying = made if recombines and not has_given_links else 0
     if guide is not None and not is_guided:
         guide, train_examples = None, [example._replace(links=None) for example in train_examples]
     dev_pairs, dev_examples = encode(dev_pairs, source, target, config, notes)
@@ -197,24 +199,41 @@ def make_corpus(
     )  # fmt: skip
 
 
-def _encode_train(
+def _describe_tokenizer(side: str, tokenizer: Tokenizer, auto: bool) -> str:
+    chosen = " (chosen from the data)" if auto else ""
+    features = f", {len(tokenizer.features)} of them features" if tokenizer.features else ""
+    return f"{side}: unit {tokenizer.unit}{chosen}, vocabulary of {len(tokenizer):,}{features}"
+
+
+def _describe_links(guide: Guide, is_guided: bool, recombines: bool) -> str:
+    count = sum(len(pair.possible) for pair in guide.lines)
+    purposes = ["guide the attention"] * is_guided + ["recombine the pairs"] * recombines
+    return f"{guide.name}: {quantity(count, 'link')} to {' and '.join(purposes)}"
+
+
+def _train_examples(
     pairs: ParsedPairs | MappedPairs,
     source: Tokenizer,
     target: Tokenizer,
     config: Config,
     notes: list[str],
     guide: Guide | None,
-) -> Examples:
+) -> tuple[Examples, int]:
+    """Return the training examples, and the number of the last ones that are synthetic.
+
+    Sentences are not recombined without links, which a check of the pairs does not compute.
+    """
+    examples: Examples
     if isinstance(pairs, MappedPairs):
-        return encode_mapped(pairs, source, target, config, notes)
-    return encode(pairs, source, target, config, notes, guide)[1]
-
-
-def _description(guide: Guide, is_guided: bool, recombines: bool) -> str:
-    """Return how many links there are, and what for."""
-    count = sum(len(pair.possible) for pair in guide.lines)
-    purposes = ["guide the attention"] * is_guided + ["recombine the pairs"] * recombines
-    return f"{guide.name}: {quantity(count, 'link')} to {' and '.join(purposes)}"
+        examples = encode_mapped(pairs, source, target, config, notes)
+    else:
+        _, examples = encode(pairs, source, target, config, notes, guide)
+    if not config.data.recombined_pairs:
+        return examples, 0
+    if guide is None and recombines_words(config, source, target):
+        return examples, 0
+    made = with_synthetic_examples(examples, source, target, config, notes)
+    return made, len(made) - len(examples)
 
 
 def _check_guidance(pairs: Any, config: Config) -> None:
@@ -229,23 +248,13 @@ def _check_guidance(pairs: Any, config: Config) -> None:
 
 
 def _computed_guide(
-    parsed: ParsedPairs | MappedPairs,
-    dev: ParsedPairs,
-    source: Tokenizer,
-    target: Tokenizer,
-    config: Config,
+    parsed: ParsedPairs, dev: ParsedPairs, source: Tokenizer, target: Tokenizer, config: Config
 ) -> Guide:
     """Return the links of hidden Markov models.
 
     Raises:
-        ConfigError: the pairs are those of a table.
         DataError: a pair is too long, which is found before the models are trained.
     """
-    if isinstance(parsed, MappedPairs):
-        raise ConfigError(
-            f"sentences of a table cannot be recombined, got {parsed.name}; give the pairs as a TSV file or as "
-            "two parallel files, or leave out data.recombined_pairs"
-        )
     for pairs in (parsed, dev):
         encode(pairs, source, target, config, [])
     # the order of the target does not change its words, but probable jumps

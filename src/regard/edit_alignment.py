@@ -15,9 +15,9 @@ _ROUNDS = 10
 _SMOOTHING = 1e-3
 """Added to the expected number of occurrences of every operation."""
 LONGEST = 64
-"""Number of tokens above which a source or a target is not aligned."""
+"""Number of tokens above which a source or a target should be left out: time and memory grow with its square."""
 MOST = 5000
-"""Number of pairs that are aligned."""
+"""Number of pairs that suffice."""
 _MARGIN = 0.3
 """Nats per token by which pairs in the same order are more probable than with reversed targets."""
 

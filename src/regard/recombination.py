@@ -1,11 +1,12 @@
 """Synthetic training pairs, recombined from parts of real pairs.
 
 Two pairs are cut after a word and its translation, or a letter and its sound, that they have in common, and
-the beginning of one is joined to the end of the other. Links between words show where a pair can be cut, or
-an alignment of letters and sounds by edit operations.
+the beginning of one is joined to the end of the other. Links between words, or an alignment of letters and
+sounds by edit operations, show where a pair can be cut.
 """
 
 import itertools
+import math
 import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from regard.batching import Example, TokenLink
 from regard.edit_alignment import LONGEST, MOST, passing_probabilities
 from regard.text import UNK
 
+_MOST_LINKED = 100_000
+"""Number of examples above which a sample of them is cut between linked tokens."""
 _ATTEMPTS = 20
 """Maximum number of attempts per synthetic pair; few pairs have few combinations."""
 
@@ -31,7 +34,7 @@ class Cut(NamedTuple):
     target: int
     """Number of target tokens before the cut."""
     common: tuple[Any, ...]
-    """What examples that are joined must have in common: the tokens before the cut, and features."""
+    """What examples that are joined must have in common: tokens at the cut that correspond, and features."""
 
 
 def recombine(
@@ -70,7 +73,7 @@ def recombine(
         if (first, second) in tried:
             continue
         tried.add((first, second))
-        example = _joined(examples, first, second, vocabulary)
+        example = _joined(examples, first, second, vocabulary, first_feature)
         if _key(example) not in known:
             known.add(_key(example))
             found.append(example)
@@ -83,17 +86,18 @@ def cut_points(
     """Return the places where the examples can be cut: inside the texts, not before or after features."""
     if not by_links:
         return _between_edits(examples, first_feature)
+    step = math.ceil(len(examples) / _MOST_LINKED) or 1
     return [
         cut
-        for index, example in enumerate(examples)
-        for cut in _between_links(index, example, first_feature)
+        for index in range(0, len(examples), step)
+        for cut in _between_links(index, examples[index], first_feature)
     ]
 
 
 def _between_links(index: int, example: Example, first_feature: int | None) -> Iterator[Cut]:
     """Yield the places after linked tokens, if no link joins a token before the cut with one after it.
 
-    A place inside a linked word is none: links join all tokens of its words. Features are no part of the text.
+    No place is inside a linked word, because links join all of its tokens. Links to features do not count.
     """
     size, steps = _text_length(example, first_feature), len(example.target)
     links = sorted((s, t) for s, t, _ in example.links or () if s < size)
@@ -151,7 +155,13 @@ def _features(example: Example, first_feature: int | None) -> list[int]:
     return [] if first_feature is None else [id for id in example.source if id >= first_feature]
 
 
-def _joined(examples: Sequence[Example], first: Cut, second: Cut, vocabulary: int) -> Example:
+def _joined(
+    examples: Sequence[Example],
+    first: Cut,
+    second: Cut,
+    vocabulary: int,
+    first_feature: int | None,
+) -> Example:
     """Return the beginning of one example and the end of another one.
 
     Their unknown tokens, which have ids from `vocabulary` on in either, are numbered anew. In the target,
@@ -163,20 +173,38 @@ def _joined(examples: Sequence[Example], first: Cut, second: Cut, vocabulary: in
     target = [*((0, id) for id in a.target[:j]), *((1, id) for id in b.target[m:])]
     unknown = dict.fromkeys(token for token in copies if token[1] >= vocabulary)
     new = {token: vocabulary + number for number, token in enumerate(unknown)}
-    links = None
-    if a.links is not None and b.links is not None:
-        links = [link for link in a.links if link.source < i and link.target < j]
-        links += [
-            TokenLink(link.source - k + i, link.target - m + j, link.share)
-            for link in b.links
-            if link.source >= k and link.target >= m
-        ]
     return Example(
         [*a.source[:i], *b.source[k:]],
         [new.get(token, UNK) if token[1] >= vocabulary else token[1] for token in target],
         [new.get(token, token[1]) for token in copies],
-        links,
+        _joined_links(a, b, first, second, first_feature),
     )
+
+
+def _joined_links(
+    a: Example, b: Example, first: Cut, second: Cut, first_feature: int | None
+) -> list[TokenLink] | None:
+    """Return the links of both parts, without those to tokens that are cut off; the shares still sum to 1."""
+    if a.links is None or b.links is None:
+        return None
+    features = _text_length(
+        a, first_feature
+    )  # those of `a` have their counterparts at the end of `b`
+    moved = first.source + len(b.source) - second.source - len(a.source)
+    kept = [
+        (source if source < first.source else source + moved, target, share)
+        for source, target, share in a.links
+        if target < first.target and (source < first.source or source >= features)
+    ]
+    kept += [
+        (source - second.source + first.source, target - second.target + first.target, share)
+        for source, target, share in b.links
+        if target >= second.target and source >= second.source
+    ]
+    totals = defaultdict[int, float](float)
+    for _, target, share in kept:
+        totals[target] += share
+    return [TokenLink(source, target, share / totals[target]) for source, target, share in kept]
 
 
 def _key(example: Example) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -108,6 +108,7 @@ class Trainer:
         self.optimizer = make_optimizer(trained.model, self.settings)
         self.run: str | None = trained.metadata.get("run")
         self.dev_fingerprint = corpus.dev_fingerprint()
+        self.varying_fingerprint = corpus.varying_fingerprint()
         self.history: list[dict[str, Any]] = []
         self.epoch = 0
         self.batches_done = 0
@@ -368,6 +369,7 @@ class Trainer:
             "batches_done": self.batches_done,
             "training_fingerprint": self.trained.metadata["training_fingerprint"],
             "dev_fingerprint": self.dev_fingerprint,
+            "varying_fingerprint": self.varying_fingerprint,
             "history": self.history,
             "statistics": dataclasses.asdict(self.statistics),
             "processes": self.job.processes,

@@ -6,7 +6,6 @@ import hashlib
 import math
 import tempfile
 import threading
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import torch
 from regard import checkpoints, distributed, model_card, model_folder
 from regard.accelerator import precision, separate_state
 from regard.alignment import Link
-from regard.batching import sizes_of
 from regard.checkpoints import Checkpoint
 from regard.config import Config, DataConfig, from_dict
 from regard.corpus import Corpus, make_corpus
@@ -296,6 +294,7 @@ def _identity(start: StartingPoint, config: Config, pairs: tuple[str, str]) -> s
     if start.checkpoint is not None:
         return start.run
     settings = [getattr(config, group) for group in ("model", "source", "target", "training")]
+    settings.append(config.data.recombined_pairs)
     weights = model_folder.checksum(start.weights or {})
     return hashlib.sha256(repr((settings, pairs, weights)).encode()).hexdigest()[:16]
 
@@ -332,6 +331,11 @@ def _resumed(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
             "the dev pairs differ from those used so far: metrics before and after this update "
             "cannot be compared, but the best weights are selected by them"
         )
+    if checkpoint.state.get("varying_fingerprint") not in (None, trainer.varying_fingerprint):
+        notes.append(
+            "the synthetic pairs differ from those used so far, because links computed on another machine, or "
+            "by another number of threads, differ by rounding errors"
+        )
     return notes
 
 
@@ -341,7 +345,6 @@ def _require_agreement(trainer: Trainer) -> None:
     seen = trainer.job.gather(
         (
             trained.metadata["training_fingerprint"],
-            zlib.crc32(sizes_of(trainer.corpus.train).tobytes()),  # those that depend on computed links, too
             trainer.dev_fingerprint,
             trainer.schedule.update,
             repr(trained.config),
@@ -353,6 +356,14 @@ def _require_agreement(trainer: Trainer) -> None:
             f"the pairs, settings or checkpoints of process {', '.join(differing)} differ from those of "
             "process 0; start all processes with the same arguments and files, and with a model "
             "folder that all can read"
+        )
+    made = trainer.job.gather(trainer.varying_fingerprint)
+    differing = [str(rank) for rank, value in enumerate(made) if value != made[0]]
+    if differing:
+        raise ConfigError(
+            f"the synthetic pairs of process {', '.join(differing)} differ from those of process 0, because "
+            "the links that each computes differ by rounding errors; set OMP_NUM_THREADS alike, or give "
+            "links (data.train_links), such as the output of regard align"
         )
 
 

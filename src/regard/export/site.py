@@ -43,7 +43,7 @@ def export_site(
         ConfigError: as `export` does.
         ExtraError: as `export` does.
     """
-    with atomic_folder(out) as site, tempfile.TemporaryDirectory(dir=site.parent) as temporary:
+    with atomic_folder(out) as site, tempfile.TemporaryDirectory(dir=site) as temporary:
         exported = export(translator, Path(temporary) / "model", **options)
         write_site(exported.folder, describe_model(name, translator), runtime, site)
     return exported._replace(folder=Path(out), size=size(Path(out)))
