@@ -144,6 +144,23 @@ def test_syllables_are_decomposed_and_accents_are_not() -> None:
     assert adapted(korean, model={"copy": True}).source.normal_form == "NFC"
 
 
+def test_few_sentences_get_synthetic_pairs_and_a_large_model() -> None:
+    few = SENTENCES._replace(pairs=3000)
+    assert adapted(few).data.recombined_pairs == 10_000
+    assert adapted(SENTENCES).data.recombined_pairs == 0
+    assert adapted(few, data={"recombined_pairs": 0}).data.recombined_pairs == 0
+    for source, target in (("word", "word"), ("char", "bpe"), ("bpe", "whitespace")):
+        other = few._replace(source_unit=source, target_unit=target)
+        assert adapted(other).data.recombined_pairs == 0
+    large = adapted(SENTENCES)
+    assert adapted(few).model.decoder_dim == large.model.decoder_dim
+    assert adapted(few).training.optimizer == "muon"
+    for settings in ({"model": {"kind": "transformer"}}, {"training": {"max_minutes": 4}}):
+        assert adapted(few, **settings).training.schedule == "constant"
+    words = few._replace(source_unit="word", target_unit="word")
+    assert adapted(words).model.decoder_dim < large.model.decoder_dim
+
+
 def test_few_words_and_their_phones_get_synthetic_pairs() -> None:
     few = SPELLINGS._replace(pairs=100)
     assert adapted(few).data.recombined_pairs == 3000

@@ -340,12 +340,12 @@ def test_links_of_hidden_markov_models_recombine_sentences() -> None:
     assert len(_corpus(20, compute_links=False).train) == len(_SENTENCES)
 
 
-def test_sentences_of_a_table_are_not_recombined(tmp_path: Path) -> None:
+def test_sentences_of_a_table_are_recombined_in_memory(tmp_path: Path) -> None:
     table = tmp_path / "pairs.csv"
     table.write_text("source,target\n" + "".join(f"{s},{t}\n" for s, t in _SENTENCES))
-    data = DataConfig(recombined_pairs=6, train=str(table))
-    with pytest.raises(ConfigError, match="sentences of a table cannot be recombined, got"):
-        make_corpus(Config(source=_WORD, target=_WORD, data=data), None, _SENTENCES)
+    data = DataConfig(recombined_pairs=20, train=str(table))
+    corpus = make_corpus(Config(source=_WORD, target=_WORD, data=data), None, _SENTENCES[:1])
+    assert _sentences(corpus) == _sentences(_corpus(20))
 
 
 def test_letters_are_aligned_by_edit_operations_when_the_attention_is_guided() -> None:

@@ -48,8 +48,9 @@ _LARGE = _Size(128, 256, 2, 384, "adam", 0.0015, 0.006, 4096, 12_000)
 _SUBWORDS = _Size(256, 256, 1, 384, "muon", 0.001, 0.004, 1500, 12_000)
 _TRANSFORMER_SUBWORDS = _SUBWORDS._replace(batch_tokens=3000)
 _FEWEST_PAIRS = 5000
+"""Number of pairs below which a model is small, except for recurrent models for subwords."""
 _FEWEST_MINUTES = 5.0
-"""Below either of these limits, a model is small."""
+"""Time budget below which a model is small."""
 
 _LEARNED = {"bpe", "unigram"}
 """Units of text that are learned from the pairs."""
@@ -57,6 +58,9 @@ _LEARNED = {"bpe", "unigram"}
 _FEW_PAIRS = 1000
 """Number of pairs below which synthetic pairs are added, for words and their pronunciations."""
 _SYNTHETIC_PAIRS = 3000
+_FEW_SENTENCES = 20_000
+"""The same for sentences, whose tokens are subwords on both sides."""
+_SYNTHETIC_SENTENCES = 10_000
 
 _MIXED_CASE = 0.05
 """Share of words in mixed case above which case distinguishes letters, as in transliterations."""
@@ -175,6 +179,9 @@ def _text(config: Config, statistics: Statistics) -> Iterator[Choice]:
         if statistics.pairs < _FEW_PAIRS and statistics.same_order:
             reason = f"{_pairs(statistics)} in the same order"
             yield Choice({"data.recombined_pairs": _SYNTHETIC_PAIRS}, reason)
+    if {source, target} <= _LEARNED and statistics.pairs < _FEW_SENTENCES:
+        reason = f"{_pairs(statistics)} of sentences"
+        yield Choice({"data.recombined_pairs": _SYNTHETIC_SENTENCES}, reason)
     characters, decomposed = statistics.characters, statistics.decomposed
     if source == "char" and not config.model.copy and 2 * decomposed <= characters:
         reason = f"the sources have {characters:,} different characters, {decomposed:,} decomposed"
@@ -238,11 +245,14 @@ def _length(config: Config, statistics: Statistics) -> Iterator[Choice]:
 
 
 def _size(config: Config, statistics: Statistics) -> _Size:
-    if statistics.pairs < _FEWEST_PAIRS or _minutes(config) < _FEWEST_MINUTES:
+    if _minutes(config) < _FEWEST_MINUTES:
         return _SMALL
-    if not {statistics.source_unit, statistics.target_unit} & _LEARNED:
-        return _LARGE
-    return _SUBWORDS if config.model.kind == "rnn" else _TRANSFORMER_SUBWORDS
+    has_subwords = bool({statistics.source_unit, statistics.target_unit} & _LEARNED)
+    if has_subwords and config.model.kind == "rnn":
+        return _SUBWORDS
+    if statistics.pairs < _FEWEST_PAIRS:
+        return _SMALL
+    return _TRANSFORMER_SUBWORDS if has_subwords else _LARGE
 
 
 def _tokens(config: Config, statistics: Statistics) -> float:

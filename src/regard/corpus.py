@@ -173,10 +173,7 @@ def make_corpus(
     _check_tokenizers(source, target, config)
     recombines = recombines_words(config, source, target)
     if recombines and isinstance(train_pairs, MappedPairs):
-        raise ConfigError(
-            f"sentences of a table cannot be recombined, got {train_pairs.name}; give the pairs as a TSV file "
-            "or as two parallel files, or leave out data.recombined_pairs"
-        )
+        train_pairs = train_pairs.in_memory()
     for side, tokenizer in (("source", source), ("target", target)):
         auto = getattr(config, side).unit == "auto" and not tokenizers
         notes.append(_describe_tokenizer(side, tokenizer, auto))

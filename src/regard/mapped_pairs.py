@@ -104,9 +104,16 @@ class MappedPairs:
                 "data.dev"
             )
         self.selected = self.selected & ~in_dev
-        columns = [Texts(self._column(name), in_dev) for name in ("source", "target", "features")]
+        return self._parsed(in_dev)
+
+    def in_memory(self) -> ParsedPairs:
+        """Return all pairs, read into memory."""
+        return self._parsed(self.selected)
+
+    def _parsed(self, selected: Bool[np.ndarray, " N"]) -> ParsedPairs:
+        columns = [Texts(self._column(name), selected) for name in ("source", "target", "features")]
         pairs = [Pair(*fields) for fields in zip(*columns, strict=True)]
-        numbers = (np.flatnonzero(in_dev) + 1).tolist()
+        numbers = (np.flatnonzero(selected) + 1).tolist()
         return ParsedPairs(self.name, pairs, numbers, [], unit=self.unit)
 
     def train_tokenizers(self, config: Config) -> tuple[Tokenizer, Tokenizer]:
