@@ -60,6 +60,7 @@ def _sigmorphon(language: str, train: str = "", sample: int = 0) -> Run:
 _CMUDICT = "cmudict/{part}.tsv.gz"
 _MONOTONIC = "--model.decoder posterior --model.monotonic true"
 _MULTI30K = ",".join(f"multi30k-en-de/tok/{{part}}.lc.norm.tok.{side}.gz" for side in ("en", "de"))
+_TATOEBA = "tatoeba-es-en/{part}.tsv.gz"
 _TEST_2016 = {"dev": "val", "test": "test_2016_flickr", "evaluate": BLEU_OF_TOKENS}
 _TWENTY_MINUTES = "--config g2p --training.max_minutes 20"
 _BEST, _RTL = "--config g2p-best", "--model.right_to_left true"
@@ -99,7 +100,8 @@ RUNS = {
     **{name: Run(_MULTI30K, "bleu", train, **_TEST_2016) for name, train in _MULTI30K_RNN.items()},
     "multi30k-rnn-ensemble": Run(_MULTI30K, "bleu", members=(*_MULTI30K_RNN,), **_TEST_2016),
     "multi30k-transformer": Run(_MULTI30K, "bleu", "--config multi30k-transformer", **_TEST_2016),
-    "tatoeba-es-en": Run("tatoeba-es-en/{part}.tsv.gz", "bleu", "--config translation"),
+    "tatoeba-es-en": Run(_TATOEBA, "bleu", "--config translation"),
+    **{f"tatoeba-es-en-{count}": Run(_TATOEBA, "bleu", sample=count) for count in (1000, 3000, 10_000)},
     "tatoeba-zh-en": Run("tatoeba-zh-en/{part}.tsv.gz", "bleu"),
 }  # fmt: skip
 

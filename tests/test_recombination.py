@@ -184,7 +184,7 @@ def test_pairs_are_not_cut_at_features() -> None:
     assert any(cut.source == 3 for cut in cut_points(examples))
     cuts = cut_points(examples, feature)
     assert cuts
-    assert all(cut.source < len(examples[cut.index].source) - 2 for cut in cuts)
+    assert all(cut.source < len(examples[cut.example].source) - 2 for cut in cuts)
 
 
 def test_pairs_with_different_features_are_not_joined() -> None:

@@ -27,7 +27,7 @@ _ATTEMPTS = 20
 class Cut(NamedTuple):
     """A place where an example can be cut."""
 
-    index: int
+    example: int
     """Index of the example."""
     source: int
     """Number of source tokens before the cut."""
