@@ -179,9 +179,7 @@ def make_corpus(
         notes.append(_describe_tokenizer(side, tokenizer, auto))
     has_given_links = guide is not None
     if (is_guided or recombines) and guide is None and compute_links:
-        assert isinstance(
-            train_pairs, ParsedPairs
-        )  # in memory, or _check_guidance has refused a table
+        assert isinstance(train_pairs, ParsedPairs)  # _check_guidance has refused other tables
         guide = _computed_guide(train_pairs, dev_pairs, source, target, config)
     if guide is not None:
         notes.append(_describe_links(guide, is_guided, recombines))

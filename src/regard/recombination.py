@@ -187,9 +187,8 @@ def _joined_links(
     """Return the links of both parts, without those to tokens that are cut off; the shares still sum to 1."""
     if a.links is None or b.links is None:
         return None
-    features = _text_length(
-        a, first_feature
-    )  # those of `a` have their counterparts at the end of `b`
+    # features of `a` have their counterparts at the end of `b`
+    features = _text_length(a, first_feature)
     moved = first.source + len(b.source) - second.source - len(a.source)
     kept = [
         (source if source < first.source else source + moved, target, share)
