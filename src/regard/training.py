@@ -342,29 +342,30 @@ def _resumed(trainer: Trainer, checkpoint: Checkpoint) -> list[str]:
 def _require_agreement(trainer: Trainer) -> None:
     """Raise a ConfigError unless all processes train the same model on the same training and dev pairs."""
     trained = trainer.trained
-    seen = trainer.job.gather(
-        (
-            trained.metadata["training_fingerprint"],
-            trainer.dev_fingerprint,
-            trainer.schedule.update,
-            repr(trained.config),
-        )
+    basis = (
+        trained.metadata["training_fingerprint"],
+        trainer.dev_fingerprint,
+        trainer.schedule.update,
+        repr(trained.config),
     )
-    differing = [str(rank) for rank, values in enumerate(seen) if values != seen[0]]
-    if differing:
+    if differing := _differing(trainer.job, basis):
         raise ConfigError(
-            f"the pairs, settings or checkpoints of process {', '.join(differing)} differ from those of "
+            f"the pairs, settings or checkpoints of process {differing} differ from those of "
             "process 0; start all processes with the same arguments and files, and with a model "
             "folder that all can read"
         )
-    made = trainer.job.gather(trainer.varying_fingerprint)
-    differing = [str(rank) for rank, value in enumerate(made) if value != made[0]]
-    if differing:
+    if differing := _differing(trainer.job, trainer.varying_fingerprint):
         raise ConfigError(
-            f"the synthetic pairs of process {', '.join(differing)} differ from those of process 0, because "
+            f"the synthetic pairs of process {differing} differ from those of process 0, because "
             "the links that each computes differ by rounding errors; set OMP_NUM_THREADS alike, or give "
             "links (data.train_links), such as the output of regard align"
         )
+
+
+def _differing(job: Job, value: Any) -> str:
+    """Return the ranks of the processes whose value differs from that of the first one."""
+    values = job.gather(value)
+    return ", ".join(str(rank) for rank, other in enumerate(values) if other != values[0])
 
 
 def _remove_if_empty(folder: Path) -> None:
