@@ -355,6 +355,7 @@ def test_letters_are_aligned_by_edit_operations_when_the_attention_is_guided() -
     alone = make_corpus(Config(data=data), _PAIRS, _PAIRS)
     examples = [guided.train[index] for index in range(len(guided.train))]
     assert [e._replace(links=None) for e in examples] == alone.train
+    assert all(example.links for example in examples)
     assert all(shares == [1.0] * len(shares) for shares in map(_shares, examples))
 
 
@@ -386,6 +387,7 @@ def test_links_to_tokens_that_are_cut_off_leave_whole_shares() -> None:
     assert made
     for example in made:
         shares = _shares(example)
+        assert shares
         assert shares == [1.0] * len(shares)
 
 
