@@ -53,7 +53,7 @@ def tensors_of(
 def in_bfloat16(*arguments: Any, use_kernel: bool = True) -> list[Tensor]:
     with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
         if not use_kernel:
-            patch.setattr(cells, "_faster_kernel", lambda *_: None)
+            patch.setattr(cells, "faster_kernel", lambda *_: None)
         return tensors_of(*arguments)
 
 
@@ -184,7 +184,7 @@ def test_uninitialised_memory_is_not_read(poisoned: None) -> None:
 
 
 def _uses_kernel(layer: nn.Module, inputs: Tensor) -> bool:
-    return cells._faster_kernel([layer], [inputs]) is not None
+    return cells.faster_kernel("lstm", [layer], [inputs]) is not None
 
 
 def test_the_kernel_computes_only_layers_that_it_supports() -> None:

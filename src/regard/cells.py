@@ -65,7 +65,7 @@ def run_layer(
         orders: the positions in the order in which each direction reads them; None for the order of the inputs.
         state: the first state of a single direction; None for zeros.
     """
-    if (kernel := _faster_kernel(directions, [inputs, *(state or [])])) is not None:
+    if (kernel := faster_kernel("lstm", directions, [inputs, *(state or [])])) is not None:
         positions = torch.arange(inputs.shape[1], device=inputs.device).expand(inputs.shape[:2])
         order = torch.stack([positions if each is None else each for each in orders])
         weights = [cast("nn.LSTM", layer).all_weights[0] for layer in directions]
@@ -101,8 +101,11 @@ def is_plain(layer: nn.Module) -> TypeGuard[nn.RNNBase]:
     )
 
 
-def _faster_kernel(directions: Sequence[nn.Module], tensors: Sequence[Tensor]) -> Any:
-    """Return the module of the kernel for layers in bfloat16, given inputs and state; None for PyTorch's layers."""
+def faster_kernel(name: str, directions: Sequence[nn.Module], tensors: Sequence[Tensor]) -> Any:
+    """Return the module of `kernels.recurrent` for layers in bfloat16, or None for PyTorch's layers.
+
+    The first of the tensors that the layers depend on are the inputs (B, T, I).
+    """
     inputs = tensors[0]
     if inputs.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
         return None
@@ -112,9 +115,9 @@ def _faster_kernel(directions: Sequence[nn.Module], tensors: Sequence[Tensor]) -
     weights = [weight for layer in layers for weight in layer.all_weights[0]]
     if len(layers) < len(directions) or needs_dispatcher([*tensors, *weights]):
         return None
-    kernel = import_kernel("recurrent.lstm")
+    kernel = import_kernel(f"recurrent.{name}") if inputs.numel() else None
     is_faster = kernel is not None and kernel.is_faster(len(inputs), layers[0].hidden_size)
-    return kernel if is_faster and inputs.numel() else None
+    return kernel if is_faster else None
 
 
 class Cell(nn.Module):

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -13,13 +13,15 @@ from regard.attention import Attention, Intervention, Memory
 from regard.attention.coverage import Coverage
 from regard.attention.score_modules import has_form
 from regard.attention.window import LocalWindow
-from regard.cells import Cell
+from regard.cells import Cell, faster_kernel
 from regard.decoders.output import OutputDecoder, known_tokens, repeat_beams
 from regard.decoders.protocol import AttentionInputs, Step, Unrolled
 from regard.errors import ConfigError
+from regard.kernels.additive import AdditiveKeys
 from regard.kernels.dropout import dropout
+from regard.kernels.linear import has_hooks
 from regard.kernels.weighted_sum import is_autocast_enabled, to_compute_dtype
-from regard.scores import PairwiseScore
+from regard.scores import Additive, Concat, PairwiseScore
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,7 +122,9 @@ class RecurrentDecoder(OutputDecoder):
     def start(self, memory: Memory) -> RecurrentState:
         """Return the first state: tanh of a linear map of the encoder's final state."""
         hidden = torch.tanh(self.bridge(memory.final)).unflatten(-1, self.state_shape)
-        return RecurrentState(memory, tuple(layer.unbind(1) for layer in hidden.unbind(1)))
+        # PyTorch copies the matrix once per row to multiply (B, 1, D) rows that are not contiguous
+        hidden = hidden.movedim(0, -2).contiguous()
+        return RecurrentState(memory, tuple(layer.unbind() for layer in hidden.unbind()))
 
     def step(
         self,
@@ -345,6 +349,31 @@ class AttendingDecoder(RecurrentDecoder):
             coverage = coverage + weights
         state = dataclasses.replace(state, steps=state.steps + 1, coverage=coverage)
         return context.flatten(0, 1), weights, state
+
+    def _find_kernel(
+        self, inputs: Float[Tensor, "B L G"], state: RecurrentState, *others: Tensor
+    ) -> tuple[Any, tuple[Any, ...]] | None:
+        """Return the module that computes all steps of the first layer, and its arguments.
+
+        None if PyTorch's operators must compute them. `inputs` are the projected embeddings, `others` what
+        else the steps depend on.
+        """
+        attention, memory, cell = self.attention, state.memory, self.cells[0]
+        score, keys = cast("Additive | Concat", attention.score), memory.keys[0]
+        if type(score) not in (Additive, Concat) or any(map(has_hooks, score.modules())):
+            return None
+        if self.window or self.coverage or attention.normalizer != "softmax":
+            return None
+        if not isinstance(keys, AdditiveKeys) or (attention.training and attention.dropout > 0):
+            return None
+        tensors = [*state.hidden[0], keys.projected, memory.states, *score.parameters(), *others]
+        kernel = faster_kernel("attending", [cell.rnn], [inputs, *tensors])
+        if kernel is None:
+            return None
+        by_query = score.project_query(torch.eye(self.state_shape[2])).T
+        source = kernel.Source(keys, memory.states, memory.padding, by_query, score.vector)
+        weights = kernel.Cell(cell.extra_weight, *cell.recurrent)
+        return kernel, (inputs, state.hidden[0], weights, source)
 
 
 def stack_steps(weights: Sequence[Tensor | None]) -> Float[Tensor, "B L 1 1 T"] | None:

@@ -28,7 +28,7 @@ GRAD_OUTPUTS, GRAD_STATE, GRAD_MEMORY, GRAD_GATES, GRAD_STEP = range(4, 9)
 """Backward: the gradients of the outputs (B T, S, D), of the state and of c (S, B, D), of all gates
 (S, B T, 4 D), and of those of this step (S, B, 4 D)."""
 
-_FORWARD, _BACKWARD = (Kernel("recurrent.lstm_kernel", name) for name in ("forward", "backward"))
+FORWARD, BACKWARD = (Kernel("recurrent.lstm_kernel", name) for name in ("forward", "backward"))
 
 _ROWS_PER_TASK = 16
 
@@ -37,9 +37,13 @@ _MIN_PRODUCT = 1 << 24
 
 
 def is_faster(batch: int, width: int) -> bool:
-    """Return whether there are kernels for states of this width, which are faster than PyTorch's layer."""
-    large = width % LANES == 0 and 4 * batch * width**2 >= _MIN_PRODUCT
-    return large and all(load(kernel) is not None for kernel in (_FORWARD, _BACKWARD))
+    """Return whether the kernels are faster than PyTorch's layer for states of this width."""
+    return 4 * batch * width**2 >= _MIN_PRODUCT and has_kernels(width)
+
+
+def has_kernels(width: int) -> bool:
+    """Return whether there are kernels for states of this width."""
+    return width % LANES == 0 and all(load(kernel) is not None for kernel in (FORWARD, BACKWARD))
 
 
 class _Layer(torch.autograd.Function):
@@ -74,7 +78,7 @@ class _Layer(torch.autograd.Function):
         for step in range(length):
             torch.bmm(state, by_state.transpose(1, 2), out=products)
             tensors = [gates, positions[step], memories[step], memories[step + 1]]
-            _run(_FORWARD, [*tensors, products, state, before, outputs])
+            run_step(FORWARD, *tensors, products, state, before, outputs)
         ctx.save_for_backward(rows, positions, matrices, by_state, gates, before, memories)
         return outputs
 
@@ -82,10 +86,7 @@ class _Layer(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():  # create_graph=True
-            raise RuntimeError(
-                "an LSTM layer in bfloat16 has no derivatives of second order; compute them in float32"
-            )
+        refuse_second_order()
         rows, positions, matrices, by_state, gates, before, memories = ctx.saved_tensors
         length, directions, batch = positions.shape
         grad_outputs = grad_outputs.contiguous()
@@ -96,7 +97,7 @@ class _Layer(torch.autograd.Function):
         for step in reversed(range(length)):
             tensors = [gates, positions[step], memories[step], memories[step + 1]]
             gradients = [grad_outputs, grad_state, grad_memory, grad_gates, grad_step]
-            _run(_BACKWARD, [*tensors, *gradients])
+            run_step(BACKWARD, *tensors, *gradients)
             torch.bmm(grad_step, by_state, out=grad_state)
         grad_rows, grad_weights = torch.zeros_like(rows), list[Tensor]()
         for direction, gradient in enumerate(grad_gates):
@@ -115,7 +116,15 @@ def _stacked(weights: Sequence[Tensor]) -> Tensor:
     return stacked
 
 
-def _run(kernel: Kernel, tensors: list[Tensor]) -> None:
+def refuse_second_order() -> None:
+    """Raise a RuntimeError in a backward pass that is itself differentiated."""
+    if torch.is_grad_enabled():  # create_graph=True
+        raise RuntimeError(
+            "an LSTM layer in bfloat16 has no derivatives of second order; compute them in float32"
+        )
+
+
+def run_step(kernel: Kernel, *tensors: Tensor) -> None:
     """Run a kernel for one step."""
     directions, rows, width = tensors[GATES].shape
     batch = tensors[POSITIONS].shape[1]

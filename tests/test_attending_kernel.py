@@ -1,0 +1,268 @@
+"""LSTM layers that attend at every step, computed in bfloat16 by the kernel, against PyTorch in float64."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.utils import parametrize
+
+from regard.attention import Memory
+from regard.config import ModelConfig
+from regard.decoders import luong, recurrent
+from regard.decoders.recurrent import AttendingDecoder
+from regard.kernels.cpu.processor import LANES
+from regard.kernels.dropout import dropout_mask
+from regard.models import build
+
+pytest.importorskip("regard.kernels.recurrent.attending")
+
+pytestmark = pytest.mark.skipif(
+    not torch.backends.cpu.get_cpu_capability().startswith("AVX512"),
+    reason="float32 replaces bfloat16 on this processor",
+)
+
+V = 11
+KINDS: dict[str, dict[str, Any]] = {
+    "bahdanau": {"decoder": "bahdanau"},
+    "feeding": {"decoder": "luong", "input_feeding": True},
+}
+
+
+def make_decoder(kind: str, **others: Any) -> AttendingDecoder:
+    settings: dict[str, Any] = {
+        "attention": "additive", "cell": "lstm", "embedding_dim": 5, "encoder_dim": 3, "decoder_dim": LANES,
+        "attention_dim": 7, "encoder_layers": 1, "decoder_layers": 1, "dropout": 0.0,
+    }  # fmt: skip
+    decoder = build(ModelConfig(**{**settings, **KINDS[kind], **others}), V, V).decoder
+    assert isinstance(decoder, AttendingDecoder)
+    return decoder
+
+
+def make_memory(lengths: list[int], states_dim: int = 6) -> Memory:
+    longest = max(lengths)
+    padding = torch.arange(longest) >= torch.tensor(lengths)[:, None]
+    states = torch.randn(len(lengths), longest, states_dim).masked_fill(padding[..., None], 0)
+    return Memory(
+        states.requires_grad_(), padding, torch.randn(len(lengths), 6, requires_grad=True)
+    )
+
+
+def tensors_of(decoder: AttendingDecoder, memory: Memory, tokens: Tensor) -> dict[str, Tensor]:
+    """Return readouts and weights, and the gradients of a sum for the memory and all parameters."""
+    unrolled = decoder.unroll(decoder.prepare_memory(memory), tokens, need_weights=True)
+    weights = unrolled.weights
+    assert weights is not None
+    generator = torch.Generator().manual_seed(1)
+    total = torch.zeros((), dtype=torch.float64)
+    for tensor in (unrolled.states, weights):
+        factors = torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+        total = total + (tensor.double() * factors).sum()
+    leaves = {"states": memory.states, "final": memory.final, **dict(decoder.named_parameters())}
+    gradients = torch.autograd.grad(total, [*leaves.values()], allow_unused=True)
+    found = {name: grad for name, grad in zip(leaves, gradients, strict=True) if grad is not None}
+    return {"readouts": unrolled.states.detach(), "weights": weights.detach(), **found}
+
+
+def in_bfloat16(*arguments: Any, use_kernel: bool = True) -> dict[str, Tensor]:
+    with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
+        if not use_kernel:
+            patch.setattr(recurrent, "faster_kernel", lambda *_: None)
+        return tensors_of(*arguments)
+
+
+def in_float64(decoder: AttendingDecoder, memory: Memory, tokens: Tensor) -> dict[str, Tensor]:
+    states, final = (x.detach().double().requires_grad_() for x in (memory.states, memory.final))
+    return tensors_of(
+        copy.deepcopy(decoder).double(), Memory(states, memory.padding, final), tokens
+    )
+
+
+def error(found: Tensor, exact: Tensor) -> float:
+    """Return the norm of the difference, relative to that of the exact numbers."""
+    return float((found - exact).norm()) / max(1e-6, float(exact.norm()))
+
+
+def require_exactness(decoder: AttendingDecoder, memory: Memory, tokens: Tensor) -> None:
+    """Require errors like those of PyTorch's operators in bfloat16."""
+    exact = in_float64(decoder, memory, tokens)
+    found, other = (
+        in_bfloat16(decoder, memory, tokens, use_kernel=use_kernel) for use_kernel in (True, False)
+    )
+    assert found.keys() == other.keys() == exact.keys()
+    for name, reference in exact.items():
+        assert found[name].shape == reference.shape
+        # PyTorch rounds at other places, so that one of the two can be luckier
+        assert error(found[name], reference) <= 2 * error(other[name], reference) + 4e-3, name
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    kind=st.sampled_from([*KINDS]),
+    score=st.sampled_from(["additive", "concat"]),
+    bias=st.booleans(),
+    tied=st.booleans(),
+    vectors=st.integers(1, 3),
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=20),
+    steps=st.integers(1, 5),
+)
+def test_outputs_and_gradients_are_as_exact_as_those_of_pytorch(
+    seed: int,
+    kind: str,
+    score: str,
+    bias: bool,
+    tied: bool,
+    vectors: int,
+    lengths: list[int],
+    steps: int,
+) -> None:
+    torch.manual_seed(seed)
+    decoder = make_decoder(
+        kind, attention=score, attention_bias=bias, tie_embeddings=tied, decoder_dim=vectors * LANES
+    )
+    require_exactness(decoder, make_memory(lengths), torch.randint(V, (len(lengths), steps)))
+
+
+def test_layers_above_the_first_one_are_not_part_of_the_kernel() -> None:
+    torch.manual_seed(1)
+    decoder = make_decoder("bahdanau", decoder_layers=2)
+    require_exactness(decoder, make_memory([3, 1, 4]), torch.randint(V, (3, 4)))
+
+
+def test_dropout_multiplies_every_readout_that_is_fed(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(2)
+
+    def mask(
+        like: Tensor, share: float
+    ) -> Tensor:  # the same for every row, as the draws have another order
+        pattern = dropout_mask(torch.empty(like.shape[-1]), share, torch.Generator().manual_seed(3))
+        return pattern.to(like.dtype).expand(like.shape)
+
+    monkeypatch.setattr(luong, "dropout_mask", mask)
+    monkeypatch.setattr("regard.kernels.dropout.dropout_mask", mask)
+    decoder = make_decoder("feeding", dropout=0.5).train()
+    memory, tokens = make_memory([3, 5, 4, 1]), torch.randint(V, (4, 5))
+    require_exactness(decoder, memory, tokens)
+    readouts = in_bfloat16(decoder, memory, tokens)["readouts"]
+    assert 0 < int((readouts == 0).all(0).all(0).sum()) < LANES
+
+
+def test_the_masks_of_rows_and_steps_differ() -> None:
+    torch.manual_seed(3)
+    decoder = make_decoder("feeding", dropout=0.5).train()
+    dropped = in_bfloat16(decoder, make_memory([4] * 8), torch.randint(V, (8, 6)))["readouts"] == 0
+    assert 0.4 < dropped.float().mean() < 0.6
+    assert dropped.flatten(0, 1).unique(dim=0).shape[0] == 48
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_has_no_effect(kind: str) -> None:
+    torch.manual_seed(4)
+    decoder, lengths, tokens = make_decoder(kind), [3, 1, 5], torch.randint(V, (3, 4))
+    memory = make_memory(lengths)
+    filled = torch.where(memory.padding[..., None], 9.0, memory.states.detach()).requires_grad_()
+    first = in_bfloat16(decoder, memory, tokens)
+    second = in_bfloat16(decoder, Memory(filled, memory.padding, memory.final), tokens)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not first["weights"][
+        memory.padding[:, None, None, None].expand_as(first["weights"])
+    ].any()
+    assert not first["states"][memory.padding].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_equals_its_items(kind: str) -> None:
+    torch.manual_seed(5)
+    decoder, lengths, tokens = make_decoder(kind), [3, 1, 5], torch.randint(V, (3, 4))
+    memory = make_memory(lengths)
+    together = in_bfloat16(decoder, memory, tokens)
+    for item, length in enumerate(lengths):
+        own = slice(item, item + 1)
+        alone = Memory(memory.states[own, :length], memory.padding[own, :length], memory.final[own])
+        found = in_bfloat16(decoder, alone, tokens[own])
+        assert error(found["readouts"], together["readouts"][own]) < 1e-2
+        assert error(found["weights"], together["weights"][own, ..., :length]) < 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_backward_pass_can_be_repeated_but_not_differentiated(kind: str) -> None:
+    torch.manual_seed(6)
+    decoder, memory = make_decoder(kind), make_memory([3, 2])
+    with torch.autocast("cpu", torch.bfloat16):
+        prepared = decoder.prepare_memory(memory)
+        total = decoder.unroll(prepared, torch.randint(V, (2, 3))).states.float().square().sum()
+    first, second = (
+        torch.autograd.grad(total, memory.states, retain_graph=True)[0] for _ in range(2)
+    )
+    assert torch.equal(first, second)
+    assert first.any()
+    with pytest.raises(RuntimeError, match="second order; compute them in float32"):
+        torch.autograd.grad(total, memory.states, create_graph=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_uninitialised_memory_is_not_read(kind: str, poisoned: None) -> None:
+    torch.manual_seed(7)
+    decoder = make_decoder(kind, dropout=0.2).train()
+    tensors = in_bfloat16(decoder, make_memory([4, 1, 2]), torch.randint(V, (3, 5)))
+    assert all(tensor.isfinite().all() for tensor in tensors.values())
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Record for every call of `unroll` whether the kernel computed it."""
+    found: list[bool] = []
+    original = AttendingDecoder._find_kernel
+
+    def find(*arguments: Any) -> Any:
+        result = original(*arguments)
+        found.append(result is not None)
+        return result
+
+    monkeypatch.setattr(AttendingDecoder, "_find_kernel", find)
+    return found
+
+
+def _unroll(decoder: AttendingDecoder) -> None:
+    memory = make_memory([3, 2])
+    decoder.unroll(decoder.prepare_memory(memory), torch.zeros(2, 3, dtype=torch.long))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernel_computes_only_what_it_supports(kind: str, used: list[bool]) -> None:
+    _unroll(make_decoder(kind))  # float32
+    hooked, parametrized = make_decoder(kind), make_decoder(kind)
+    hooked.attention.score.query_proj.register_forward_hook(lambda *_: None)
+    parametrize.register_parametrization(
+        parametrized.cells[0].rnn, "weight_hh_l0", torch.nn.Identity()
+    )
+    dropping = make_decoder(kind)
+    dropping.attention.dropout = 0.1
+    others = [hooked, parametrized, dropping.train()]
+    for options in (
+        {"cell": "gru"}, {"attention": "bilinear"}, {"normalizer": "sparsemax"}, {"window": "local-p"},
+        {"decoder_dim": LANES + 1}, {"coverage": True},
+    ):  # fmt: skip
+        others.append(make_decoder(kind, **options))
+    with torch.autocast("cpu", torch.bfloat16):
+        for decoder in others:
+            _unroll(decoder)
+        with forward_ad.dual_level():
+            _unroll(make_decoder(kind))
+    assert not any(used)
+    with torch.autocast("cpu", torch.bfloat16):
+        _unroll(dropping.eval())
+    assert used[-1]
+
+
+def test_a_readout_with_hooks_or_a_second_layer_is_not_fed_by_the_kernel(used: list[bool]) -> None:
+    hooked = make_decoder("feeding")
+    hooked.readout.register_forward_hook(lambda *_: None)
+    with torch.autocast("cpu", torch.bfloat16):
+        _unroll(hooked)
+        _unroll(make_decoder("feeding", decoder_layers=2))
+    assert not used
