@@ -1715,15 +1715,26 @@ def test_models_that_read_other_texts_are_not_compared(regard: Command, tmp_path
     assert regard(*arguments).status == 0
 
 
-@pytest.mark.parametrize("given", [None, "ACTIVE"])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "1000"}),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, {"OMP_WAIT_POLICY": "ACTIVE"}),
+        ({"OMP_WAIT_POLICY": "PASSIVE"}, {"OMP_WAIT_POLICY": "PASSIVE"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "7"}),
+    ],
+)
 def test_waiting_threads_sleep_unless_the_user_decides_otherwise(
-    monkeypatch: pytest.MonkeyPatch, given: str | None
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expected: dict[str, str]
 ) -> None:
-    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
-    if given is not None:
-        monkeypatch.setenv("OMP_WAIT_POLICY", given)
+    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+    for name in names:
+        monkeypatch.setenv(name, "")  # restored afterwards
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
     assert main(["data", "no such dataset"]) != 0
-    assert os.environ["OMP_WAIT_POLICY"] == (given or "PASSIVE")
+    assert {name: os.environ[name] for name in names if name in os.environ} == expected
 
 
 def test_the_settings_of_a_model_repeat_its_training(regard: Command, tmp_path: Path) -> None:

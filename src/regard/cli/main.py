@@ -60,8 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     `--debug`; any other exception is a defect of this package, and is raised.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # before PyTorch is imported: otherwise, its threads spin while they wait for one whose core is in use
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    _let_waiting_threads_sleep()
     try:
         _prepare_streams()
         if "--debug" in arguments:
@@ -86,6 +85,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job.end(reported)
         _discard_output()
         return 2 if isinstance(error, UsageError) else 1
+
+
+def _let_waiting_threads_sleep() -> None:
+    """Let PyTorch's threads, which is not imported yet, sleep after tens of microseconds without work.
+
+    By default, they spin while they wait for one whose core is in use. If they slept at once, waking them would
+    take longer than the next operator of a small model.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _report(sentence: str, arguments: list[str]) -> None:
