@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 
 from regard.attention import Memory
+from regard.cells import Cell
 from regard.config import ModelConfig
 from regard.decoders import luong, recurrent
 from regard.decoders.recurrent import AttendingDecoder
@@ -69,10 +70,28 @@ def tensors_of(decoder: AttendingDecoder, memory: Memory, tokens: Tensor) -> dic
 
 
 def in_bfloat16(*arguments: Any, use_kernel: bool = True) -> dict[str, Tensor]:
+    """Return the tensors; an error unless they are those of the kernel, or not, as demanded."""
     with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", torch.bfloat16):
         if not use_kernel:
             patch.setattr(recurrent, "faster_kernel", lambda *_: None)
-        return tensors_of(*arguments)
+        used = record_use(patch)
+        tensors = tensors_of(*arguments)
+    assert used == [use_kernel]
+    return tensors
+
+
+def record_use(patch: pytest.MonkeyPatch) -> list[bool]:
+    """Return a list that receives for every call of `unroll` whether the kernel computed it."""
+    used: list[bool] = []
+    original = AttendingDecoder._find_kernel
+
+    def find(*arguments: Any) -> Any:
+        found = original(*arguments)
+        used.append(found is not None)
+        return found
+
+    patch.setattr(AttendingDecoder, "_find_kernel", find)
+    return used
 
 
 def in_float64(decoder: AttendingDecoder, memory: Memory, tokens: Tensor) -> dict[str, Tensor]:
@@ -100,20 +119,22 @@ def require_exactness(decoder: AttendingDecoder, memory: Memory, tokens: Tensor)
         assert error(found[name], reference) <= 2 * error(other[name], reference) + 4e-3, name
 
 
+@pytest.mark.parametrize("score", ["additive", "concat"])
+@pytest.mark.parametrize("kind", KINDS)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    kind=st.sampled_from([*KINDS]),
-    score=st.sampled_from(["additive", "concat"]),
     bias=st.booleans(),
     tied=st.booleans(),
     vectors=st.integers(1, 3),
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=20),
     steps=st.integers(1, 5),
 )
+@example(seed=1, bias=False, tied=True, vectors=1, lengths=[3, 1], steps=1)
+@example(seed=1, bias=True, tied=False, vectors=2, lengths=[1], steps=3)
 def test_outputs_and_gradients_are_as_exact_as_those_of_pytorch(
-    seed: int,
     kind: str,
     score: str,
+    seed: int,
     bias: bool,
     tied: bool,
     vectors: int,
@@ -125,6 +146,61 @@ def test_outputs_and_gradients_are_as_exact_as_those_of_pytorch(
         kind, attention=score, attention_bias=bias, tie_embeddings=tied, decoder_dim=vectors * LANES
     )
     require_exactness(decoder, make_memory(lengths), torch.randint(V, (len(lengths), steps)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_types_are_those_of_pytorch_and_weights_are_returned_on_request(kind: str) -> None:
+    torch.manual_seed(8)
+    decoder, tokens = make_decoder(kind), torch.randint(V, (2, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        memory = decoder.prepare_memory(make_memory([3, 2]))
+        unrolled = [decoder.unroll(memory, tokens, need_weights) for need_weights in (True, False)]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(recurrent, "faster_kernel", lambda *_: None)
+            expected = decoder.unroll(memory, tokens, need_weights=True)
+    assert unrolled[0].weights is not None
+    assert expected.weights is not None
+    assert unrolled[0].states.dtype == expected.states.dtype == torch.bfloat16
+    assert unrolled[0].weights.dtype == expected.weights.dtype == torch.float32
+    assert unrolled[1].weights is None
+    assert torch.equal(unrolled[0].states, unrolled[1].states)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_frozen_weights_and_memory_get_no_gradient(kind: str) -> None:
+    torch.manual_seed(9)
+    decoder, tokens, lengths = make_decoder(kind), torch.randint(V, (2, 3)), [3, 2]
+    memory = make_memory(lengths)
+    expected = in_bfloat16(decoder, memory, tokens)
+    decoder.requires_grad_(False)
+    trained = decoder.cells[0].rnn.weight_hh_l0.requires_grad_()
+    fixed = Memory(memory.states.detach(), memory.padding, memory.final.detach())
+    with torch.autocast("cpu", torch.bfloat16):
+        unrolled = decoder.unroll(decoder.prepare_memory(fixed), tokens, need_weights=True)
+    assert torch.equal(unrolled.states, expected["readouts"])
+    unrolled.states.float().sum().backward()
+    assert trained.grad is not None
+    assert trained.grad.any()
+    assert all(weight.grad is None for weight in decoder.parameters() if weight is not trained)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = decoder.unroll(decoder.prepare_memory(fixed), tokens)
+    assert torch.equal(found.states, expected["readouts"])
+
+
+@pytest.mark.parametrize("options", [{}, {"cell": "gru"}, {"decoder_layers": 2}])
+def test_without_the_kernel_input_feeding_draws_the_random_numbers_of_all_steps_once(
+    options: dict[str, Any],
+) -> None:
+    decoder = make_decoder("feeding", dropout=0.5, **options).train()
+    memory, tokens = make_memory([3, 2]), torch.randint(V, (2, 3))
+    found: list[Tensor] = []
+    for unroll in (
+        decoder.unroll,
+        lambda *given: recurrent.RecurrentDecoder.unroll(decoder, *given),
+    ):
+        torch.manual_seed(1)
+        found.append(unroll(decoder.prepare_memory(memory), tokens).states)
+    assert torch.equal(*found)
 
 
 def test_layers_above_the_first_one_are_not_part_of_the_kernel() -> None:
@@ -212,37 +288,35 @@ def test_uninitialised_memory_is_not_read(kind: str, poisoned: None) -> None:
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
-@pytest.fixture
-def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Record for every call of `unroll` whether the kernel computed it."""
-    found: list[bool] = []
-    original = AttendingDecoder._find_kernel
-
-    def find(*arguments: Any) -> Any:
-        result = original(*arguments)
-        found.append(result is not None)
-        return result
-
-    monkeypatch.setattr(AttendingDecoder, "_find_kernel", find)
-    return found
-
-
 def _unroll(decoder: AttendingDecoder) -> None:
     memory = make_memory([3, 2])
     decoder.unroll(decoder.prepare_memory(memory), torch.zeros(2, 3, dtype=torch.long))
 
 
+class _OtherCell(Cell):
+    __module__ = "another.package"
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_kernel_computes_only_what_it_supports(kind: str, used: list[bool]) -> None:
+def test_the_kernel_computes_only_what_it_supports(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = record_use(monkeypatch)
     _unroll(make_decoder(kind))  # float32
-    hooked, parametrized = make_decoder(kind), make_decoder(kind)
+    hooked, parametrized, dropping, biased, replaced, derived = (
+        make_decoder(kind) for _ in range(6)
+    )
     hooked.attention.score.query_proj.register_forward_hook(lambda *_: None)
     parametrize.register_parametrization(
         parametrized.cells[0].rnn, "weight_hh_l0", torch.nn.Identity()
     )
-    dropping = make_decoder(kind)
-    dropping.attention.dropout = 0.1
-    others = [hooked, parametrized, dropping.train()]
+    dropping.train().attention.dropout = 0.1
+    biased.attention.score.query_proj = torch.nn.Linear(LANES, 7)
+    replaced.attention.score.query_proj = torch.nn.Sequential(
+        torch.nn.Linear(LANES, 7, bias=False), torch.nn.Tanh()
+    )
+    derived.cells[0].__class__ = _OtherCell
+    others = [hooked, parametrized, dropping, biased, replaced, derived]
     for options in (
         {"cell": "gru"}, {"attention": "bilinear"}, {"normalizer": "sparsemax"}, {"window": "local-p"},
         {"decoder_dim": LANES + 1}, {"coverage": True},
@@ -253,16 +327,22 @@ def test_the_kernel_computes_only_what_it_supports(kind: str, used: list[bool]) 
             _unroll(decoder)
         with forward_ad.dual_level():
             _unroll(make_decoder(kind))
-    assert not any(used)
+    assert used == [False] * (len(others) + 2)
     with torch.autocast("cpu", torch.bfloat16):
         _unroll(dropping.eval())
     assert used[-1]
 
 
-def test_a_readout_with_hooks_or_a_second_layer_is_not_fed_by_the_kernel(used: list[bool]) -> None:
-    hooked = make_decoder("feeding")
+def test_other_readouts_and_several_layers_are_not_fed_by_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    used = record_use(monkeypatch)
+    hooked, unbiased, replaced = (make_decoder("feeding") for _ in range(3))
     hooked.readout.register_forward_hook(lambda *_: None)
+    unbiased.readout.bias = None
+    replaced.readout = torch.nn.Sequential(replaced.readout)  # pyright: ignore
+    replaced.readout.out_features = LANES
     with torch.autocast("cpu", torch.bfloat16):
-        _unroll(hooked)
-        _unroll(make_decoder("feeding", decoder_layers=2))
-    assert not used
+        for decoder in (hooked, unbiased, replaced, make_decoder("feeding", decoder_layers=2)):
+            _unroll(decoder)
+    assert not any(used)

@@ -312,7 +312,7 @@ def _kernels() -> list[tuple[Kernel, torch.dtype]]:
     """Return all kernels, with the types for which they are compiled."""
     additive_kernels = [launch.EXPONENTIALS, launch.SCORES, launch.BY_KEYS, launch.BY_FEATURES]
     others = [
-        recurrent_launch._KERNEL, transformer_launch._KERNEL, lstm._FORWARD, lstm._BACKWARD,
+        recurrent_launch._KERNEL, transformer_launch._KERNEL, lstm.FORWARD, lstm.BACKWARD,
         *sequence._KERNELS.values(),
     ]  # fmt: skip
     pairs = [

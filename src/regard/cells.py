@@ -102,9 +102,12 @@ def is_plain(layer: nn.Module) -> TypeGuard[nn.RNNBase]:
 
 
 def faster_kernel(name: str, directions: Sequence[nn.Module], tensors: Sequence[Tensor]) -> Any:
-    """Return the module of `kernels.recurrent` for layers in bfloat16, or None for PyTorch's layers.
+    """Return a module of `kernels.recurrent` for layers in bfloat16; None for PyTorch's layers.
 
-    The first of the tensors that the layers depend on are the inputs (B, T, I).
+    Args:
+        name: name of the module.
+        directions: the layers.
+        tensors: the inputs (B, T, I), then the other tensors on which the outputs depend.
     """
     inputs = tensors[0]
     if inputs.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):

@@ -15,6 +15,8 @@ from regard.scores import Score
 
 _Form = TypeVar("_Form", bound=Score)
 
+_OWN_MODULES = ("regard.", "torch.nn.modules.")
+
 
 def projects_separately(score: nn.Module) -> TypeGuard[Score]:
     """Return whether `compare` of projected queries and projected keys gives the scores.
@@ -49,3 +51,21 @@ def check_no_options(score: nn.Module, *options: Mapping[str, Any]) -> None:
                 f"{name} is an option for a score specified by name, got the score module "
                 f"{type(score).__name__}: construct the module with this option"
             )
+
+
+def calls_own_modules(decoder: nn.Module) -> bool:
+    """Return whether no module has hooks and all are from this package or PyTorch, scores excepted.
+
+    Otherwise, a kernel for the whole decoder would bypass them.
+    """
+    scores = {
+        part
+        for module in decoder.modules()
+        if isinstance(module, Score)
+        for part in module.modules()
+    }
+    return not any(
+        has_hooks(module)
+        or (module not in scores and not type(module).__module__.startswith(_OWN_MODULES))
+        for module in decoder.modules()
+    )

@@ -88,10 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _let_waiting_threads_sleep() -> None:
-    """Let PyTorch's threads, which is not imported yet, sleep after tens of microseconds without work.
+    """Let PyTorch's threads sleep after tens of microseconds without work; call it before PyTorch is imported.
 
     By default, they spin while they wait for one whose core is in use. If they slept at once, waking them would
-    take longer than the next operator of a small model.
+    take longer than many operators of a small model.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"

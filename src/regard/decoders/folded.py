@@ -4,6 +4,7 @@ import logging
 
 import torch
 
+from regard.attention.score_modules import calls_own_modules
 from regard.decoders.bahdanau import BahdanauDecoder
 from regard.decoders.ensemble import EnsembleDecoder, EnsembleSteps
 from regard.decoders.folded_recurrent import FoldedRecurrentDecoder
@@ -12,13 +13,10 @@ from regard.decoders.luong import LuongDecoder
 from regard.decoders.protocol import Decoder, StepDecoder
 from regard.decoders.recurrent import AttendingDecoder
 from regard.decoders.transformer import TransformerDecoder
-from regard.kernels.linear import has_hooks
-from regard.scores import Score
 
 _log = logging.getLogger(__name__)
 
 _DTYPES = (torch.float32, torch.float64)
-_OWN_MODULES = ("regard.", "torch.nn.modules.")
 
 
 def fold(decoder: Decoder) -> StepDecoder:
@@ -43,26 +41,8 @@ def _folded(decoder: Decoder) -> FoldedRecurrentDecoder | FoldedTransformerDecod
     if not isinstance(decoder, BahdanauDecoder | LuongDecoder | TransformerDecoder):
         return None
     exact = all(weight.dtype in _DTYPES for weight in decoder.parameters())
-    if not (exact and _calls_own_modules(decoder)):
+    if not (exact and calls_own_modules(decoder)):
         return None
     if isinstance(decoder, TransformerDecoder):
         return FoldedTransformerDecoder(decoder)
     return FoldedRecurrentDecoder(decoder)
-
-
-def _calls_own_modules(decoder: AttendingDecoder | TransformerDecoder) -> bool:
-    """Return whether no module has hooks and all are from this package or PyTorch, scores excepted.
-
-    A folded decoder would bypass any other module.
-    """
-    scores = {
-        part
-        for module in decoder.modules()
-        if isinstance(module, Score)
-        for part in module.modules()
-    }
-    return not any(
-        has_hooks(module)
-        or (module not in scores and not type(module).__module__.startswith(_OWN_MODULES))
-        for module in decoder.modules()
-    )

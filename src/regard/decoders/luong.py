@@ -10,7 +10,6 @@ from regard.attention import Intervention, Memory
 from regard.decoders.protocol import Unrolled
 from regard.decoders.recurrent import AttendingDecoder, RecurrentDecoderConfig, RecurrentState
 from regard.kernels.dropout import dropout_mask
-from regard.kernels.linear import has_hooks
 
 
 class LuongDecoder(AttendingDecoder):
@@ -42,23 +41,24 @@ class LuongDecoder(AttendingDecoder):
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
     ) -> Unrolled:
         """Compute all steps: at once, or one by one with input feeding or coverage."""
+        if self.input_feeding:
+            return self._unroll_with_feeding(memory, tokens, need_weights)
         if self.coverage is not None:
             return super().unroll(memory, tokens, need_weights)
-        if self.input_feeding:
-            return self._unroll_fed(memory, tokens, need_weights)
         top = self._run_cells(self._embed(tokens), self.start(memory).hidden)
         steps = torch.arange(tokens.shape[1], device=tokens.device)
         context, weights = self._attend(top, memory, steps, None, need_weights)
         weights = None if weights is None else weights[:, :, None, None]
         return Unrolled(self._read_out(context, top), weights)
 
-    def _unroll_fed(self, memory: Memory, tokens: Tensor, need_weights: bool) -> Unrolled:
-        """Compute all steps with input feeding."""
+    def _unroll_with_feeding(
+        self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool
+    ) -> Unrolled:
         state, inputs, readout = self.start(memory), self._project(tokens), self.readout
-        is_plain = type(readout) is nn.Linear and not has_hooks(readout) and len(self.cells) == 1
+        is_plain = len(self.cells) == 1 and type(readout) is nn.Linear and readout.bias is not None  # pyright: ignore
         found = self._find_kernel(inputs, state, *readout.parameters()) if is_plain else None
         if found is None:
-            return super().unroll(memory, tokens, need_weights)
+            return self._unroll_from(state, inputs, need_weights)
         factors = None
         if self.training and self.dropout > 0:
             like = inputs.new_empty(*tokens.T.shape, readout.out_features, dtype=torch.bfloat16)

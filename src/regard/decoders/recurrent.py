@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.attention import Attention, Intervention, Memory
 from regard.attention.coverage import Coverage
-from regard.attention.score_modules import has_form
+from regard.attention.score_modules import calls_own_modules, has_form
 from regard.attention.window import LocalWindow
 from regard.cells import Cell, faster_kernel
 from regard.decoders.output import OutputDecoder, known_tokens, repeat_beams
@@ -122,7 +122,7 @@ class RecurrentDecoder(OutputDecoder):
     def start(self, memory: Memory) -> RecurrentState:
         """Return the first state: tanh of a linear map of the encoder's final state."""
         hidden = torch.tanh(self.bridge(memory.final)).unflatten(-1, self.state_shape)
-        # PyTorch copies the matrix once per row to multiply (B, 1, D) rows that are not contiguous
+        # to multiply queries (B, 1, D) that are not contiguous, PyTorch would copy the matrix B times
         hidden = hidden.movedim(0, -2).contiguous()
         return RecurrentState(memory, tuple(layer.unbind() for layer in hidden.unbind()))
 
@@ -159,11 +159,16 @@ class RecurrentDecoder(OutputDecoder):
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
     ) -> Unrolled:
         """Compute all steps one by one."""
-        state = self.start(memory)
+        return self._unroll_from(self.start(memory), self._project(tokens), need_weights)
+
+    def _unroll_from(
+        self, state: RecurrentState, inputs: Float[Tensor, "B L G"], need_weights: bool
+    ) -> Unrolled:
+        """Compute all steps one by one, given the first state and the projected embeddings."""
         readouts: list[Tensor] = []
         by_step: list[Tensor | None] = []
-        for inputs in self._project(tokens).unbind(1):
-            readout, weights, state = self.advance(inputs, state, need_weights)
+        for projected in inputs.unbind(1):
+            readout, weights, state = self.advance(projected, state, need_weights)
             readouts.append(readout)
             by_step.append(weights)
         return Unrolled(torch.stack(readouts, 1), stack_steps(by_step))
@@ -353,27 +358,42 @@ class AttendingDecoder(RecurrentDecoder):
     def _find_kernel(
         self, inputs: Float[Tensor, "B L G"], state: RecurrentState, *others: Tensor
     ) -> tuple[Any, tuple[Any, ...]] | None:
-        """Return the module that computes all steps of the first layer, and its arguments.
+        """Return the module that computes all steps of the first layer in training, and its arguments.
 
-        None if PyTorch's operators must compute them. `inputs` are the projected embeddings, `others` what
-        else the steps depend on.
+        None if PyTorch's operators must compute them. `inputs` are the projected embeddings, `others` the
+        tensors on which the steps depend too.
         """
         attention, memory, cell = self.attention, state.memory, self.cells[0]
-        score, keys = cast("Additive | Concat", attention.score), memory.keys[0]
-        if type(score) not in (Additive, Concat) or any(map(has_hooks, score.modules())):
+        query_weight, keys = _query_weight(attention.score), memory.keys[0]
+        if (
+            query_weight is None
+            or not isinstance(keys, AdditiveKeys)
+            or not calls_own_modules(self)
+        ):
             return None
-        if self.window or self.coverage or attention.normalizer != "softmax":
+        if self.window is not None or self.coverage is not None:
             return None
-        if not isinstance(keys, AdditiveKeys) or (attention.training and attention.dropout > 0):
+        if attention.normalizer != "softmax" or (attention.training and attention.dropout > 0):
             return None
-        tensors = [*state.hidden[0], keys.projected, memory.states, *score.parameters(), *others]
+        vector = cast("PairwiseScore", attention.score).vector
+        tensors = [*state.hidden[0], keys.projected, memory.states, query_weight, vector, *others]
         kernel = faster_kernel("attending", [cell.rnn], [inputs, *tensors])
         if kernel is None:
             return None
-        by_query = score.project_query(torch.eye(self.state_shape[2])).T
-        source = kernel.Source(keys, memory.states, memory.padding, by_query, score.vector)
         weights = kernel.Cell(cell.extra_weight, *cell.recurrent)
-        return kernel, (inputs, state.hidden[0], weights, source)
+        tensors = kernel.AttentionTensors(keys, memory.states, memory.padding, query_weight, vector)
+        return kernel, (inputs, state.hidden[0], weights, tensors)
+
+
+def _query_weight(score: nn.Module) -> Tensor | None:
+    """Return W of an additive or concat score; None if it projects queries in another way."""
+    if not has_form(score, PairwiseScore) or any(map(has_hooks, score.modules())):
+        return None
+    if type(score) is Concat:
+        return score.weight[:, : score.query_dim]
+    if type(score) is Additive and type(score.query_proj) is nn.Linear:
+        return score.query_proj.weight if score.query_proj.bias is None else None  # pyright: ignore
+    return None
 
 
 def stack_steps(weights: Sequence[Tensor | None]) -> Float[Tensor, "B L 1 1 T"] | None:

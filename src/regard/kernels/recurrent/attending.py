@@ -1,4 +1,4 @@
-"""LSTM layers that need the attention of every step, in bfloat16, with gradients, on CPUs.
+"""LSTM layers that attend at every step, in bfloat16, with gradients, on CPUs.
 
 The score is additive. The layer reads the context (`attend_first`; Bahdanau et al. 2015, arXiv:1409.0473) or, with
 input feeding, the readout of the step before (`feed_input`; Luong et al. 2015, arXiv:1508.04025):
@@ -6,8 +6,9 @@ input feeding, the readout of the step before (`feed_input`; Luong et al. 2015, 
     c_t = attention(s_{t-1})    s_t = cell(s_{t-1}, x_t + W_x c_t)
     s_t = cell(s_{t-1}, x_t + W_x r_{t-1})    c_t = attention(s_t)    r_t = tanh(W_r [c_t; s_t] + b_r)
 
-Queries, scores, weights and c of the cell are float32, all other numbers bfloat16. In the tensors of this module,
-the steps come first. The gradients of a matrix and of the values are one product for all steps.
+States, contexts, readouts and the products with matrices are bfloat16; attention is computed in float32, and the
+cell state m_t is kept in float32. In the tensors of all steps, the step is the first axis. The gradient of a matrix,
+and that of the values, is one product for all steps.
 """
 
 import functools
@@ -33,27 +34,30 @@ from regard.kernels.weighted_sum import without_autocast
 class Cell(NamedTuple):
     """The weights of an LSTM cell."""
 
-    by_extra: Float[Tensor, "G I"]
+    extra_weight: Float[Tensor, "G I"]
     """W_x."""
-    by_state: Float[Tensor, "G D"]
+    state_weight: Float[Tensor, "G D"]
     bias: Float[Tensor, " G"]
 
 
-class Source(NamedTuple):
-    """What is attended to, and the weights of the score."""
+class AttentionTensors(NamedTuple):
+    """What the layer attends to, and the weights of the score v . tanh(W_q s + k)."""
 
     keys: AdditiveKeys
-    """Projected keys (B, T, E)."""
-    values: Float[Tensor, "B T C"]
+    """k, the projected keys (B, T, E)."""
+    values: Float[Tensor, "B T Dv"]
     masked: Bool[Tensor, "B T"]
-    by_query: Float[Tensor, "E D"]
+    """True = may not be attended to."""
+    query_weight: Float[Tensor, "E D"]
+    """W_q."""
     vector: Float[Tensor, " E"]
+    """v."""
 
-    def tensors(self) -> list[Tensor | None]:
-        """Return the fields of `_Attention` up to `by_query`."""
+    def in_compute_dtypes(self) -> list[Tensor | None]:
+        """Return the first fields of `_Attention`."""
         keys, prepared = self.keys.projected, self.keys.prepared
         vector, values = self.vector.float(), self.values.float()
-        return [keys, prepared, vector, values, self.masked, self.by_query.bfloat16()]
+        return [keys, prepared, vector, values, self.masked, self.query_weight.bfloat16()]
 
 
 class _Attention(NamedTuple):
@@ -64,24 +68,24 @@ class _Attention(NamedTuple):
     vector: Tensor
     values: Tensor
     masked: Tensor
-    by_query: Tensor
+    query_weight: Tensor
     queries: Float[Tensor, "L B E"]
     weights: Float[Tensor, "L B T"]
-    contexts: Float[Tensor, "L B C"]
+    contexts: Float[Tensor, "L B Dv"]
 
     @classmethod
-    def of(cls, source: Sequence[Any], steps: int) -> "_Attention":
-        """Return the attention to `Source.tensors`, with space for all steps."""
-        keys, values = source[0], source[3]
+    def allocate(cls, given: Sequence[Any], steps: int) -> "_Attention":
+        """Return buffers for all steps, and the tensors of `AttentionTensors.in_compute_dtypes`."""
+        keys, values = given[0], given[3]
         batch, length, width = keys.shape
         queries = keys.new_empty(steps, batch, width)
         weights = keys.new_empty(steps, batch, length)
         contexts = values.new_empty(steps, batch, values.shape[2], dtype=torch.bfloat16)
-        return cls._make([*source, queries, weights, contexts])
+        return cls._make([*given, queries, weights, contexts])
 
-    def attend(self, step: int, state: Float[Tensor, "B D"]) -> Float[Tensor, "B C"]:
+    def attend(self, step: int, state: Float[Tensor, "B D"]) -> Float[Tensor, "B Dv"]:
         """Return the context of a step."""
-        self.queries[step] = state @ self.by_query.t()
+        self.queries[step] = state @ self.query_weight.t()
         queries, workspace = self.queries[step][:, None], dispatch.default_workspace(state.device)
         scores = dispatch.scores(queries, self.keys, self.vector[None], self.prepared, workspace)
         weights = normalize(scores, self.masked[:, None], "softmax")
@@ -91,7 +95,7 @@ class _Attention(NamedTuple):
 
 
 class _AttentionGradients:
-    """The gradients of `_Attention`, step by step."""
+    """The gradients of `_Attention`, from the last step to the first."""
 
     def __init__(self, attention: _Attention) -> None:
         self._attention = attention
@@ -100,107 +104,115 @@ class _AttentionGradients:
         self._keys = torch.zeros_like(attention.keys)
         self._vector = torch.zeros_like(attention.vector)
 
-    def add(self, step: int, context: Tensor, weights: Tensor, grad_state: Tensor) -> None:
-        """Add the gradient of the state that was the query to `grad_state`, given those of context and weights."""
-        attention, self._contexts[step] = self._attention, context
-        # `values @ context` takes PyTorch five to ten times as long
+    def add_to(
+        self, grad_state: Tensor, step: int, grad_context: Tensor, grad_weights: Tensor
+    ) -> None:
+        """Add the gradient of the state that was the query of a step to `grad_state`."""
+        attention, self._contexts[step] = self._attention, grad_context
+        # `values @ grad_context` takes PyTorch five to ten times as long
         gradient = torch.bmm(self._contexts[step][:, None], attention.values.transpose(1, 2))
-        gradient += weights[:, None]
+        gradient += grad_weights[:, None]
         gradient = normalizer_backward(gradient, attention.weights[step][:, None], "softmax")
         queries, keys, vector = attention.queries[step][:, None], attention.keys, attention.vector
         workspace = dispatch.default_workspace(keys.device)
-        by_query, by_keys, by_vector = dispatch.gradients(
+        grad_queries, grad_keys, grad_vector = dispatch.gradients(
             gradient, queries, keys, vector[None], workspace
         )
-        self._queries[step] = by_query[:, 0]
-        self._keys += by_keys
-        self._vector += by_vector[0]
-        grad_state.addmm_(self._queries[step], attention.by_query)
+        self._queries[step] = grad_queries[:, 0]
+        self._keys += grad_keys
+        self._vector += grad_vector[0]
+        grad_state.addmm_(self._queries[step], attention.query_weight)
 
-    def of_source(self, states: Float[Tensor, "L B D"]) -> list[Tensor | None]:
-        """Return the gradients of `Source.tensors`, given the states that were the queries."""
+    def of_inputs(self, states: Float[Tensor, "L B D"]) -> list[Tensor | None]:
+        """Return the gradients of the given tensors; `states` were the queries."""
         weights = self._attention.weights.permute(1, 2, 0)
         values = torch.bmm(weights, self._contexts.transpose(0, 1))
-        return [self._keys, None, self._vector, values, None, _of_matrix(self._queries, states)]
+        query_weight = _gradient_of_matrix(self._queries, states)
+        return [self._keys, None, self._vector, values, None, query_weight]
 
 
 class _Cells(NamedTuple):
     """The cells of all steps."""
 
-    by_extra: Tensor
-    by_state: Tensor
+    extra_weight: Tensor
+    state_weight: Tensor
     positions: Tensor
     """(L, 1, B): the rows of the gates."""
     gates: Float[Tensor, "L B G"]
     memories: Float[Tensor, "L+1 1 B D"]
+    """m_0 to m_L."""
     before: Float[Tensor, "L B D"]
-    """The states before every step."""
+    """s_0 to s_{L-1}."""
     states: Float[Tensor, "L B D"]
+    """s_1 to s_L."""
 
     @classmethod
-    def of(cls, inputs: Tensor, memory: Tensor, weights: Sequence[Tensor]) -> "_Cells":
-        """Return the cells with the fields of `Cell`, given x (B, L, G) and the first c, with space for all steps."""
-        by_extra, by_state, bias = weights
-        (batch, steps, gates_dim), width = inputs.shape, by_state.shape[1]
+    def allocate(cls, inputs: Tensor, memory: Tensor, weights: Sequence[Tensor]) -> "_Cells":
+        """Return buffers for all steps, given x (B, L, G), m_0 and the fields of `Cell`."""
+        extra_weight, state_weight, bias = weights
+        (batch, steps, gates_dim), width = inputs.shape, state_weight.shape[1]
         gates = inputs.new_empty(steps, batch, gates_dim)
         torch.add(inputs.transpose(0, 1), bias, out=gates)
         memories = memory.new_empty(steps + 1, 1, batch, width)
         memories[0] = memory
         positions = torch.arange(steps * batch, device=inputs.device).view(steps, 1, batch)
         before, states = inputs.new_empty(2, steps, batch, width)
-        return cls(by_extra, by_state, positions, gates, memories, before, states)
+        return cls(extra_weight, state_weight, positions, gates, memories, before, states)
 
-    def run(self, step: int, state: Tensor, extra: Tensor | None) -> None:
-        """Replace the state with the next one."""
-        products = state @ self.by_state.t()
+    def advance(self, step: int, state: Tensor, extra: Tensor | None) -> None:
+        """Replace the state before the step with the one after it."""
+        products = state @ self.state_weight.t()
         if extra is not None:
-            products.addmm_(extra, self.by_extra.t())
+            products.addmm_(extra, self.extra_weight.t())
         before, states = self.before.flatten(0, 1)[None], self.states.flatten(0, 1)[:, None]
         run_step(FORWARD, *self.of_step(step), products[None], state[None], before, states)
 
     def of_step(self, step: int) -> list[Tensor]:
-        """Return what the kernels of a step and of its gradients have in common."""
+        """Return the first arguments of both kernels."""
         gates = self.gates.flatten(0, 1)[None]
         return [gates, self.positions[step], *self.memories[step : step + 2]]
 
 
 class _CellGradients:
-    """The gradients of `_Cells`, step by step."""
+    """The gradients of `_Cells`, from the last step to the first."""
 
     def __init__(self, cells: _Cells) -> None:
         self._cells = cells
         self.state = torch.zeros_like(cells.before[0])
-        """Of the state after the step, then before it."""
+        """The gradient of the state before the latest step, through the cells."""
         self._memory = torch.zeros_like(cells.memories[0])
         self._gates = torch.empty_like(cells.gates)
 
-    def add(self, step: int, states: Float[Tensor, "L B D"]) -> Float[Tensor, "B I"]:
-        """Return the gradient of the extra input of a step, given those of the states from other layers."""
-        cells, by_gates = self._cells, torch.empty_like(self._gates[step])
-        given = [states.flatten(0, 1)[:, None], self.state[None], self._memory]
-        gates = self._gates.flatten(0, 1)[None]
-        run_step(BACKWARD, *cells.of_step(step), *given, gates, by_gates[None])
-        torch.mm(by_gates, cells.by_state, out=self.state)
-        return by_gates @ cells.by_extra
+    def of_extra(self, step: int, grad_states: Float[Tensor, "L B D"]) -> Float[Tensor, "B I"]:
+        """Return the gradient of the extra input of a step; `grad_states` come from outside of the cells."""
+        cells, gates = self._cells, self._gates.flatten(0, 1)[None]
+        given = [grad_states.flatten(0, 1)[:, None], self.state[None], self._memory]
+        # with one direction, the rows of the step are the gradients of its products, too
+        run_step(BACKWARD, *cells.of_step(step), *given, gates, self._gates[step][None])
+        torch.mm(self._gates[step], cells.state_weight, out=self.state)
+        return self._gates[step] @ cells.extra_weight
 
     def of_inputs(self, extras: Float[Tensor, "L2 B I"]) -> list[Tensor]:
-        """Return the gradients of x, the first state, the first c and the fields of `Cell`.
+        """Return the gradients of x, s_0, m_0 and the fields of `Cell`.
 
-        `extras` contains the extra inputs of the last L2 steps.
+        `extras` were the extra inputs of the last L2 steps.
         """
         gates = self._gates
-        by_extra = _of_matrix(gates[len(gates) - len(extras) :], extras)
-        weights = by_extra, _of_matrix(gates, self._cells.before), gates.sum((0, 1))
+        extra_weight = _gradient_of_matrix(gates[len(gates) - len(extras) :], extras)
+        state_weight = _gradient_of_matrix(gates, self._cells.before)
+        weights = extra_weight, state_weight, gates.sum((0, 1))
         return [gates.transpose(0, 1), self.state, self._memory[0], *weights]
 
 
-def _of_matrix(products: Float[Tensor, "L B E"], inputs: Float[Tensor, "L B I"]) -> Tensor:
-    """Return the gradient (E, I) of the matrix that all steps multiply by, given those of the products."""
-    return products.flatten(0, 1).t() @ inputs.flatten(0, 1)
+def _gradient_of_matrix(
+    grad_products: Float[Tensor, "L B E"], rows: Float[Tensor, "L B I"]
+) -> Float[Tensor, "E I"]:
+    """Return the gradient of the matrix by which the rows of all steps were multiplied."""
+    return grad_products.flatten(0, 1).t() @ rows.flatten(0, 1)
 
 
 def _first_order(compute: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a backward pass that cannot be differentiated, without autocast, in which its caller may be."""
+    """Wrap a backward pass: disable autocast, and raise an error if it is itself differentiated."""
 
     @functools.wraps(compute)
     def backward(ctx: Any, *gradients: Tensor) -> Any:
@@ -212,17 +224,18 @@ def _first_order(compute: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _AttendFirst(torch.autograd.Function):
-    """States, contexts and weights, given x (B, L, G), the first state and c, `Cell` and `Source.tensors`."""
+    """States, contexts and weights, given x (B, L, G), s_0, m_0, `Cell` and `AttentionTensors`."""
 
     @staticmethod
     def forward(
         ctx: Any, inputs: Tensor, state: Tensor, memory: Tensor, *others: Any
     ) -> tuple[Tensor, ...]:
         steps = inputs.shape[1]
-        cells, attention = _Cells.of(inputs, memory, others[:3]), _Attention.of(others[3:], steps)
+        cells = _Cells.allocate(inputs, memory, others[:3])
+        attention = _Attention.allocate(others[3:], steps)
         state = state.clone(memory_format=torch.contiguous_format)
         for step in range(steps):
-            cells.run(step, state, attention.attend(step, state))
+            cells.advance(step, state, attention.attend(step, state))
         ctx.save_for_backward(*cells, *attention)
         return cells.states, attention.contexts, attention.weights
 
@@ -231,21 +244,20 @@ class _AttendFirst(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_states: Tensor, grad_contexts: Tensor, grad_weights: Tensor
     ) -> tuple[Tensor | None, ...]:
-        saved, fields = ctx.saved_tensors, len(_Cells._fields)
-        cells, attention = _Cells(*saved[:fields]), _Attention(*saved[fields:])
-        by_cells, by_attention = _CellGradients(cells), _AttentionGradients(attention)
+        cells, attention = _saved(ctx.saved_tensors)
+        of_cells, of_attention = _CellGradients(cells), _AttentionGradients(attention)
         grad_states = grad_states.contiguous()
         for step in reversed(range(len(grad_states))):
-            context = grad_contexts[step] + by_cells.add(step, grad_states).float()
-            by_attention.add(step, context, grad_weights[step], by_cells.state)
-        of_inputs = by_cells.of_inputs(attention.contexts)
-        return *of_inputs, *by_attention.of_source(cells.before)
+            grad_context = grad_contexts[step] + of_cells.of_extra(step, grad_states).float()
+            of_attention.add_to(of_cells.state, step, grad_context, grad_weights[step])
+        of_inputs = of_cells.of_inputs(attention.contexts)
+        return *of_inputs, *of_attention.of_inputs(cells.before)
 
 
 class _FeedInput(torch.autograd.Function):
-    """Readouts and weights, given x (B, L, G), the first state and c, W_r, b_r, `Cell` and `Source.tensors`.
+    """Readouts and weights, given x (B, L, G), s_0, m_0, W_r, b_r, factors, `Cell` and `AttentionTensors`.
 
-    `factors` (L, B, R) of dropout multiply the readouts; None without dropout.
+    The readouts are multiplied by the factors of dropout (L, B, R); None without dropout.
     """
 
     @staticmethod
@@ -254,23 +266,24 @@ class _FeedInput(torch.autograd.Function):
         inputs: Tensor,
         state: Tensor,
         memory: Tensor,
-        readout: Tensor,
+        weight: Tensor,
         bias: Tensor,
         factors: Tensor | None,
         *others: Any,
     ) -> tuple[Tensor, Tensor]:
         steps = inputs.shape[1]
-        cells, attention = _Cells.of(inputs, memory, others[:3]), _Attention.of(others[3:], steps)
+        cells = _Cells.allocate(inputs, memory, others[:3])
+        attention = _Attention.allocate(others[3:], steps)
         state = state.clone(memory_format=torch.contiguous_format)
         activations = state.new_empty(steps, len(state), len(bias))
         readouts = activations if factors is None else torch.empty_like(activations)
         for step in range(steps):
-            cells.run(step, state, readouts[step - 1] if step else None)
+            cells.advance(step, state, readouts[step - 1] if step else None)
             joined = torch.cat([attention.attend(step, state), state], dim=1)
-            activations[step] = torch.addmm(bias, joined, readout.t()).tanh_()
+            activations[step] = torch.addmm(bias, joined, weight.t()).tanh_()
             if factors is not None:
                 torch.mul(activations[step], factors[step], out=readouts[step])
-        ctx.save_for_backward(readout, factors, activations, readouts, *cells, *attention)
+        ctx.save_for_backward(weight, factors, activations, readouts, *cells, *attention)
         return readouts, attention.weights
 
     @staticmethod
@@ -278,29 +291,37 @@ class _FeedInput(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, grad_readouts: Tensor, grad_weights: Tensor
     ) -> tuple[Tensor | None, ...]:
-        readout, factors, activations, readouts, *saved = ctx.saved_tensors
-        fields = len(_Cells._fields)
-        cells, attention = _Cells(*saved[:fields]), _Attention(*saved[fields:])
-        by_cells, by_attention = _CellGradients(cells), _AttentionGradients(attention)
-        width, products = attention.contexts.shape[2], torch.empty_like(activations)
-        grad_states, extra = torch.empty_like(cells.states), None
+        weight, factors, activations, readouts, *saved = ctx.saved_tensors
+        cells, attention = _saved(saved)
+        of_cells, of_attention = _CellGradients(cells), _AttentionGradients(attention)
+        contexts, grad_products = attention.contexts, torch.empty_like(activations)
+        grad_states, grad_extra = torch.empty_like(cells.states), None
         for step in reversed(range(len(readouts))):
-            gradient = grad_readouts[step] if extra is None else grad_readouts[step] + extra
+            gradient = grad_readouts[step]
+            gradient = gradient if grad_extra is None else gradient + grad_extra
             gradient = gradient if factors is None else gradient * factors[step]
-            products[step] = torch.ops.aten.tanh_backward(gradient, activations[step])
-            joined = products[step] @ readout
-            grad_states[step] = joined[:, width:]
-            by_attention.add(step, joined[:, :width], grad_weights[step], grad_states[step])
-            extra = by_cells.add(step, grad_states)
-        of_inputs = by_cells.of_inputs(readouts[:-1])
-        by_readout = [_of_matrix(products, each) for each in (attention.contexts, cells.states)]
-        of_readout = torch.cat(by_readout, dim=1), products.sum((0, 1)), None
-        of_source = by_attention.of_source(cells.states)
+            grad_products[step] = torch.ops.aten.tanh_backward(gradient, activations[step])
+            of_context, of_state = (grad_products[step] @ weight).split(
+                [contexts.shape[2], cells.states.shape[2]], dim=1
+            )
+            grad_states[step] = of_state
+            of_attention.add_to(grad_states[step], step, of_context, grad_weights[step])
+            grad_extra = of_cells.of_extra(step, grad_states)
+        blocks = [_gradient_of_matrix(grad_products, rows) for rows in (contexts, cells.states)]
+        of_readout = torch.cat(blocks, dim=1), grad_products.sum((0, 1)), None
+        of_inputs = of_cells.of_inputs(readouts[:-1])
+        of_source = of_attention.of_inputs(cells.states)
         return *of_inputs[:3], *of_readout, *of_inputs[3:], *of_source
 
 
+def _saved(tensors: Sequence[Any]) -> tuple[_Cells, _Attention]:
+    """Return what a forward pass has saved last."""
+    fields = len(_Cells._fields)
+    return _Cells(*tensors[:fields]), _Attention(*tensors[fields:])
+
+
 def is_faster(batch: int, width: int) -> bool:
-    """Return whether the functions of this module support states of this width; they are always faster."""
+    """Return whether there is a kernel for states of this width; it is faster with any number of rows."""
     return has_kernels(width)
 
 
@@ -308,19 +329,22 @@ def attend_first(
     inputs: Float[Tensor, "B L G"],
     state: Sequence[Float[Tensor, "B D"]],
     cell: Cell,
-    source: Source,
-) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L C"], Float[Tensor, "B L T"]]:
-    """Return the states, the contexts and, in float32, the attention weights.
+    attention: AttentionTensors,
+) -> tuple[Float[Tensor, "B L D"], Float[Tensor, "B L Dv"], Float[Tensor, "B L T"]]:
+    """Return the states and the contexts in bfloat16, and the attention weights in float32.
 
     Args:
         inputs: x, the projected embeddings.
-        state: s and c before the first step.
+        state: s_0 and m_0.
         cell: the weights of the cell.
-        source: what is attended to.
+        attention: what the layer attends to.
     """
     with without_autocast(inputs.device):
-        tensors = *_in_bfloat16(inputs, state), *(weight.bfloat16() for weight in cell)
-        outputs = _AttendFirst.apply(*tensors, *source.tensors())
+        outputs = _AttendFirst.apply(
+            *_in_compute_dtypes(inputs, state),
+            *(weight.bfloat16() for weight in cell),
+            *attention.in_compute_dtypes(),
+        )
     states, contexts, weights = (each.transpose(0, 1) for each in outputs)
     return states, contexts, weights
 
@@ -329,23 +353,32 @@ def feed_input(
     inputs: Float[Tensor, "B L G"],
     state: Sequence[Float[Tensor, "B D"]],
     cell: Cell,
-    source: Source,
-    readout: tuple[Float[Tensor, "R C+D"], Float[Tensor, " R"]],
+    attention: AttentionTensors,
+    readout: tuple[Float[Tensor, "R Dv+D"], Float[Tensor, " R"]],
     factors: Float[Tensor, "L B R"] | None,
 ) -> tuple[Float[Tensor, "B L R"], Float[Tensor, "B L T"]]:
-    """Return the readouts and, in float32, the attention weights.
+    """Return the readouts in bfloat16, and the attention weights in float32.
 
-    The arguments are those of `attend_first`, W_r and b_r, and the factors of dropout in bfloat16.
+    Args:
+        inputs: x, the projected embeddings.
+        state: s_0 and m_0.
+        cell: the weights of the cell.
+        attention: what the layer attends to.
+        readout: W_r and b_r.
+        factors: the factors of dropout for the readouts, in bfloat16; None without dropout.
     """
     with without_autocast(inputs.device):
-        weights = [weight.bfloat16() for weight in readout]
-        tensors = *_in_bfloat16(inputs, state), *weights, factors
-        cell_weights = [weight.bfloat16() for weight in cell]
-        outputs = _FeedInput.apply(*tensors, *cell_weights, *source.tensors())
-    readouts, alphas = (each.transpose(0, 1) for each in outputs)
-    return readouts, alphas
+        outputs = _FeedInput.apply(
+            *_in_compute_dtypes(inputs, state),
+            *(weight.bfloat16() for weight in readout),
+            factors,
+            *(weight.bfloat16() for weight in cell),
+            *attention.in_compute_dtypes(),
+        )
+    readouts, weights = (each.transpose(0, 1) for each in outputs)
+    return readouts, weights
 
 
-def _in_bfloat16(inputs: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _in_compute_dtypes(inputs: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     output, memory = state
     return inputs.bfloat16(), output.bfloat16(), memory.float()
