@@ -44,10 +44,10 @@ def make_decoder(kind: str, **others: Any) -> AttendingDecoder:
     return decoder
 
 
-def make_memory(lengths: list[int], states_dim: int = 6) -> Memory:
+def make_memory(lengths: list[int]) -> Memory:
     longest = max(lengths)
     padding = torch.arange(longest) >= torch.tensor(lengths)[:, None]
-    states = torch.randn(len(lengths), longest, states_dim).masked_fill(padding[..., None], 0)
+    states = torch.randn(len(lengths), longest, 6).masked_fill(padding[..., None], 0)
     return Memory(
         states.requires_grad_(), padding, torch.randn(len(lengths), 6, requires_grad=True)
     )
@@ -212,9 +212,8 @@ def test_layers_above_the_first_one_are_not_part_of_the_kernel() -> None:
 def test_dropout_multiplies_every_readout_that_is_fed(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(2)
 
-    def mask(
-        like: Tensor, share: float
-    ) -> Tensor:  # the same for every row, as the draws have another order
+    def mask(like: Tensor, share: float) -> Tensor:
+        # the same for every row, as the kernel draws them in another order
         pattern = dropout_mask(torch.empty(like.shape[-1]), share, torch.Generator().manual_seed(3))
         return pattern.to(like.dtype).expand(like.shape)
 
