@@ -6,7 +6,6 @@ from typing import cast
 
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional
 
 from regard import scores
 from regard.attention import Attention, Memory
@@ -27,7 +26,7 @@ from regard.decoders import (
 from regard.encoders import EnsembleEncoder, RecurrentEncoder, TransformerEncoder
 from regard.errors import ConfigError, is_out_of_memory
 from regard.guided_alignment import guided_alignment_losses
-from regard.kernels.weighted_sum import to_compute_dtype
+from regard.kernels.cross_entropy import cross_entropy
 from regard.layers import TransformerConfig
 from regard.score_registry import SCORES
 from regard.text import PAD
@@ -81,8 +80,8 @@ class Seq2Seq(nn.Module):
         unrolled = self.decoder.unroll(memory, batch.inputs, need_weights)
         real = targets != PAD
         if copies is None:
-            logits = to_compute_dtype(self.decoder.predict(unrolled.states[real]))
-            loss = functional.cross_entropy(logits, targets[real], label_smoothing=label_smoothing)
+            logits = self.decoder.predict(unrolled.states[real])
+            loss = cross_entropy(logits, targets[real], label_smoothing)
         else:
             assert unrolled.weights is not None
             rows = copies[real.nonzero()[:, 0]]
