@@ -79,8 +79,9 @@ class RotaryPositions(HeadPositions):
     def forward(self, rows: Float[Tensor, "B H L D"], first: int = 0) -> Float[Tensor, "B H L D"]:
         """Return the vectors rotated by their positions, which start at `first`; D must be even."""
         cosines, sines = self.rotations(first, rows.shape[2], rows.shape[3], rows).unbind(1)
-        left, right = rows.chunk(2, dim=-1)
-        return torch.cat([left * cosines - right * sines, right * cosines + left * sines], dim=-1)
+        swapped = rows.roll(rows.shape[-1] // 2, dims=-1)
+        sines = torch.cat([-sines, sines], dim=-1)
+        return torch.addcmul(rows * cosines.repeat(1, 2), swapped, sines)
 
     def rotations(
         self, first: int, length: int, dim: int, like: Tensor
