@@ -1006,6 +1006,18 @@ def test_autocast_to_the_other_half_precision(score: str) -> None:
     )
 
 
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("score", ["dot", "additive", "bilinear"])
+def test_autocast_does_not_mix_float64(score: str, need_weights: bool) -> None:
+    layer = Attention(score, query_dim=4)
+    rows = torch.randn(2, 3, 4)
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(ShapeError, match=r"same dtype, got torch\.float32, torch\.float64"),
+    ):
+        layer(rows, rows.double(), need_weights=need_weights)
+
+
 def test_the_default_device_has_no_effect() -> None:
     layer = Attention("additive", query_dim=4, dropout=0.5).train()
     rows = torch.randn(1, 1200, 4)  # computed in blocks
@@ -1026,6 +1038,23 @@ def test_dropout_under_vmap(score: str, need_weights: bool) -> None:
     assert not torch.equal(different[0], different[1])
     same = torch.vmap(call, randomness="same")(rows)
     assert torch.equal(same[0], same[1])
+
+
+# PyTorch's own import of its rules for forward mode
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_forward_mode_with_dropout_in_blocks() -> None:
+    layer = Attention("additive", query_dim=2, hidden_dim=2, dropout=0.3).double().train()
+    rows, direction = torch.randn(2, 1, 700, 2, dtype=torch.float64)
+
+    def call(query: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return layer(query, rows).context
+
+    context, tangent = torch.func.jvp(call, (rows,), (direction,))
+    assert_close(context, call(rows), 1e-13)
+    step = 1e-5
+    expected = (call(rows + step * direction) - call(rows - step * direction)) / (2 * step)
+    assert_close(tangent, expected, 1e-8)
 
 
 def test_gradients_of_single_items_with_dropout() -> None:

@@ -86,12 +86,13 @@ class RecurrentEncoder(nn.Module):
         return Memory(states, padding, final)
 
     def _final(self, states: Tensor, lengths: Tensor) -> Tensor:
+        """Return the last output of every direction; 0 for empty sequences."""
         last = (lengths - 1).clamp(min=0)[:, None, None].expand(-1, 1, states.shape[-1])
         ends = states.gather(1, last)[:, 0]
-        if not self.backward_layers:
-            return ends
-        width = states.shape[-1] // 2
-        return torch.cat([ends[:, :width], states[:, 0, width:]], dim=-1)
+        if self.backward_layers:
+            width = states.shape[-1] // 2
+            ends = torch.cat([ends[:, :width], states[:, 0, width:]], dim=-1)
+        return ends.masked_fill((lengths == 0)[:, None], 0)
 
     def _dropout(self, states: Tensor) -> Tensor:
         return dropout(states, self.dropout, self.training)

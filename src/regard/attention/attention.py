@@ -339,7 +339,9 @@ def check_rows(query: Tensor, key: Tensor, value: Tensor) -> None:
         raise ShapeError(
             f"expected query, key and value to have a floating-point dtype, got {dtypes}"
         )
-    if not is_autocast_enabled(query.device) and (not query.dtype == key.dtype == value.dtype):
+    mixed = {query.dtype, key.dtype, value.dtype}
+    # autocast does not convert float64
+    if len(mixed) > 1 and (torch.float64 in mixed or not is_autocast_enabled(query.device)):
         raise ShapeError(
             f"expected query, key and value to have the same dtype, got {dtypes}; convert them first"
         )

@@ -249,6 +249,10 @@ class _DropoutMask(torch.autograd.Function):
         return None, None, None, None
 
     @staticmethod
+    def jvp(ctx: Any, *grad_inputs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return None
+
+    @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
         call: Callable[..., Any] = _DropoutMask.apply
         return _loop_over_batch(call)(info, in_dims, *inputs)
