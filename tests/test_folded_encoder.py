@@ -141,6 +141,26 @@ def test_hooks_of_the_embedding_are_called() -> None:
     torch.testing.assert_close(memory.states, encode(encoder, source, lengths).states)
 
 
+def test_embeddings_with_a_largest_norm_are_left_to_pytorch() -> None:
+    encoder = RecurrentEncoder(VOCABULARY, 8, LANES).eval()
+    source, lengths = batch(3, 5)
+    before = encode(encoder, source, lengths)
+    encoder.embedding.max_norm = 0.3
+    memory = encode(for_inference(copy.deepcopy(encoder)), source, lengths)
+    expected = encode(encoder, source, lengths)
+    torch.testing.assert_close(memory.states, expected.states)
+    assert not torch.allclose(memory.states, before.states)
+
+
+def test_the_final_state_of_an_empty_sequence_is_0() -> None:
+    encoder = RecurrentEncoder(VOCABULARY, 8, LANES).eval()
+    source, _ = batch(3, 5)
+    for module in (encoder, for_inference(encoder)):
+        memory = encode(module, source, torch.tensor([5, 0, 3]))
+        assert memory.final[1].eq(0).all()
+        assert memory.final[::2].ne(0).all()
+
+
 def test_autocast_is_left_to_pytorch() -> None:
     if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
         pytest.skip("PyTorch cannot compute an LSTM in bfloat16 on this processor")

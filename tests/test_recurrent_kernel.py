@@ -2,6 +2,7 @@
 
 import copy
 import logging
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from kernel_searches import StepsOnly, V, encoded, record_calls
 from regard.attention import Memory
@@ -363,6 +364,64 @@ def test_other_decoders_are_left_to_pytorch_and_that_is_logged_once(
     assert [record.message for record in caplog.records] == [
         "this decoder is computed step by step in PyTorch: there is no kernel for it"
     ]
+
+
+def _query_with_bias(decoder: Any) -> None:
+    decoder.attention.score.query_proj = nn.Linear(PANEL, PANEL)
+
+
+def _nonlinear_query(decoder: Any) -> None:
+    score = decoder.attention.score
+    score.query_proj = nn.Sequential(score.query_proj, nn.Tanh())
+
+
+def _replaced_projection(decoder: Any) -> None:
+    score = decoder.attention.score
+    score.project_query = lambda query: torch.tanh(score.query_proj(query))
+
+
+def _replaced_comparison(decoder: Any) -> None:
+    decoder.attention.score.compare = lambda queries, keys: queries @ keys.mT
+
+
+def _clipped_embeddings(decoder: Any) -> None:
+    decoder.embedding.max_norm = 0.5
+
+
+def _sequential(name: str) -> Callable[[Any], None]:
+    def change(decoder: Any) -> None:
+        setattr(decoder, name, nn.Sequential(getattr(decoder, name), nn.Tanh()))
+
+    return change
+
+
+@pytest.mark.parametrize("kind", DECODERS)
+@pytest.mark.parametrize(
+    "change",
+    [
+        _query_with_bias, _nonlinear_query, _replaced_projection, _replaced_comparison,
+        _clipped_embeddings, *map(_sequential, ["bridge", "readout", "output", "embedding"]),
+    ],
+)  # fmt: skip
+def test_decoders_with_other_modules_are_left_to_pytorch(
+    kind: str, change: Callable[[Any], None]
+) -> None:
+    torch.manual_seed(3)
+    model = make_model(attention="additive", decoder=kind)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)
+    tokens, lengths = torch.randint(4, V, (2, 3)), [3, 5]
+    before = run(model.decoder, encoded(model, lengths), tokens)
+    change(model.decoder)
+    decoder: Any = fold(model.decoder)
+    steps = run(decoder, encoded(model, lengths), tokens)
+    expected = run(model.decoder, encoded(model, lengths), tokens)
+    assert getattr(decoder, "kernel", None) is None
+    for found, step, unchanged in zip(steps, expected, before, strict=True):
+        torch.testing.assert_close(found.log_probs, step.log_probs)
+        torch.testing.assert_close(found.weights, step.weights)
+        assert not torch.allclose(step.log_probs, unchanged.log_probs)
 
 
 def test_the_kernel_stays_within_its_inputs() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -169,6 +170,48 @@ def test_decoders_call_the_hooks_of_their_score() -> None:
     with torch.no_grad():
         score.get_parameter("vector_orig").neg_().mul_(3)
     assert (states() - before).abs().max() > 1e-4
+
+
+PRUNED = [
+    ({"decoder": "bahdanau"}, "cells.0.rnn", "weight_hh_l0"),
+    ({"decoder": "luong", "input_feeding": True}, "cells.0.rnn", "weight_ih_l0"),
+    ({"decoder": "posterior"}, "readout", "weight"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("change", [_prune, utils.weight_norm])
+@pytest.mark.parametrize(("options", "path", "name"), PRUNED)
+def test_decoders_that_read_weights_themselves_call_these_hooks(
+    options: dict[str, Any], path: str, name: str, change: Callable[[nn.Module, str], object]
+) -> None:
+    torch.manual_seed(1)
+    config = ModelConfig(encoder_dim=8, decoder_dim=8, embedding_dim=8, **options)
+    model = build(config, 12, 12).eval()
+    source, lengths = torch.tensor([[4, 5, 3], [6, 3, 0]]), torch.tensor([3, 2])
+    tokens = torch.tensor([[2, 4, 5], [2, 7, 4]])
+
+    def states() -> Tensor:
+        return model.decoder.unroll(model.encode(source, lengths), tokens).states
+
+    module = model.decoder.get_submodule(path)
+    change(module, name)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        states().square().sum().backward()
+        optimizer.step()
+    changed = [weight for key, weight in module.named_parameters() if key.startswith(name)]
+    with torch.no_grad():
+        for weight in changed:
+            weight.mul_(-3)
+        stale, found = getattr(module, name).clone(), states()
+        plain = build(config, 12, 12).eval()
+        own, computed = model.state_dict(), getattr(module, name)
+        plain.load_state_dict({key: own.get(key, computed) for key in plain.state_dict()})
+        assert not torch.allclose(computed, stale)
+        expected = plain.decoder.unroll(plain.encode(source, lengths), tokens).states
+    assert_close(found, expected, 1e-5)
 
 
 def test_coverage_needs_projected_keys() -> None:

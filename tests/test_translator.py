@@ -14,6 +14,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import regard
@@ -25,6 +26,7 @@ from regard.hypotheses import length_normalization
 from regard.inference import _Snapshot
 from regard.models import Seq2Seq, build
 from regard.request import prepare
+from regard.scores import Score
 from regard.text import BOS, EOS, Encoding, Tokenizer
 from regard.translation import Translation
 
@@ -539,12 +541,24 @@ def _write_to_data(model: Seq2Seq) -> None:
         weight.data.mul_(1.5)
 
 
+def _clip_embeddings(model: Seq2Seq) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            module.max_norm = 0.1
+
+
+def _replace_comparison(model: Seq2Seq) -> None:
+    for module in model.modules():
+        if isinstance(module, Score):
+            module.compare = lambda queries, keys: -(queries @ keys.mT)
+
+
 @pytest.mark.parametrize("model", [{}, SMALL_TRANSFORMER], ids=["rnn", "transformer"])
 @pytest.mark.parametrize(
     "change",
     [
         _replace_output, _assign_weights, _hook, _prune, _parametrize, _halve, _step_fused,
-        _set_normalizer, _write_to_data,
+        _set_normalizer, _write_to_data, _clip_embeddings, _replace_comparison,
     ],
 )  # fmt: skip
 def test_changes_of_the_model_have_an_effect(

@@ -11,7 +11,7 @@ from torch.nn import functional
 from regard.kernels.additive.autograd import needs_dispatcher
 from regard.kernels.compilation import import_kernel
 from regard.kernels.dropout import in_transform
-from regard.kernels.linear import has_hooks
+from regard.kernels.linear import compute_weights, has_hooks
 from regard.kernels.weighted_sum import in_forward_mode
 
 StepFunction = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
@@ -181,6 +181,7 @@ class Cell(nn.Module):
         _, weight, _, bias = self._weights()
         return weight, bias
 
-    def _weights(self) -> list[nn.Parameter]:
+    def _weights(self) -> Sequence[Tensor]:
         """Return the weights for input and state, then the biases, in PyTorch's order."""
+        compute_weights(self.rnn)
         return self.rnn.all_weights[0]

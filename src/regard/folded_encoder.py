@@ -12,7 +12,7 @@ from regard.attention import Memory
 from regard.cells import is_plain
 from regard.encoders import RecurrentEncoder, reversal_indices
 from regard.kernels.compilation import import_kernel
-from regard.kernels.linear import FrozenLinear, has_hooks
+from regard.kernels.linear import FrozenLinear, is_plain_embedding
 from regard.kernels.weighted_sum import is_autocast_enabled
 
 _LARGEST_FOLDED = 2048
@@ -71,8 +71,9 @@ class FoldedRecurrentEncoder(RecurrentEncoder):
     def _folded_inputs(self) -> Tensor | None:
         """The inputs of the first layer for every entry of the vocabulary; None if there are many entries."""
         embedding, layers = self.embedding, self._layers
-        is_plain = type(embedding) is nn.Embedding and not has_hooks(embedding)
-        if layers is None or not is_plain or embedding.num_embeddings > _LARGEST_FOLDED:
+        if layers is None or not is_plain_embedding(embedding):
+            return None
+        if embedding.num_embeddings > _LARGEST_FOLDED:
             return None
         return layers[0].inputs(embedding.weight.detach())
 

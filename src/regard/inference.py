@@ -4,6 +4,7 @@ import atexit
 import gc
 import itertools
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any, cast
 
 import torch
@@ -93,13 +94,14 @@ def _structure(module: nn.Module) -> list[Any]:
     own = vars(module)  # faster than the attributes
     kinds = ("_modules", "_parameters", "_buffers")
     parts = itertools.chain.from_iterable(own[kind].values() for kind in kinds)
-    return [type(module), has_hooks(module), own.get("forward"), *map(id, parts)]
+    # the number of attributes also grows with a method that is replaced
+    return [type(module), has_hooks(module), own.get("forward"), len(own), *map(id, parts)]
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that are flags, numbers or strings, except `training`."""
-    own = vars(module).items()
-    return {name: x for name, x in own if type(x) in (bool, int, float, str) and name != "training"}
+    """Return the attributes of a module that are flags, numbers, strings or None, except `training`."""
+    own, kinds = vars(module).items(), (bool, int, float, str, NoneType)
+    return {name: x for name, x in own if type(x) in kinds and name != "training"}
 
 
 def _counts(weight: Tensor) -> tuple[Any, ...]:

@@ -11,9 +11,12 @@ from torch import nn
 
 from regard.errors import ConfigError
 from regard.kernels.linear import has_hooks
-from regard.scores import Score
+from regard.scores import Bilinear, Dot, InnerProduct, ScaledDot, Score
 
 _Form = TypeVar("_Form", bound=Score)
+
+_INNER_PRODUCTS = (Dot, ScaledDot, Bilinear, InnerProduct)
+_METHODS = {"forward", "project_query", "project_key", "compare"}
 
 _OWN_MODULES = ("regard.", "torch.nn.modules.")
 
@@ -30,6 +33,11 @@ def projects_separately(score: nn.Module) -> TypeGuard[Score]:
 def has_form(score: nn.Module, form: type[_Form]) -> TypeGuard[_Form]:
     """Return whether the operators for a form, a base class of scores, compute the score."""
     return isinstance(score, form) and projects_separately(score) and _is_own(score, "compare")
+
+
+def is_inner_product(score: nn.Module) -> TypeGuard[Score]:
+    """Return whether the score is the inner product of queries and keys, each multiplied by a matrix."""
+    return type(score) in _INNER_PRODUCTS and _METHODS.isdisjoint(vars(score))
 
 
 def _is_own(score: nn.Module, method: str) -> bool:

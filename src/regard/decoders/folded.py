@@ -7,7 +7,7 @@ import torch
 from regard.attention.score_modules import calls_own_modules
 from regard.decoders.bahdanau import BahdanauDecoder
 from regard.decoders.ensemble import EnsembleDecoder, EnsembleSteps
-from regard.decoders.folded_recurrent import FoldedRecurrentDecoder
+from regard.decoders.folded_recurrent import FoldedRecurrentDecoder, can_fold
 from regard.decoders.folded_transformer import FoldedTransformerDecoder
 from regard.decoders.luong import LuongDecoder
 from regard.decoders.protocol import Decoder, StepDecoder
@@ -45,4 +45,4 @@ def _folded(decoder: Decoder) -> FoldedRecurrentDecoder | FoldedTransformerDecod
         return None
     if isinstance(decoder, TransformerDecoder):
         return FoldedTransformerDecoder(decoder)
-    return FoldedRecurrentDecoder(decoder)
+    return FoldedRecurrentDecoder(decoder) if can_fold(decoder) else None

@@ -9,13 +9,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from regard.attention import Intervention, Memory
+from regard.attention.score_modules import is_inner_product
 from regard.decoders.output import CopyingOutput, known_tokens
 from regard.decoders.protocol import Step
-from regard.decoders.recurrent import AttendingDecoder, RecurrentState
+from regard.decoders.recurrent import AttendingDecoder, RecurrentState, query_weight
 from regard.kernels import additive
 from regard.kernels.additive import AdditiveKeys
 from regard.kernels.decoding.op import FinishedTensors, OpenHypotheses, SearchOutput
-from regard.kernels.linear import FrozenLinear
+from regard.kernels.linear import FrozenLinear, is_linear, is_plain_embedding
 from regard.kernels.normalizers import normalize
 from regard.kernels.recurrent.op import (
     DecoderWeights,
@@ -27,17 +28,18 @@ from regard.kernels.recurrent.op import (
 from regard.kernels.weighted_sum import to_compute_dtype, without_autocast
 from regard.scores import (
     Additive,
-    Bilinear,
     Concat,
-    Dot,
-    InnerProduct,
     PairwiseScore,
-    ScaledDot,
     Score,
 )
 
-_LINEAR_SCORES = (Dot, ScaledDot, Bilinear, InnerProduct, Additive, Concat)
-"""Scores whose projection of queries is a matrix."""
+
+def can_fold(decoder: AttendingDecoder) -> bool:
+    """Return whether the decoder's layers are those whose weights `FoldedRecurrentDecoder` reads."""
+    layers = [decoder.bridge, decoder.readout]
+    if not isinstance(decoder.output, CopyingOutput):  # which is called
+        layers.append(decoder.output)
+    return is_plain_embedding(decoder.embedding) and all(map(is_linear, layers))
 
 
 class FoldedRecurrentDecoder:
@@ -183,10 +185,15 @@ class FoldedRecurrentDecoder:
     def _fold_query(self) -> FrozenLinear | None:
         """Return the projection of queries; None if the decoder must compute the attention itself."""
         decoder, score = self.decoder, self.decoder.attention.score
-        if type(score) not in _LINEAR_SCORES or decoder.window or decoder.coverage:
+        if decoder.window or decoder.coverage:
+            return None
+        if type(score) in (Additive, Concat):
+            weight = query_weight(score)
+            return None if weight is None else FrozenLinear(weight)
+        if not is_inner_product(score):
             return None
         rows = torch.eye(decoder.state_shape[2]).to(decoder.bridge.weight)
-        return FrozenLinear(cast("Score", score).project_query(rows).T)
+        return FrozenLinear(score.project_query(rows).T)
 
     def _attend(
         self, query: Tensor, state: RecurrentState, intervention: Intervention | None

@@ -11,10 +11,11 @@ from torch.nn import functional
 
 from regard.attention import Intervention, Memory, MultiHeadAttention
 from regard.attention.multihead import KeyValue
+from regard.attention.score_modules import is_inner_product
 from regard.decoders.protocol import Step
 from regard.decoders.transformer import DecoderLayer, TransformerDecoder, TransformerState
 from regard.kernels.decoding.op import FinishedTensors, Matrix, OpenHypotheses, SearchOutput
-from regard.kernels.linear import InferenceLinear
+from regard.kernels.linear import is_linear, is_plain_embedding
 from regard.kernels.transformer.op import (
     LayerWeights,
     Norm,
@@ -29,10 +30,7 @@ from regard.kernels.transformer.op import (
 from regard.kernels.weighted_sum import without_autocast
 from regard.layers import Embedding, FeedForward
 from regard.positions import RotaryPositions
-from regard.scores import Bilinear, Dot, InnerProduct, ScaledDot, Score
-
-_INNER_PRODUCTS = (Dot, ScaledDot, Bilinear, InnerProduct)
-"""Scores whose projections of queries and keys are matrices."""
+from regard.scores import Dot, ScaledDot, Score
 
 _LAYER_TYPES = DecoderLayer, FeedForward, MultiHeadAttention, MultiHeadAttention
 
@@ -124,8 +122,9 @@ def _weights(decoder: TransformerDecoder) -> TransformerWeights | None:
     layers, embedding, output = decoder.layers, decoder.embedding, decoder.output
     if (
         not layers
-        or (type(embedding), type(embedding.tokens)) != (Embedding, nn.Embedding)
-        or not _is_linear(output)
+        or type(embedding) is not Embedding
+        or not is_plain_embedding(embedding.tokens)
+        or not is_linear(output)
         or not (_is_norm(decoder.norm) or type(decoder.norm) is nn.Identity)
         or not all(_is_like(layer, layers[0]) for layer in layers)
     ):
@@ -152,13 +151,13 @@ def _is_like(layer: DecoderLayer, first: DecoderLayer) -> bool:
     for part in attentions:
         linears += [part.query_proj, part.key_proj, part.value_proj, part.out_proj]
     return (
-        all(_is_linear(linear) for linear in linears)
+        all(is_linear(linear) for linear in linears)
         and all(_is_norm(residual.norm) for residual in layer.residuals)
         and {residual.pre_norm for residual in layer.residuals} == {first.residuals[0].pre_norm}
         and _planes(layer.self_attention) == _planes(first.self_attention)
         and _planes(layer.self_attention) is not None
         and layer.cross_attention.position_encoding is None
-        and all(type(part.attention.score) in _INNER_PRODUCTS for part in attentions)
+        and all(is_inner_product(part.attention.score) for part in attentions)
         and all(part.attention.normalizer == "softmax" for part in attentions)
         and {part.num_heads for part in attentions} == {first.self_attention.num_heads}
         and network.activation in _ACTIVATIONS
@@ -175,11 +174,6 @@ def _planes(attention: MultiHeadAttention) -> int | None:
     # the matrices of other scores follow the rotation, so they cannot become part of the projections
     is_supported = type(encoding) is RotaryPositions and type(score) in (Dot, ScaledDot)
     return attention.head_dim // 2 if is_supported else None
-
-
-def _is_linear(module: nn.Module) -> bool:
-    """Return whether the module is a linear layer with a bias."""
-    return type(module) in (nn.Linear, InferenceLinear) and isinstance(module.bias, Tensor)
 
 
 def _is_norm(module: nn.Module) -> bool:

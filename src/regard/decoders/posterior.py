@@ -17,6 +17,7 @@ from regard.decoders.recurrent import (
     RecurrentState,
     stack_steps,
 )
+from regard.kernels.linear import compute_weights
 from regard.kernels.normalizers import normalize
 from regard.kernels.weighted_sum import to_compute_dtype
 
@@ -174,6 +175,7 @@ class PosteriorDecoder(AttendingDecoder):
 
     def _readout_weights(self) -> tuple[Tensor, Tensor]:
         """Return the parts of W_c for h_i and for s_t."""
+        compute_weights(self.readout)
         hidden_dim = self.state_shape[2]
         by_context, by_state = self.readout.weight.split(
             [self.readout.in_features - hidden_dim, hidden_dim], dim=1

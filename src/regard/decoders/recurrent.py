@@ -19,7 +19,7 @@ from regard.decoders.protocol import AttentionInputs, Step, Unrolled
 from regard.errors import ConfigError
 from regard.kernels.additive import AdditiveKeys
 from regard.kernels.dropout import dropout
-from regard.kernels.linear import has_hooks
+from regard.kernels.linear import InferenceLinear, has_hooks
 from regard.kernels.weighted_sum import is_autocast_enabled, to_compute_dtype
 from regard.scores import Additive, Concat, PairwiseScore
 
@@ -364,34 +364,32 @@ class AttendingDecoder(RecurrentDecoder):
         tensors on which the steps depend too.
         """
         attention, memory, cell = self.attention, state.memory, self.cells[0]
-        query_weight, keys = _query_weight(attention.score), memory.keys[0]
-        if (
-            query_weight is None
-            or not isinstance(keys, AdditiveKeys)
-            or not calls_own_modules(self)
-        ):
+        weight, keys = query_weight(attention.score), memory.keys[0]
+        if weight is None or not isinstance(keys, AdditiveKeys) or not calls_own_modules(self):
             return None
         if self.window is not None or self.coverage is not None:
             return None
         if attention.normalizer != "softmax" or (attention.training and attention.dropout > 0):
             return None
         vector = cast("PairwiseScore", attention.score).vector
-        tensors = [*state.hidden[0], keys.projected, memory.states, query_weight, vector, *others]
+        tensors = [*state.hidden[0], keys.projected, memory.states, weight, vector, *others]
         kernel = faster_kernel("attending", [cell.rnn], [inputs, *tensors])
         if kernel is None:
             return None
         weights = kernel.Cell(cell.extra_weight, *cell.recurrent)
-        tensors = kernel.AttentionTensors(keys, memory.states, memory.padding, query_weight, vector)
+        tensors = kernel.AttentionTensors(keys, memory.states, memory.padding, weight, vector)
         return kernel, (inputs, state.hidden[0], weights, tensors)
 
 
-def _query_weight(score: nn.Module) -> Tensor | None:
+def query_weight(score: nn.Module) -> Tensor | None:
     """Return W of an additive or concat score; None if it projects queries in another way."""
     if not has_form(score, PairwiseScore) or any(map(has_hooks, score.modules())):
         return None
+    if "project_query" in vars(score):
+        return None
     if type(score) is Concat:
         return score.weight[:, : score.query_dim]
-    if type(score) is Additive and type(score.query_proj) is nn.Linear:
+    if type(score) is Additive and type(score.query_proj) in (nn.Linear, InferenceLinear):
         return score.query_proj.weight if score.query_proj.bias is None else None  # pyright: ignore
     return None
 

@@ -5,7 +5,7 @@ that support it; oneDNN does, and stores the weight once in the order in which i
 """
 
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from jaxtyping import Float
@@ -91,6 +91,26 @@ def has_hooks(module: nn.Module) -> bool:
     own = vars(module)  # faster than the attributes
     kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
     return "forward" in own or any(map(own.__getitem__, kinds))
+
+
+def is_linear(module: nn.Module) -> bool:
+    """Return whether the module is a linear layer with a bias."""
+    return type(module) in (nn.Linear, InferenceLinear) and isinstance(module.bias, Tensor)
+
+
+def is_plain_embedding(module: nn.Module) -> TypeGuard[nn.Embedding]:
+    """Return whether the embeddings of a module are the rows of its weights."""
+    return type(module) is nn.Embedding and module.max_norm is None and not has_hooks(module)
+
+
+def compute_weights(module: nn.Module) -> None:
+    """Run the hooks of `torch.nn.utils`, such as those of `prune`, that set weights before `forward` is called.
+
+    This is for code that reads the weights of a module instead of calling it.
+    """
+    for hook in vars(module)["_forward_pre_hooks"].values():
+        if type(hook).__module__.startswith("torch.nn.utils."):
+            hook(module, ())
 
 
 def _padded_count(count: int) -> int:
