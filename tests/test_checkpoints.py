@@ -639,7 +639,7 @@ def test_fine_tuning_refuses_settings_of_another_model(complete: Path, tmp_path:
     other = Config(out=str(tmp_path / "model"), model=ModelConfig(attention="dot"))
     with pytest.raises(
         regard.ConfigError,
-        match=r"model\.attention is additive in .* cannot change with init_from \(to dot\)",
+        match=r"model\.attention is additive in .* cannot change with init_from \(to dot\); leave it out, or train without init_from",
     ):
         regard.train(other, PAIRS, DEV, init_from=complete)
 

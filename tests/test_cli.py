@@ -476,6 +476,14 @@ def test_a_long_load_is_reported_on_a_terminal_only(
         ("--resum", "no option --resum; did you mean --resume?"),
         ("--conf g2p", "no option --conf; did you mean --config?"),
         ("--zzzzzz 1", "no option --zzzzzz; see regard train --help"),
+        ("--unit char", "no option --unit; did you mean --source.unit?"),
+        ("--train a.tsv", "no option --train; did you mean --data.train?"),
+        ("--max_minutes 5", "no option --max_minutes; did you mean --training.max_minutes?"),
+        ("--data a.tsv", "--data is a group of settings: give one of them, such as --data.train;"),
+        (
+            "--model transformer",
+            "--model is a group of settings: give one of them, such as --model.kind;",
+        ),
         ("stray", "there is an argument too many: stray"),
         ("--model.attention aditive", "got aditive; did you mean additive?"),
         ("--data.bad_lines skp", "data.bad_lines takes one of stop, skip, got skp; did you mean"),
@@ -505,7 +513,9 @@ def test_a_misspelt_option_prints_one_line_that_suggests_the_nearest(
         ("modle: {}", "c.yaml: there is no option modle; did you mean model?"),
         ("model: {attention: aditive}", "got aditive; did you mean additive?"),
         ("training: {max_updates: x}", "training.max_updates takes an integer, got x"),
-        ("model:\n  dropout: [", "c.yaml, line 2: expected the node content"),
+        ("model:\n  dropout: [", "c.yaml, line 2: the file ends in the middle of a value"),
+        ("model:\n\tdropout: 0", "c.yaml, line 2: YAML is indented with spaces, not with TABs"),
+        ("model: {dropout: 0}}", "c.yaml, line 1: not valid YAML ("),
         ("model: {dropout: much}", "c.yaml: model.dropout takes a number, got much"),
         ("model: {dropuot: 0.1}", "c.yaml: there is no option model.dropuot; did you mean"),
         ("lr: 0.1", "c.yaml: there is no option lr"),
@@ -847,7 +857,7 @@ def test_the_value_of_an_option_may_begin_with_a_hyphen(
     regard: Command, folders: Folders, lines: str
 ) -> None:
     result = regard("translate", folders.model, lines, "--prefix", "-b")
-    assert "--prefix" not in result.err
+    assert "--prefix: the prefix contains tokens that are not" in error_line(result, 1)
     assert regard("translate", folders.model, lines, "--prefix=-b") == result
     assert "expected one argument" in regard("translate", folders.model, "--prefix", "--json").err
 
@@ -1004,7 +1014,14 @@ def test_interventions_are_those_of_python(
     [
         ("--pin 1=0.5", "--pin takes STEP:SOURCE=WEIGHT with steps and source tokens counted from"),
         ("--pin 0:9=0.5", "source tokens from 0 to 3, got step 0 and tokens 9"),
-        ("--pin 0:0=2", "sum to at most 1, got 2 at step 0"),
+        (
+            "--pin 0:0=2",
+            "--pin: pinned weights of a step must be at least 0 and sum to at most 1, got 2",
+        ),
+        (
+            "--prefix Z",
+            "--prefix: the prefix contains tokens that are not in the model's vocabulary: Z",
+        ),
         ("--ablate-heads 0", "--ablate-heads takes LAYER:HEAD, both counted from 0, such as 2:1"),
         ("--ablate-heads 0:4", "there is no head 4 in layer 0 to ablate"),
         ("--ablate-heads 1:0", "both counted from 0"),
@@ -1498,6 +1515,14 @@ def test_plot_can_force_the_output(regard: Command, folders: Folders, tmp_path: 
     result = regard("plot", folders.model, "abc", "-o", path, "--target", "D D")
     assert result.out.startswith("abc -> D D, ")
     assert json.loads(path.read_text())["target_tokens"] == ["D", "D"]
+    assert "not in the vocabulary" not in result.err
+    for command in (
+        ["plot", folders.model, "abcz", "-o", path],
+        ["explain", "--model", folders.model, "abcz"],
+    ):
+        notes = regard(*command, "--target", "D Z").err
+        assert "source tokens not in the vocabulary: 1 ('z' 1x)" in notes
+        assert "target tokens not in the vocabulary: 1 ('Z' 1x)" in notes
     command = ["plot", folders.model, "abc", "-o", path, "--target", "D D", "--beam-size", 3]
     assert "--beam-size has no effect with --target" in error_line(regard(*command), 1)
 
@@ -1652,6 +1677,13 @@ def test_features_are_read_from_their_column(regard: Command, tmp_path: Path) ->
     result = regard("translate", out, stdin="ab\tN;PL\nab\n\tN;PL\n")
     assert len(result.lines) == 3
     assert result.lines[2] == ""
+    assert "1 line without features (TAB)" in result.err
+    assert "second TAB" not in result.err
+    three_columns = regard("translate", out, stdin="ab\tabx\tN;PL\n")
+    assert (
+        "1 line with a second TAB, which the model reads as part of the features"
+        in three_columns.err
+    )
     report = tmp_path / "report.json"
     assert regard("evaluate", out, pairs, "--json", report).status == 0
     assert json.loads(report.read_text())["n"] == len(rows)

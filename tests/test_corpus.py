@@ -46,7 +46,7 @@ def test_pairs_become_examples_and_dev_sources_their_references() -> None:
 
 def test_a_source_with_features_contains_no_tab() -> None:
     pairs: list[Any] = [("ab", "A", "V"), ("a\tb", "A", "V"), ("b", "B", "V")]
-    with pytest.raises(DataError, match="line 2 has a TAB in its source"):
+    with pytest.raises(DataError, match="pair 2 has a TAB in its source"):
         corpus(pairs, pairs[:1], features_column=3)
     result = corpus(pairs, pairs[:1], features_column=3, bad_lines="skip")
     assert len(result.train) == 2
@@ -74,7 +74,9 @@ def test_the_fingerprint_depends_on_the_pairs() -> None:
 def test_training_pairs_are_required() -> None:
     with pytest.raises(ConfigError, match=r"there are no training pairs: set data\.train"):
         corpus(None)
-    with pytest.raises(DataError, match="train contains no pair"):
+    with pytest.raises(
+        DataError, match=r"train contains no pair; expected pairs \(source, target\)"
+    ):
         corpus([])
     with pytest.raises(DataError, match="dev contains no pair"):
         corpus(dev=[])
@@ -83,21 +85,21 @@ def test_training_pairs_are_required() -> None:
 def test_bad_lines_stop_by_default() -> None:
     with pytest.raises(
         DataError,
-        match=r"train: 2 of 6 lines cannot be used: line 5 has an empty target; line 6 is empty; "
+        match=r"train: 2 of 6 pairs cannot be used: pair 5 has an empty target; pair 6 is empty; "
         r"correct them, or skip them with --data\.bad_lines skip",
     ):
         corpus([*PAIRS, ("x", ""), (" ", "")])
-    with pytest.raises(DataError, match="dev: 1 of 4 lines"):
+    with pytest.raises(DataError, match="dev: 1 of 4 pairs"):
         corpus(dev=[*DEV, ("", "x")])
 
 
 def test_skipped_lines_are_counted_in_the_notes() -> None:
     result = corpus([("x", ""), *PAIRS], bad_lines="skip")
-    assert "train: 1 line skipped (line 1 has an empty target)" in result.notes
+    assert "train: 1 pair skipped (pair 1 has an empty target)" in result.notes
     assert len(result.train) == len(PAIRS)
     many = corpus([("x", "")] * 7 + PAIRS, bad_lines="skip")
-    (note,) = (note for note in many.notes if "7 lines skipped" in note)
-    assert note.endswith("line 5 has an empty target; …)")
+    (note,) = (note for note in many.notes if "7 pairs skipped" in note)
+    assert note.endswith("pair 5 has an empty target; …)")
 
 
 def test_nothing_left_after_skipping_is_an_error() -> None:
@@ -108,12 +110,12 @@ def test_nothing_left_after_skipping_is_an_error() -> None:
 @pytest.mark.parametrize("long", [("abababa", "A"), ("a", "A B A B A B A")])
 def test_a_line_that_is_too_long_is_bad(long: tuple[str, str]) -> None:
     side = "source" if len(long[0]) > 1 else "target"
-    reason = rf"line 3 has a {side} of 7 tokens, above the limit of 6"
+    reason = rf"pair 3 has a {side} of 7 tokens, above the limit of 6"
     pairs = [*PAIRS[:2], long, *PAIRS[2:]]
     with pytest.raises(DataError, match=rf"1 of 5 .*{reason}; raise data\.max_length"):
         corpus(pairs, max_length=6)
     result = corpus(pairs, max_length=6, bad_lines="skip")
-    assert f"train: 1 line skipped ({reason})" in result.notes
+    assert f"train: 1 pair skipped ({reason})" in result.notes
     assert len(result.train) == 4
     assert len(corpus(pairs, max_length=7).train) == 5
 
@@ -121,7 +123,7 @@ def test_a_line_that_is_too_long_is_bad(long: tuple[str, str]) -> None:
 def test_long_lines_are_reported_by_number_after_skipped_lines() -> None:
     result = corpus([("", ""), ("", ""), ("a" * 9, "A"), *PAIRS], max_length=6, bad_lines="skip")
     assert (
-        "train: 1 line skipped (line 3 has a source of 9 tokens, above the limit of 6)"
+        "train: 1 pair skipped (pair 3 has a source of 9 tokens, above the limit of 6)"
         in result.notes
     )
 
@@ -161,7 +163,8 @@ def test_the_part_without_a_pair_of_valid_length_is_named() -> None:
             corpus([("aaaaa", "A"), ("b", "B")], None, max_length=4, bad_lines="skip", seed=seed)
         messages.add(str(caught.value))
     problem = "every pair is longer than data.max_length 4; raise it"
-    assert messages == {f"train: {problem}", f"train (held-out pairs): {problem}"}
+    parts = "train (pairs that are not held out)", "train (held-out pairs)"
+    assert messages == {f"{part}: {problem}" for part in parts}
 
 
 def test_sources_that_a_tokenizer_may_read_alike_are_held_out_together(tmp_path: Path) -> None:
@@ -194,12 +197,14 @@ def test_other_sources_are_held_out_as_before() -> None:
 def test_lines_keep_their_numbers_when_sources_are_held_out(index: int) -> None:
     pairs = [("ab" * n + "a", "A") for n in range(1, 13)]
     pairs[index] = ("a" * 99, "A")
-    with pytest.raises(DataError, match=f"line {index + 1} has a source of 99 tokens"):
+    with pytest.raises(DataError, match=f"pair {index + 1} has a source of 99 tokens"):
         corpus(pairs, None, max_length=50)
 
 
 def test_one_source_cannot_be_held_out() -> None:
-    with pytest.raises(DataError, match=r"only one source, .*; set data\.dev"):
+    with pytest.raises(
+        DataError, match=r"only one source, .*; give validation pairs \(data\.dev, "
+    ):
         corpus([("ab", "A"), ("ab", "B")], None)
 
 
@@ -243,6 +248,19 @@ def test_the_note_says_where_the_pairs_are_from() -> None:
     assert "dev: 1 pair given in memory" in notes
 
 
+def test_dev_sources_that_are_in_the_training_pairs_are_counted() -> None:
+    message = "in the training pairs; the metrics do not measure performance on unseen data"
+    train = [("a", "A"), ("b", "B"), ("c", "C")]
+    notes = corpus(train, [("a", "x"), ("b", "B"), ("b", "x"), ("d", "D")]).notes
+    assert f"dev: 2 of 3 distinct sources are {message}" in notes
+    assert (
+        f"dev: 1 of 2 distinct sources is {message}"
+        in corpus(train, [("c", "x"), ("d", "D")]).notes
+    )
+    for dev in ([("d", "D")], None):
+        assert not any(message in note for note in corpus(train, dev).notes)
+
+
 def test_the_fingerprint_depends_on_the_tokens_to_copy() -> None:
     train = [Example([5], [5], copies=[copy]) for copy in (5, 6)]
     prints = {dataclasses.replace(corpus(), train=[example]).fingerprint() for example in train}
@@ -250,5 +268,5 @@ def test_the_fingerprint_depends_on_the_tokens_to_copy() -> None:
 
 
 def test_pairs_in_memory_need_the_features_that_the_settings_name() -> None:
-    with pytest.raises(DataError, match=r"1 of 2 lines .*: line 2 has no column 3 with features"):
+    with pytest.raises(DataError, match=r"1 of 2 pairs .*: pair 2 has no column 3 with features"):
         corpus([("a", "A", "V"), ("b", "B")], features_column=3)

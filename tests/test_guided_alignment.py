@@ -250,7 +250,7 @@ def test_pairs_that_are_too_long_are_found_before_links_are_computed(
     text, training = TextConfig(unit="whitespace"), TrainingConfig(guided_alignment=0.1)
     config = Config(source=text, target=text, training=training, data=DataConfig(max_length=5))
     long = ("a b c d e f", "a")
-    with pytest.raises(DataError, match="train: 1 of 15 lines cannot be used"):
+    with pytest.raises(DataError, match="train: 1 of 15 pairs cannot be used"):
         make_corpus(config, [*PAIRS, long], DEV)
     with pytest.raises(DataError, match=rf"dev: 1 of {len(DEV) + 1} lines cannot be used"):
         make_corpus(config, PAIRS, [*DEV, long])

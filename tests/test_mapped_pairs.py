@@ -229,7 +229,9 @@ def test_sources_are_held_out_by_hash(tmp_path: Path) -> None:
     assert used.isdisjoint(source for source, _ in result.dev_sources)
     assert held_out(1).dev_sources == result.dev_sources
     assert held_out(2).dev_sources != result.dev_sources
-    with pytest.raises(DataError, match=r"only one source, .*; set data\.dev"):
+    with pytest.raises(
+        DataError, match=r"only one source, .*; give validation pairs \(data\.dev, "
+    ):
         corpus(write(tmp_path / "one.parquet", [("a", "b"), ("a", "c")]), None)
 
 
@@ -600,3 +602,13 @@ def test_an_empty_file_among_several_is_named(tmp_path: Path, suffix: str, empty
 def test_upper_case_suffixes_are_those_of_tables(tmp_path: Path) -> None:
     expected = examples(corpus(write(tmp_path / "f.csv", PAIRS)))
     assert examples(corpus((tmp_path / "f.csv").rename(tmp_path / "F.CSV"))) == expected
+
+
+@pytest.mark.parametrize(("separator", "name"), [(";", "semicolons"), ("\t", "TABs")])
+def test_other_separators_of_a_csv_file_are_named(
+    tmp_path: Path, separator: str, name: str
+) -> None:
+    path = tmp_path / "pairs.csv"
+    path.write_text(f"source{separator}target\na{separator}b\n")
+    with pytest.raises(DataError, match=f"its columns are separated by {name}; separate them by"):
+        read_pairs(path)

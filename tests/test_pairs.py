@@ -60,7 +60,7 @@ def test_a_long_list_of_bad_lines_is_truncated() -> None:
     result = pairs_from([("", "x")] * 1234)
     with pytest.raises(
         DataError,
-        match=r"1,234 of 1,234 .* line 1 has an empty source \(likewise 2, 3, .*, 19, 20\); and 1,214",
+        match=r"1,234 of 1,234 .* pair 1 has an empty source \(likewise 2, 3, .*, 19, 20\); and 1,214",
     ):
         result.require_valid("correct them")
 

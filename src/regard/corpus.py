@@ -153,6 +153,7 @@ def make_corpus(
         _check_guidance(pairs, config)
     train_pairs = _read_train(pairs, config, notes)
     dev_pairs = _read(dev, config.data.dev, "dev", config, notes)
+    _note_overlap(train_pairs, dev_pairs, notes)
     guide = None
     if given_links is not None:
         assert isinstance(train_pairs, ParsedPairs)  # _check_guidance has refused a table
@@ -356,23 +357,41 @@ def _hold_out(
     parsed: ParsedPairs | MappedPairs, seed: int
 ) -> tuple[ParsedPairs | MappedPairs, ParsedPairs]:
     """Hold out sources for validation, with all that a tokenizer may read alike; none is in both sets."""
-    name = f"{parsed.name} (held-out pairs)"
+    name, rest = f"{parsed.name} (held-out pairs)", f"{parsed.name} (pairs that are not held out)"
     if isinstance(parsed, MappedPairs):
-        return parsed, parsed.hold_out(seed)._replace(name=name)
+        held_out = parsed.hold_out(seed)._replace(name=name)
+        parsed.name = rest
+        return parsed, held_out
     keys = {format_source(pair.key): pair.folded_key for pair in parsed.pairs}
     sources = sorted(keys)
     random.Random(seed).shuffle(sources)
     folded = [*dict.fromkeys(keys[source] for source in sources)]
     if len(folded) < 2:
         raise DataError(
-            f"{parsed.name} contains only one source, so none can be held out for validation; set "
-            "data.dev"
+            f"{parsed.name} contains only one source, so none can be held out for validation; give "
+            "validation pairs (data.dev, or the argument dev)"
         )
-    held_out = set(folded[: held_out_sources(len(folded))])
-    in_dev = [keys[format_source(pair.key)] in held_out for pair in parsed.pairs]
+    chosen = set(folded[: held_out_sources(len(folded))])
+    in_dev = [keys[format_source(pair.key)] in chosen for pair in parsed.pairs]
     train = [index for index, held in enumerate(in_dev) if not held]
     dev = [index for index, held in enumerate(in_dev) if held]
-    return parsed.select(train), parsed.select(dev)._replace(name=name)
+    return parsed.select(train)._replace(name=rest), parsed.select(dev)._replace(name=name)
+
+
+def _note_overlap(
+    train: ParsedPairs | MappedPairs, dev: ParsedPairs | None, notes: list[str]
+) -> None:
+    """Add a note on dev sources that are also in the training pairs, if these are in memory."""
+    if dev is None or isinstance(train, MappedPairs):
+        return
+    sources = {pair.key for pair in dev.pairs}
+    common = len(sources & {pair.key for pair in train.pairs})
+    if common:
+        notes.append(
+            f"dev: {common:,} of {quantity(len(sources), 'distinct source')} "
+            f"{'is' if common == 1 else 'are'} in the training pairs; the metrics do not measure "
+            "performance on unseen data"
+        )
 
 
 def _ids(examples: Iterable[Example]) -> Iterator[tuple[Any, ...]]:

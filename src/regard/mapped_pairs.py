@@ -100,8 +100,8 @@ class MappedPairs:
         in_dev = self.selected & (alike[nearest] == folded)
         if (in_dev == self.selected).all():
             raise DataError(
-                f"{self.name} contains only one source, so none can be held out for validation; set "
-                "data.dev"
+                f"{self.name} contains only one source, so none can be held out for validation; give "
+                "validation pairs (data.dev, or the argument dev)"
             )
         self.selected = self.selected & ~in_dev
         return self._parsed(in_dev)

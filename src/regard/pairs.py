@@ -64,7 +64,7 @@ class ParsedPairs(NamedTuple):
     """Pairs from a file or a list, and the lines that cannot be used as pairs."""
 
     name: str
-    """Path of the file; `pairs` for a list."""
+    """Path of the file, or name of the list."""
     pairs: list[Pair]
     numbers: list[int]
     """Line number of each pair, from 1."""
@@ -72,7 +72,7 @@ class ParsedPairs(NamedTuple):
     extra_columns: int = 0
     """Number of lines with further columns, which are ignored."""
     unit: str = "line"
-    """What the numbers count: `line`, or `row` of a table."""
+    """What the numbers count: `line`, `row` of a table, or `pair` of a list."""
     file: str | None = None
     """The path that `read_pairs` has read; None if the pairs are not all those of a file."""
 
@@ -113,7 +113,10 @@ def require_valid(
             f"{_by_reason(unit, listed[:MAX_LISTED])}{f'; and {more:,} more' if more > 0 else ''}; {remedy}"
         )
     if not valid:
-        expected = "lines of source TAB target" if unit == "line" else "rows of source and target"
+        expected = {
+            "line": "lines of source TAB target", "row": "rows of source and target",
+            "pair": "pairs (source, target)",
+        }[unit]  # fmt: skip
         reason = f" ({unit} {listed[0].number} {listed[0].reason})" if listed else ""
         raise DataError(f"{name} contains no pair{reason}; expected {expected}")
 
@@ -170,6 +173,8 @@ def _read(path: str, data: DataConfig) -> ParsedPairs:
                 "not exist; give a TSV file"
             )
         return _read_parallel(path, *files)
+    if path == "-" and not os.path.exists(path):
+        raise DataError("- is no file of pairs; for standard input, give /dev/stdin")
     lines = read_lines(path)
     extra_columns = sum(line.count("\t") > 1 + (features_column is not None) for line in lines)
     columns = (split_line(line, features_column) for line in lines)
@@ -290,7 +295,7 @@ def pairs_from(
         name: name of the list in error messages.
         features_column: the column with features, if there is one; every pair must then have features.
     """
-    return _parse(name, to_pairs(items), features_column)
+    return _parse(name, to_pairs(items), features_column)._replace(unit="pair")
 
 
 def concatenated(first: ParsedPairs, second: ParsedPairs) -> ParsedPairs:

@@ -193,6 +193,7 @@ def prepare(
         source = Source(content, features, encoding, start, pinned, limit, copies)
         for step, weights in pinned.items():
             _check_pins(weights, step, source)
+        check_pinned_weights(pinned)
         sources.append(source)
     return PreparedRequest(sources, heads)
 
@@ -336,9 +337,20 @@ def _check_pins(weights: Mapping[int, float], step: int, source: Source) -> None
             f"pins for {shortened(source.text)!r} must have steps from 0 to {last_step} and source tokens from 0 "
             f"to {last_token}, got step {step} and tokens {shortened(', '.join(map(str, weights)) or 'none')}"
         )
-    total = sum(weights.values())
-    if not (all(weight >= 0 for weight in weights.values()) and total <= 1 + 1e-6):
-        raise ConfigError(
-            f"pinned weights of a step must be at least 0 and sum to at most 1, got {total:.4g} at "
-            f"step {step}"
-        )
+
+
+def check_pinned_weights(pins: Pins) -> None:
+    """Raise a ConfigError if the weights of a step are negative or sum to more than 1."""
+    for step, weights in pins.items():
+        total = sum(weights.values())
+        if not (all(weight >= 0 for weight in weights.values()) and total <= 1 + 1e-6):
+            raise ConfigError(
+                f"pinned weights of a step must be at least 0 and sum to at most 1, got {total:.4g} at "
+                f"step {step}"
+            )
+
+
+def check_prefix(trained: TrainedModel, prefix: str) -> None:
+    """Raise a ConfigError for a prefix with unknown tokens, unless the model may copy them from a source."""
+    if not trained.config.model.copy:
+        _require_known(_encode_targets(trained.target, [prefix], are_prefixes=True)[0], None)

@@ -70,7 +70,7 @@ def starting_point(
         _require_same_run(checkpoint, old, stored.config, run)
         _require_best_weights(checkpoint, out)
         where = f"{out} and cannot change when the run is resumed"
-        config, changes = _merge(config, old, _FIXED_ON_RESUME, where)
+        config, changes = _merge(config, old, _FIXED_ON_RESUME, where, "train in another folder")
         if init_from is not None:
             notes.append(f"init_from {init_from} is not used, because the run has already begun")
         if tokenizers_from is not None:
@@ -84,9 +84,7 @@ def starting_point(
         )
     if init_from is not None:
         stored = model_folder.load(init_from)
-        config = _with_stored(
-            config, stored, _FIXED, f"{init_from} and cannot change with init_from"
-        )
+        config = _with_stored(config, stored, _FIXED, init_from, "init_from")
         notice = pretrained.find(init_from) / "NOTICE"
         return StartingPoint(
             config,
@@ -97,8 +95,8 @@ def starting_point(
         )
     if tokenizers_from is not None:
         stored = model_folder.describe(tokenizers_from)
-        where = f"{tokenizers_from} and cannot change with tokenizers_from"
-        config = _with_stored(config, stored, {"source": (), "target": ()}, where)
+        fixed: dict[str, tuple[str, ...]] = {"source": (), "target": ()}
+        config = _with_stored(config, stored, fixed, tokenizers_from, "tokenizers_from")
         return StartingPoint(config, (stored.source, stored.target))
     return StartingPoint(config)
 
@@ -108,10 +106,15 @@ def _kept(stored: TrainedModel, *names: str) -> dict[str, Any]:
 
 
 def _with_stored(
-    config: Config, stored: TrainedModel, fixed: dict[str, tuple[str, ...]], where: str
+    config: Config,
+    stored: TrainedModel,
+    fixed: dict[str, tuple[str, ...]],
+    folder: str | Path,
+    option: str,
 ) -> Config:
-    """Return the settings, with the stored ones in the groups that are fixed."""
-    return _merge(config, stored.config, fixed, where, groups=fixed)[0]
+    """Return the settings, with those of the folder that an option names in the groups that are fixed."""
+    where, remedy = f"{folder} and cannot change with {option}", f"train without {option}"
+    return _merge(config, stored.config, fixed, where, remedy, groups=fixed)[0]
 
 
 def _require_equal_tokenizers(stored: TrainedModel, out: Path, tokenizers_from: str | Path) -> None:
@@ -162,6 +165,7 @@ def _merge(
     stored: Config,
     fixed: dict[str, tuple[str, ...]],
     where: str,
+    remedy: str,
     groups: Iterable[str] = GROUPS,
 ) -> tuple[Config, list[str]]:
     """Return settings with the stored groups, updated with given settings, and notes about these.
@@ -184,8 +188,7 @@ def _merge(
                 continue
             if group in fixed and (name in fixed[group] or not fixed[group]):
                 raise ConfigError(
-                    f"{group}.{name} is {before} in {where} (to {value}); leave it out, or train "
-                    "in another folder"
+                    f"{group}.{name} is {before} in {where} (to {value}); leave it out, or {remedy}"
                 )
             changes[name] = value
             notes.append(f"{group}.{name} is now {value} instead of {before}")

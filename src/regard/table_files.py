@@ -7,6 +7,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -314,6 +315,11 @@ def _require_columns(file: str, columns: Sequence[str], names: Iterable[str]) ->
     """Raise a DataError unless every name is the name of exactly one column."""
     for name in names:
         if name not in columns:
+            if len(columns) == 1 and (separator := re.search("[;\t]", columns[0])):
+                found = "TABs" if separator[0] == "\t" else "semicolons"
+                raise DataError(
+                    f"{file}: its columns are separated by {found}; separate them by commas"
+                )
             raise DataError(
                 f"{file} has no column {name}: its columns are {', '.join(columns)}; rename them, or "
                 "train with --data.source_column, --data.target_column and --data.features_column"

@@ -11,7 +11,7 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from regard.cli.options import load_translator, report_missing_features
+from regard.cli.options import load_translator, report_missing_features, report_unknown
 from regard.cli.parser import Parser
 from regard.errors import ConfigError, DataError, not_one_of
 
@@ -135,6 +135,7 @@ def _from_model(options: Namespace) -> Any:
     report_missing_features("regard explain", translator, source[1])
     names = ("step", "target", "layer", "head")
     explanation, output = explain_step(translator, source, **{n: options[n] for n in names})
+    report_unknown("regard explain", translator, output, options.target)
     if options.format != "json":
         token = display_token(output.tokens[options.step])
         print(f"{options.text} -> {output.text}; step {options.step}: {token}\n")

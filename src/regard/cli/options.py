@@ -6,6 +6,7 @@ import shlex
 import stat
 import sys
 import threading
+from collections import Counter
 from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +20,10 @@ from regard.files import check_chart_suffix, check_parent
 from regard.pairs import files_of
 from regard.pretrained import FILES, find, folder_of, pretrained_models
 from regard.table_files import is_table
+from regard.text import unknown_tokens_message
 
 if TYPE_CHECKING:
+    from regard.translation import Translation
     from regard.translator import Translator
 
 _SECONDS_UNTIL_LOADING_IS_REPORTED = 1.0
@@ -216,6 +219,18 @@ def report_missing_features(prog: str, translator: "Translator", features: str |
     """Say that a text has no features, if the model reads features."""
     if translator.source.features is not None and features is None:
         print(f"{prog}: the text has no features (TAB)", file=sys.stderr)
+
+
+def report_unknown(
+    prog: str, translator: "Translator", output: "Translation", target: str | None
+) -> None:
+    """Say which tokens of a source, and of a target to force, are not in the vocabularies."""
+    forced = [] if target is None else translator.target.encode_batch([target])[0].unknown
+    if translator.trained.config.model.copy:
+        forced = [token for token in forced if token not in output.source_tokens]
+    for side, tokens in (("source", output.unknown), ("target", forced)):
+        if tokens:
+            print(f"{prog}: {side} {unknown_tokens_message(Counter(tokens))}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -39,6 +39,7 @@ _UNKNOWN_OPTION = re.compile(
     r"Group '(\S+)' does not accept option '([^']+)'|Option '([^']+)' is not accepted"
     r"|unrecognized arguments: (?:-- )?(\S+)"
 )
+_GROUP_AS_FILE = re.compile(r'Parser key "(\w+)": Unable to load config')
 _MISSING = re.compile(r"arguments are required: (.*)")
 _INVALID_VALUE = re.compile(
     r"""key "([^"]+)": (?:Expected a |Does not validate .*?Subtypes: \[)"""
@@ -70,7 +71,8 @@ def _load_settings(text: str) -> Any:
     except yaml.MarkedYAMLError as error:
         if error.problem_mark is None:
             raise
-        raise yaml.YAMLError(f"line {error.problem_mark.line + 1}: {error.problem}") from None
+        line = error.problem_mark.line + 1
+        raise yaml.YAMLError(f"line {line}: {_problem(error.problem or '')}") from None
     except ValueError as error:  # an integer with thousands of digits, or a date such as 2024-13-01
         raise yaml.YAMLError(str(error).partition(";")[0]) from None
     _require_mappings(values, text)
@@ -83,6 +85,15 @@ def _load_settings(text: str) -> Any:
         values = convert_config(values) if values["format"] == 1 else values
         return {name: value for name, value in values.items() if name not in _NOT_SETTINGS}
     return values
+
+
+def _problem(message: str) -> str:
+    """Return a problem that PyYAML has found, in plain words if it is frequent."""
+    if "'\\t'" in message:
+        return "YAML is indented with spaces, not with TABs"
+    if "<stream end>" in message or "end of stream" in message:
+        return "the file ends in the middle of a value"
+    return f"not valid YAML ({message})"
 
 
 def _check_size(text: str) -> None:
@@ -239,9 +250,12 @@ class Parser(ArgumentParser):
         text = " ".join(message.split()).removeprefix("Problems parsing config: ")
         if match := _UNKNOWN_OPTION.search(text):
             name = ".".join(filter(None, match.groups())).split("=")[0]
-            text = f"there is no option {name}{nearest(name, self._option_string_actions)}"
+            text = f"there is no option {name}{self._nearest(name)}"
             if match[4] and not name.startswith("-"):
                 text = f"there is an argument too many: {match[4]}"
+        elif (match := _GROUP_AS_FILE.search(text)) and match[1] in GROUPS:
+            example = next(name for name in self._names() if name.startswith(f"--{match[1]}."))
+            text = f"--{match[1]} is a group of settings: give one of them, such as {example}"
         elif match := _INVALID_VALUE.search(text):
             key, type_name, value = match[1], match[2] or match[3], match[4]
             literals = re.findall(r"'([^']*)'", type_name) if "Literal" in type_name else []
@@ -261,6 +275,17 @@ class Parser(ArgumentParser):
         elif text.startswith("Unexpected config:"):
             text = "--config takes a file of grouped settings, for example model: {attention: dot}"
         raise UsageError(f"{text}; see {self.prog} --help")
+
+    def _names(self) -> list[str]:
+        """Return the options, without jsonargparse's own for groups of settings."""
+        return [name for name in self._option_string_actions if name.strip("-") not in GROUPS]
+
+    def _nearest(self, name: str) -> str:
+        """Return a hint with the option that was probably meant, also if its group is missing."""
+        for option in self._names():
+            if f"--{option.rpartition('.')[2]}" == name:
+                return f"; did you mean {option}?"
+        return nearest(name, self._names())
 
     def _as_typed(self, name: str) -> str:
         """Return an argument as the user types it: the longest name of an option, or the metavar."""

@@ -12,6 +12,7 @@ from regard.cli.options import (
     check_chart_file,
     load_translator,
     report_missing_features,
+    report_unknown,
 )
 from regard.cli.parser import Parser
 from regard.errors import ConfigError, DataError
@@ -44,6 +45,7 @@ def run(arguments: list[str]) -> None:
     for warning in (translator.trained.metadata.get("warning"), output.warning):
         if warning:
             print(f"regard plot: {warning}", file=sys.stderr)
+    report_unknown("regard plot", translator, output, args.target)
 
 
 def _output(translator: "Translator", args: Namespace) -> "Translation":

@@ -58,9 +58,10 @@ def run(arguments: list[str]) -> None:
     check_length_penalty(args.length_penalty)
     translator = load_translator(args.folder, args.device, args.precision)
     _require_attention(translator, args)
+    _check_interventions(translator, args, pins)
     dictionary = _dictionary(translator, args)
     reads_features = translator.source.features is not None
-    truncated = without_features = too_short = with_tab = 0
+    truncated = without_features = too_short = with_tab = second_tab = 0
     unreliable = 0
     unknown, left_out = Counter[str](), Counter[str]()
     shard = _shard(args)
@@ -77,8 +78,9 @@ def run(arguments: list[str]) -> None:
             truncated += sum(not output.complete for output in printed)
             last_pin = max(pins, default=0) if text.strip() else 0
             too_short += sum(last_pin > len(output.tokens) for output in printed)
-            without_features += reads_features and bool(best.tokens) and features is None
+            without_features += reads_features and bool(text.strip()) and features is None
             with_tab += "\t" in text
+            second_tab += features is not None and "\t" in features
             unreliable += sum(output.warning is not None for output in printed)
             unknown.update(best.unknown)
             left_out.update(best.left_out)
@@ -101,6 +103,11 @@ def run(arguments: list[str]) -> None:
             with_tab,
             f"{quantity(with_tab, 'line')} with TAB, which the model reads as part of the text; of a file of pairs, give "
             "the first column (cut -f 1)",
+        ),
+        (
+            second_tab,
+            f"{quantity(second_tab, 'line')} with a second TAB, which the model reads as part of the features; of a "
+            "file of source, target and features, give the first and the third column (cut -f 1,3)",
         ),
         (unknown, f"source {unknown_tokens_message(unknown)}"),
         (
@@ -251,6 +258,22 @@ def _require_attention(translator: "Translator", args: Namespace) -> None:
                 f"{args.folder} has no attention (model.attention none), which "
                 f"--{option.replace('_', '-')} needs; omit the option"
             )
+
+
+def _check_interventions(
+    translator: "Translator", args: Namespace, pins: dict[int, dict[int, float]]
+) -> None:
+    """Raise an error for pins or a prefix that no line could have."""
+    from regard.request import check_pinned_weights, check_prefix
+
+    for option, check in (
+        ("--pin", lambda: check_pinned_weights(pins)),
+        ("--prefix", lambda: check_prefix(translator.trained, args.prefix or "")),
+    ):
+        try:
+            check()
+        except ConfigError as error:
+            raise ConfigError(f"{option}: {error}") from None
 
 
 def _dictionary(translator: "Translator", args: Namespace) -> "Dictionary | None":
