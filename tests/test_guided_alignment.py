@@ -252,7 +252,7 @@ def test_pairs_that_are_too_long_are_found_before_links_are_computed(
     long = ("a b c d e f", "a")
     with pytest.raises(DataError, match="train: 1 of 15 pairs cannot be used"):
         make_corpus(config, [*PAIRS, long], DEV)
-    with pytest.raises(DataError, match=rf"dev: 1 of {len(DEV) + 1} lines cannot be used"):
+    with pytest.raises(DataError, match=rf"dev: 1 of {len(DEV) + 1} pairs cannot be used"):
         make_corpus(config, PAIRS, [*DEV, long])
 
 
