@@ -1,7 +1,6 @@
 """Cross-entropy with label smoothing, in blocks of rows, on CPUs.
 
-PyTorch's function holds several matrices (N, V) at once, and its backward pass adds two of them: for a vocabulary of
-6,000 and a Transformer of width 128, it took a quarter of the time of an update.
+PyTorch's function holds several matrices (N, V) in float32 at once, and its backward pass adds two of them.
 """
 
 from collections.abc import Iterator
