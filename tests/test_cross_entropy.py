@@ -89,6 +89,27 @@ def test_it_is_computed_in_inference_mode() -> None:
     torch.testing.assert_close(cross_entropy(logits, targets, 0.1), expected)
 
 
+def test_gradients_may_be_batched() -> None:
+    logits, targets = _inputs(9, 11, torch.float64)
+    loss, factors = (
+        cross_entropy(logits, targets, 0.1),
+        torch.tensor([1.0, -2.0], dtype=torch.float64),
+    )
+    (found,) = torch.autograd.grad(loss, logits, factors, is_grads_batched=True)
+    expected = _expected(logits, targets, 0.1)[1]
+    torch.testing.assert_close(found, factors[:, None, None] * expected)
+
+
+def test_the_default_device_has_no_effect() -> None:
+    logits, targets = _inputs(9, 11, torch.float32)
+    with torch.device("meta"):
+        loss = cross_entropy(logits, targets, 0.1)
+        loss.backward()
+    assert loss.device.type == "cpu"
+    assert logits.grad is not None
+    assert logits.grad.isfinite().all()
+
+
 def test_a_target_outside_the_vocabulary_is_an_error() -> None:
     logits, _ = _inputs(9, 11, torch.float32)
     with pytest.raises((IndexError, RuntimeError), match="out of bounds"):

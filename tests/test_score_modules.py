@@ -172,6 +172,13 @@ def test_decoders_call_the_hooks_of_their_score() -> None:
     assert (states() - before).abs().max() > 1e-4
 
 
+class _OwnPruning(prune.BasePruningMethod):
+    PRUNING_TYPE = "unstructured"
+
+    def compute_mask(self, t: Tensor, default_mask: Tensor) -> Tensor:
+        return default_mask * (t > 0)
+
+
 PRUNED = [
     ({"decoder": "bahdanau"}, "cells.0.rnn", "weight_hh_l0"),
     ({"decoder": "luong", "input_feeding": True}, "cells.0.rnn", "weight_ih_l0"),
@@ -180,7 +187,7 @@ PRUNED = [
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated:FutureWarning")
-@pytest.mark.parametrize("change", [_prune, utils.weight_norm])
+@pytest.mark.parametrize("change", [_prune, _OwnPruning.apply, utils.weight_norm])
 @pytest.mark.parametrize(("options", "path", "name"), PRUNED)
 def test_decoders_that_read_weights_themselves_call_these_hooks(
     options: dict[str, Any], path: str, name: str, change: Callable[[nn.Module, str], object]

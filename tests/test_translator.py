@@ -547,10 +547,10 @@ def _clip_embeddings(model: Seq2Seq) -> None:
             module.max_norm = 0.1
 
 
-def _replace_comparison(model: Seq2Seq) -> None:
+def _replace_comparison(model: Seq2Seq, factor: float = -1.0) -> None:
     for module in model.modules():
         if isinstance(module, Score):
-            module.compare = lambda queries, keys: -(queries @ keys.mT)
+            module.compare = lambda queries, keys: factor * (queries @ keys.mT)
 
 
 @pytest.mark.parametrize("model", [{}, SMALL_TRANSFORMER], ids=["rnn", "transformer"])
@@ -602,6 +602,17 @@ def _plain_score(translator: regard.Translator, output: Translation) -> float:
             step = model.decoder.step(torch.tensor([read]), state)
             state, total = step.state, total + float(step.log_probs[0, token])
     return total / length_normalization(len(targets), 1.0)
+
+
+def test_a_method_can_be_replaced_twice() -> None:
+    translator = _translator(attention="dot")
+    scores = [translator.translate("a b c", 1).score]
+    for factor in (-1.0, 3.0):
+        _replace_comparison(translator.trained.model, factor)
+        output = translator.translate("a b c", 1)
+        assert output.score == pytest.approx(_plain_score(translator, output), rel=1e-4)
+        scores.append(output.score)
+    assert len(set(scores)) == 3
 
 
 def test_a_removed_hook_has_no_effect() -> None:

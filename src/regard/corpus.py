@@ -389,8 +389,8 @@ def _note_overlap(
     if common:
         notes.append(
             f"dev: {common:,} of {quantity(len(sources), 'distinct source')} "
-            f"{'is' if common == 1 else 'are'} in the training pairs; the metrics do not measure "
-            "performance on unseen data"
+            f"{'is' if common == 1 else 'are'} in the training pairs; results for "
+            f"{'it' if common == 1 else 'them'} do not measure performance on unseen data"
         )
 
 

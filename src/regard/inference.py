@@ -99,9 +99,9 @@ def _structure(module: nn.Module) -> list[Any]:
 
 
 def _settings(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes of a module that are flags, numbers, strings or None, except `training`."""
+    """Return the attributes of a module that are flags, numbers, strings, functions or None, except `training`."""
     own, kinds = vars(module).items(), (bool, int, float, str, NoneType)
-    return {name: x for name, x in own if type(x) in kinds and name != "training"}
+    return {name: x for name, x in own if (type(x) in kinds or callable(x)) and name != "training"}
 
 
 def _counts(weight: Tensor) -> tuple[Any, ...]:

@@ -315,11 +315,6 @@ def _require_columns(file: str, columns: Sequence[str], names: Iterable[str]) ->
     """Raise a DataError unless every name is the name of exactly one column."""
     for name in names:
         if name not in columns:
-            if len(columns) == 1 and (separator := re.search("[;\t]", columns[0])):
-                found = "TABs" if separator[0] == "\t" else "semicolons"
-                raise DataError(
-                    f"{file}: its columns are separated by {found}; separate them by commas"
-                )
             raise DataError(
                 f"{file} has no column {name}: its columns are {', '.join(columns)}; rename them, or "
                 "train with --data.source_column, --data.target_column and --data.features_column"
@@ -342,7 +337,13 @@ def _csv_rows(file: str, columns: Sequence[str | int | None]) -> Iterator[Row]:
             header = _next_row(reader, file)
         if header is None:
             raise DataError(f"{file} is empty; expected a line with the column names")
-        _require_columns(file, header, [str(name) for name in columns if name is not None])
+        names = [str(name) for name in columns if name is not None]
+        if len(header) == 1 < len(names) and (separator := re.search("[;\t]", header[0])):
+            found = "TABs" if separator[0] == "\t" else "semicolons"
+            raise DataError(
+                f"{file}: its columns are separated by {found}; separate them by commas"
+            )
+        _require_columns(file, header, names)
         indices = [None if name is None else header.index(str(name)) for name in columns]
         empty = True
         while True:

@@ -90,7 +90,7 @@ def _load_settings(text: str) -> Any:
 def _problem(message: str) -> str:
     """Return a problem that PyYAML has found, in plain words if it is frequent."""
     if "'\\t'" in message:
-        return "YAML is indented with spaces, not with TABs"
+        return "YAML does not allow a TAB here; use spaces"
     if "<stream end>" in message or "end of stream" in message:
         return "the file ends in the middle of a value"
     return f"not valid YAML ({message})"
@@ -253,9 +253,6 @@ class Parser(ArgumentParser):
             text = f"there is no option {name}{self._nearest(name)}"
             if match[4] and not name.startswith("-"):
                 text = f"there is an argument too many: {match[4]}"
-        elif (match := _GROUP_AS_FILE.search(text)) and match[1] in GROUPS:
-            example = next(name for name in self._names() if name.startswith(f"--{match[1]}."))
-            text = f"--{match[1]} is a group of settings: give one of them, such as {example}"
         elif match := _INVALID_VALUE.search(text):
             key, type_name, value = match[1], match[2] or match[3], match[4]
             literals = re.findall(r"'([^']*)'", type_name) if "Literal" in type_name else []
@@ -266,6 +263,11 @@ class Parser(ArgumentParser):
             text = (
                 f"{key} takes {expected}, got {value or 'an empty string'}{nearest(value, choices)}"
             )
+        elif match := _GROUP_AS_FILE.search(text):
+            example = next(name for name in self._names() if name.startswith(f"--{match[1]}."))
+            fault = re.search(r"line \d+: .*", text)
+            text = f"--{match[1]} is a group of settings: give one of them, such as {example}"
+            text += f", or a file of them that is valid ({fault[0]})" if fault else ""
         elif match := _TOO_MANY_DIGITS.search(text):
             text = (
                 f"{match[1]} takes a number with at most {match[2]} digits, got one with {match[3]}"
@@ -278,7 +280,9 @@ class Parser(ArgumentParser):
 
     def _names(self) -> list[str]:
         """Return the options, without jsonargparse's own for groups of settings."""
-        return [name for name in self._option_string_actions if name.strip("-") not in GROUPS]
+        names = [*self._option_string_actions]
+        groups = {name.partition(".")[0] for name in names if "." in name}
+        return [name for name in names if name not in groups]
 
     def _nearest(self, name: str) -> str:
         """Return a hint with the option that was probably meant, also if its group is missing."""

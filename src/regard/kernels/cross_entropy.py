@@ -47,7 +47,7 @@ class _CrossEntropy(torch.autograd.Function):
         ctx.save_for_backward(logits, targets)
         ctx.label_smoothing = label_smoothing
         count, vocabulary = logits.shape
-        total = torch.zeros((), dtype=torch.float64)
+        total = logits.new_zeros((), dtype=torch.float64)
         for rows, correct in _blocks(logits, targets):
             log_probs = to_compute_dtype(rows).log_softmax(1)
             total += (1 - label_smoothing) * log_probs.gather(1, correct).sum()
@@ -61,9 +61,12 @@ class _CrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         logits, targets = ctx.saved_tensors
         smoothing = ctx.label_smoothing
-        if torch.is_grad_enabled():  # create_graph=True
-            loss = _by_pytorch(logits, targets, smoothing)
-            return *torch.autograd.grad(loss, logits, grad_loss, create_graph=True), None, None
+        differentiable = torch.is_grad_enabled()  # create_graph=True
+        if differentiable or needs_dispatcher([grad_loss]):  # is_grads_batched=True
+            with torch.enable_grad():
+                loss = _by_pytorch(logits, targets, smoothing)
+                found = torch.autograd.grad(loss, logits, grad_loss, create_graph=differentiable)
+            return *found, None, None
         count, vocabulary = logits.shape
         gradient, scale = torch.empty_like(logits), grad_loss / count
         for rows, correct, out in _blocks(logits, targets, gradient):

@@ -109,7 +109,7 @@ def compute_weights(module: nn.Module) -> None:
     This is for code that reads the weights of a module instead of calling it.
     """
     for hook in vars(module)["_forward_pre_hooks"].values():
-        if type(hook).__module__.startswith("torch.nn.utils."):
+        if any(base.__module__.startswith("torch.nn.utils.") for base in type(hook).__mro__):
             hook(module, ())
 
 
