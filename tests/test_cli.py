@@ -480,6 +480,7 @@ def test_a_long_load_is_reported_on_a_terminal_only(
         ("--train a.tsv", "no option --train; did you mean --data.train?"),
         ("--max_minutes 5", "no option --max_minutes; did you mean --training.max_minutes?"),
         ("--data a.tsv", "--data is a group of settings: give one of them, such as --data.train;"),
+        ('--model {"dropout":"much"}', "model.dropout takes a number, got much"),
         (
             "--model transformer",
             "--model is a group of settings: give one of them, such as --model.kind;",
@@ -502,6 +503,13 @@ def test_a_misspelt_option_prints_one_line_that_suggests_the_nearest(
     regard: Command, arguments: str, message: str
 ) -> None:
     assert message in error_line(regard("train", "--out", "x", *arguments.split()), 2)
+
+
+def test_a_fault_in_a_file_of_one_group_is_named(regard: Command, tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").write_text("dropout: [")
+    result = regard("train", "--out", "x", "--model", tmp_path / "model.yaml")
+    expected = "or a file of them that is valid (line 1: the file ends in the middle of a value)"
+    assert expected in error_line(result, 2)
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ class Parser(ArgumentParser):
             text = (
                 f"{key} takes {expected}, got {value or 'an empty string'}{nearest(value, choices)}"
             )
-        elif match := _GROUP_AS_FILE.search(text):
+        elif (match := _GROUP_AS_FILE.search(text)) and match[1] in GROUPS:
             example = next(name for name in self._names() if name.startswith(f"--{match[1]}."))
             fault = re.search(r"line \d+: .*", text)
             text = f"--{match[1]} is a group of settings: give one of them, such as {example}"

@@ -26,12 +26,7 @@ from regard.kernels.recurrent.op import (
     load_kernel,
 )
 from regard.kernels.weighted_sum import to_compute_dtype, without_autocast
-from regard.scores import (
-    Additive,
-    Concat,
-    PairwiseScore,
-    Score,
-)
+from regard.scores import PairwiseScore, Score
 
 
 def can_fold(decoder: AttendingDecoder) -> bool:
@@ -187,9 +182,8 @@ class FoldedRecurrentDecoder:
         decoder, score = self.decoder, self.decoder.attention.score
         if decoder.window or decoder.coverage:
             return None
-        if type(score) in (Additive, Concat):
-            weight = query_weight(score)
-            return None if weight is None else FrozenLinear(weight)
+        if (weight := query_weight(score)) is not None:
+            return FrozenLinear(weight)
         if not is_inner_product(score):
             return None
         rows = torch.eye(decoder.state_shape[2]).to(decoder.bridge.weight)
