@@ -31,6 +31,9 @@ V = 11
 KINDS: dict[str, dict[str, Any]] = {
     "bahdanau": {"decoder": "bahdanau"},
     "feeding": {"decoder": "luong", "input_feeding": True},
+    "bahdanau with coverage": {"decoder": "bahdanau", "coverage": True},
+    "feeding with coverage": {"decoder": "luong", "input_feeding": True, "coverage": True},
+    "coverage": {"decoder": "luong", "coverage": True},
 }
 
 
@@ -317,10 +320,14 @@ def test_the_kernel_computes_only_what_it_supports(
     derived.cells[0].__class__ = _OtherCell
     others = [hooked, parametrized, dropping, biased, replaced, derived]
     for options in (
-        {"cell": "gru"}, {"attention": "bilinear"}, {"normalizer": "sparsemax"}, {"window": "local-p"},
-        {"decoder_dim": LANES + 1}, {"coverage": True},
+        {"cell": "gru"}, {"normalizer": "sparsemax"}, {"window": "local-p"}, {"decoder_dim": LANES + 1},
     ):  # fmt: skip
         others.append(make_decoder(kind, **options))
+    if hooked.coverage is None:
+        others.append(make_decoder(kind, attention="bilinear"))
+    else:
+        others.append(make_decoder(kind))
+        others[-1].coverage.register_forward_hook(lambda *_: None)
     with torch.autocast("cpu", torch.bfloat16):
         for decoder in others:
             _unroll(decoder)

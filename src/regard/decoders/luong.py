@@ -40,16 +40,34 @@ class LuongDecoder(AttendingDecoder):
     def unroll(
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool = False
     ) -> Unrolled:
-        """Compute all steps: at once, or one by one with input feeding or coverage."""
+        """Compute all steps at once, except that coverage and input feeding need the attention before."""
         if self.input_feeding:
             return self._unroll_with_feeding(memory, tokens, need_weights)
-        if self.coverage is not None:
-            return super().unroll(memory, tokens, need_weights)
-        top = self._run_cells(self._embed(tokens), self.start(memory).hidden)
-        steps = torch.arange(tokens.shape[1], device=tokens.device)
-        context, weights = self._attend(top, memory, steps, None, need_weights)
-        weights = None if weights is None else weights[:, :, None, None]
+        state = self.start(memory)
+        top = self._run_cells(self._embed(tokens), state.hidden)
+        if self.coverage is None:
+            steps = torch.arange(tokens.shape[1], device=tokens.device)
+            context, weights = self._attend(top, memory, steps, None, need_weights)
+        else:
+            context, weights = self._attend_in_turn(top, state)
+        weights = weights[:, :, None, None] if need_weights and weights is not None else None
         return Unrolled(self._read_out(context, top), weights)
+
+    def _attend_in_turn(
+        self, queries: Float[Tensor, "B L D"], state: RecurrentState
+    ) -> tuple[Float[Tensor, "B L Dv"], Float[Tensor, "B L T"]]:
+        """Return the contexts and the weights of all steps, computed one by one."""
+        if (found := self._find_kernel(queries, state)) is not None:
+            kernel, (*_, tensors) = found
+            return kernel.attend(queries, tensors)
+        contexts: list[Tensor] = []
+        by_step: list[Tensor] = []
+        for query in queries.unbind(1):
+            context, weights, state = self.attend_step(query, state, True)
+            assert weights is not None
+            contexts.append(context)
+            by_step.append(weights)
+        return torch.stack(contexts, 1), torch.stack(by_step, 1)
 
     def _unroll_with_feeding(
         self, memory: Memory, tokens: Int[Tensor, "B L"], need_weights: bool

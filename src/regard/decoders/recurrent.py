@@ -365,19 +365,24 @@ class AttendingDecoder(RecurrentDecoder):
         """
         attention, memory, cell = self.attention, state.memory, self.cells[0]
         weight, keys = query_weight(attention.score), memory.keys[0]
+        coverage = None if self.coverage is None else self.coverage.weight
+        if coverage is not None and isinstance(keys, Tensor):
+            keys = AdditiveKeys(keys)
         if weight is None or not isinstance(keys, AdditiveKeys) or not calls_own_modules(self):
             return None
-        if self.window is not None or self.coverage is not None:
+        if self.window is not None:
             return None
         if attention.normalizer != "softmax" or (attention.training and attention.dropout > 0):
             return None
         vector = cast("PairwiseScore", attention.score).vector
         tensors = [*state.hidden[0], keys.projected, memory.states, weight, vector, *others]
+        tensors += [] if coverage is None else [coverage]
         kernel = faster_kernel("attending", [cell.rnn], [inputs, *tensors])
         if kernel is None:
             return None
         weights = kernel.Cell(cell.extra_weight, *cell.recurrent)
-        tensors = kernel.AttentionTensors(keys, memory.states, memory.padding, weight, vector)
+        source = keys, memory.states, memory.padding
+        tensors = kernel.AttentionTensors(*source, weight, vector, coverage)
         return kernel, (inputs, state.hidden[0], weights, tensors)
 
 

@@ -1,4 +1,4 @@
-"""LSTM layers that attend at every step, in bfloat16, with gradients, on CPUs.
+"""Attention at every step, and LSTM layers that read it, in bfloat16, with gradients, on CPUs.
 
 The score is additive. The layer reads the context (`attend_first`; Bahdanau et al. 2015, arXiv:1409.0473) or, with
 input feeding, the readout of the step before (`feed_input`; Luong et al. 2015, arXiv:1508.04025):
@@ -6,7 +6,8 @@ input feeding, the readout of the step before (`feed_input`; Luong et al. 2015, 
     c_t = attention(s_{t-1})    s_t = cell(s_{t-1}, x_t + W_x c_t)
     s_t = cell(s_{t-1}, x_t + W_x r_{t-1})    c_t = attention(s_t)    r_t = tanh(W_r [c_t; s_t] + b_r)
 
-States, contexts, readouts and the products with matrices are bfloat16; attention is computed in float32, and the
+With coverage (See et al. 2017, arXiv:1704.04368), each step depends on the attention of those before. If the states do
+not, `attend` computes only the attention. States, contexts, readouts and the products with matrices are bfloat16; attention is computed in float32, and the
 cell state m_t is kept in float32. In the tensors of all steps, the step is the first axis. The gradient of a matrix,
 and that of the values, is one product for all steps.
 """
@@ -52,12 +53,16 @@ class AttentionTensors(NamedTuple):
     """W_q."""
     vector: Float[Tensor, " E"]
     """v."""
+    coverage_weight: Float[Tensor, " E"] | None = None
+    """w_c of `regard.attention.coverage.Coverage`, whose product with the coverage is added to the keys."""
 
     def in_compute_dtypes(self) -> list[Tensor | None]:
         """Return the first fields of `_Attention`."""
-        keys, prepared = self.keys.projected, self.keys.prepared
-        vector, values = self.vector.float(), self.values.float()
-        return [keys, prepared, vector, values, self.masked, self.query_weight.bfloat16()]
+        keys, prepared = self.keys.projected.float(), self.keys.prepared
+        vector, values, weight = self.vector.float(), self.values.float(), self.coverage_weight
+        coverage_weight = None if weight is None else weight.float()
+        query_weight = self.query_weight.bfloat16()
+        return [keys, prepared, vector, values, self.masked, query_weight, coverage_weight]
 
 
 class _Attention(NamedTuple):
@@ -69,6 +74,7 @@ class _Attention(NamedTuple):
     values: Tensor
     masked: Tensor
     query_weight: Tensor
+    coverage_weight: Tensor | None
     queries: Float[Tensor, "L B E"]
     weights: Float[Tensor, "L B T"]
     contexts: Float[Tensor, "L B Dv"]
@@ -87,11 +93,22 @@ class _Attention(NamedTuple):
         """Return the context of a step."""
         self.queries[step] = state @ self.query_weight.t()
         queries, workspace = self.queries[step][:, None], dispatch.default_workspace(state.device)
-        scores = dispatch.scores(queries, self.keys, self.vector[None], self.prepared, workspace)
+        keys, vector = self.keys_of(step), self.vector[None]
+        scores = dispatch.scores(queries, keys, vector, self.prepared, workspace)
         weights = normalize(scores, self.masked[:, None], "softmax")
         self.weights[step] = weights[:, 0]
         self.contexts[step] = torch.bmm(weights, self.values)[:, 0]
         return self.contexts[step]
+
+    def coverage(self, step: int) -> Float[Tensor, "B T"]:
+        """Return the sum of the weights of the steps before."""
+        return self.weights[:step].sum(0)
+
+    def keys_of(self, step: int) -> Float[Tensor, "B T E"]:
+        """Return the keys at a step."""
+        if self.coverage_weight is None:
+            return self.keys
+        return torch.addcmul(self.keys, self.coverage(step)[..., None], self.coverage_weight)
 
 
 class _AttentionGradients:
@@ -103,6 +120,8 @@ class _AttentionGradients:
         self._contexts = torch.empty_like(attention.contexts, dtype=torch.float32)
         self._keys = torch.zeros_like(attention.keys)
         self._vector = torch.zeros_like(attention.vector)
+        self._coverage = torch.zeros_like(attention.weights[0])
+        self._coverage_weight = torch.zeros_like(attention.vector)
 
     def add_to(
         self, grad_state: Tensor, step: int, grad_context: Tensor, grad_weights: Tensor
@@ -111,9 +130,14 @@ class _AttentionGradients:
         attention, self._contexts[step] = self._attention, grad_context
         # `values @ grad_context` takes PyTorch five to ten times as long
         gradient = torch.bmm(self._contexts[step][:, None], attention.values.transpose(1, 2))
-        gradient += grad_weights[:, None]
+        # a weight is part of the coverage at all later steps
+        gradient += (grad_weights + self._coverage)[:, None]
         gradient = normalizer_backward(gradient, attention.weights[step][:, None], "softmax")
-        queries, keys, vector = attention.queries[step][:, None], attention.keys, attention.vector
+        queries, keys, vector = (
+            attention.queries[step][:, None],
+            attention.keys_of(step),
+            attention.vector,
+        )
         workspace = dispatch.default_workspace(keys.device)
         grad_queries, grad_keys, grad_vector = dispatch.gradients(
             gradient, queries, keys, vector[None], workspace
@@ -121,6 +145,10 @@ class _AttentionGradients:
         self._queries[step] = grad_queries[:, 0]
         self._keys += grad_keys
         self._vector += grad_vector[0]
+        if attention.coverage_weight is not None:
+            coverage = attention.coverage(step).flatten()
+            self._coverage_weight += grad_keys.flatten(0, 1).t() @ coverage
+            self._coverage += grad_keys @ attention.coverage_weight
         grad_state.addmm_(self._queries[step], attention.query_weight)
 
     def of_inputs(self, states: Float[Tensor, "L B D"]) -> list[Tensor | None]:
@@ -128,7 +156,9 @@ class _AttentionGradients:
         weights = self._attention.weights.permute(1, 2, 0)
         values = torch.bmm(weights, self._contexts.transpose(0, 1))
         query_weight = _gradient_of_matrix(self._queries, states)
-        return [self._keys, None, self._vector, values, None, query_weight]
+        has_coverage = self._attention.coverage_weight is not None
+        coverage_weight = self._coverage_weight if has_coverage else None
+        return [self._keys, None, self._vector, values, None, query_weight, coverage_weight]
 
 
 class _Cells(NamedTuple):
@@ -221,6 +251,33 @@ def _first_order(compute: Callable[..., Any]) -> Callable[..., Any]:
             return compute(ctx, *gradients)
 
     return backward
+
+
+class _Attend(torch.autograd.Function):
+    """Contexts and weights, given s_1 to s_L (L, B, D), which are the queries, and `AttentionTensors`."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+        attention = _Attention.allocate(given, len(states))
+        for step, state in enumerate(states):
+            attention.attend(step, state)
+        ctx.save_for_backward(states, *attention)
+        return attention.contexts, attention.weights
+
+    @staticmethod
+    @_first_order
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, grad_contexts: Tensor, grad_weights: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        states, *saved = ctx.saved_tensors
+        of_attention, grad_states = (
+            _AttentionGradients(_Attention(*saved)),
+            torch.zeros_like(states),
+        )
+        for step in reversed(range(len(states))):
+            grad_context = grad_contexts[step].float()
+            of_attention.add_to(grad_states[step], step, grad_context, grad_weights[step])
+        return grad_states, *of_attention.of_inputs(states)
 
 
 class _AttendFirst(torch.autograd.Function):
@@ -323,6 +380,22 @@ def _saved(tensors: Sequence[Any]) -> tuple[_Cells, _Attention]:
 def is_faster(batch: int, width: int) -> bool:
     """Return whether there is a kernel for states of this width; it is faster with any number of rows."""
     return has_kernels(width)
+
+
+def attend(
+    states: Float[Tensor, "B L D"], attention: AttentionTensors
+) -> tuple[Float[Tensor, "B L Dv"], Float[Tensor, "B L T"]]:
+    """Return the contexts in bfloat16, and the attention weights in float32.
+
+    Args:
+        states: the queries.
+        attention: what they attend to.
+    """
+    with without_autocast(states.device):
+        queries = states.bfloat16().transpose(0, 1).contiguous()
+        outputs = _Attend.apply(queries, *attention.in_compute_dtypes())
+    contexts, weights = (each.transpose(0, 1) for each in outputs)
+    return contexts, weights
 
 
 def attend_first(
