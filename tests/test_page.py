@@ -21,7 +21,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 import regard
-from regard import model_folder
+from regard import ensemble, model_folder
 
 expect.set_options(timeout=60_000)  # a loaded machine is slow
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -1054,3 +1054,60 @@ def test_focus_moves_to_the_slider_when_an_intervention_is_removed(page: Page) -
     page.keyboard.press("Enter")
     expect(view.locator(".chip")).to_have_count(0)
     expect(view.locator("input[type=range]")).to_be_focused()
+
+
+def test_focus_moves_to_an_output_of_one_token_when_an_intervention_is_removed(page: Page) -> None:
+    _submit(page, "a")
+    view = _view(page)
+    expect(view.locator("input[type=range]")).to_be_disabled()
+    view.locator(".track").first.focus()
+    page.keyboard.press("End")
+    view.locator(".chip").first.wait_for()
+    view.get_by_role("button", name="Reset all interventions").focus()
+    page.keyboard.press("Enter")
+    expect(view.locator(".chip")).to_have_count(0)
+    expect(view.locator(".output")).to_be_focused()
+
+
+def test_repeated_tokens_are_named_with_their_positions(page: Page) -> None:
+    _submit(page, "a b a")
+    view = _view(page)
+    names = [track.get_attribute("aria-label") for track in view.locator(".track").all()]
+    assert names == ["weight of a (0)", "weight of b", "weight of a (2)", "weight of </s>"]
+    view.get_by_role("slider", name="weight of a (2)").focus()
+    page.keyboard.press("End")
+    expect(view.locator(".chip").first).to_have_text("step 0: a (2) 1.00 ×")
+    title = view.locator(".heatmap tbody tr").first.locator("td").first.get_attribute("title")
+    assert "attends to a (0): " in title
+
+
+def test_the_note_of_interventions_speaks_of_the_best_output(page: Page) -> None:
+    view = _view(page)
+    view.locator(".track").last.focus()
+    page.keyboard.press("ArrowUp")
+    view.locator(".chip").first.wait_for()
+    note = view.locator(".note").text_content()
+    assert "best output" in note.lower()
+    view.locator(".n-best button").nth(1).click()
+    expect(view.locator(".note")).to_have_text(note)
+
+
+def test_heads_of_an_ensemble_are_called_members(
+    browser: Browser, folders: list[Path], tmp_path: Path
+) -> None:
+    ensemble.save([str(folder) for folder in folders[:1] * 3], tmp_path / "three")
+    with _server([tmp_path / "three", folders[1]]) as address:
+        page = browser.new_page()
+        _open(page, address)
+        members, other = _view(page), _view(page, 1)
+        members.get_by_role("button", name="member 2", exact=True).click()
+        expect(members.locator(".head-controls")).to_contain_text("cross-attention, member 2.")
+        expect(members.locator(".heatmap").first).not_to_contain_text("head")
+        members.get_by_label("ablate this member").check()
+        expect(members.locator(".chip").first).to_have_text("member 2 ablated ×")
+        note = "The attention of member 2 is ablated: its weights and its output are 0."
+        expect(members.locator(".sum-line .ablated-note")).to_have_text(note)
+        hints = ["every member of the ensemble", "every layer and head"]
+        for view, hint in zip((members, other), hints, strict=True):
+            expect(view.locator(".panel.weights .hint")).to_contain_text(f"applies to {hint}.")
+        page.close()

@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -218,6 +219,59 @@ def test_errors_name_the_cause(client: TestClient, body: Any, reason: str) -> No
     assert reason in response.json()["error"]
     assert "\n" not in response.json()["error"]
     assert client.get("/health").json() == {"status": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "hint"),
+    [
+        ("/api/translate", "targets", "did you mean texts?"),
+        ("/api/translate", "prefixs", "did you mean prefix?"),
+        ("/api/explain", "prefixs", "there is no field prefixs"),
+        ("/api/explain", "laier", "did you mean layer?"),
+        ("/api/self-attention", "laier", "there is no field laier"),
+        ("/api/self-attention", "ablate_head", "did you mean ablate_heads?"),
+    ],
+)
+def test_unknown_fields_are_compared_with_those_of_the_request(
+    client: TestClient, path: str, field: str, hint: str
+) -> None:
+    body = {"text": "a", field: 1, **({} if "translate" in path else {"target": "a"})}
+    body |= {"step": 0} if "explain" in path else {}
+    response = client.post(path, json=body)
+    assert response.status_code == 422
+    assert response.json()["error"].endswith(hint)
+
+
+def test_remedies_are_those_of_the_request(transformer: Path) -> None:
+    settings = Settings(folder=str(transformer), limits=Limits(weights=3))
+    body = {"text": "a b c", "target": "c b a"}
+    with TestClient(create_app(settings), base_url="http://127.0.0.1") as client:
+        error = client.post("/api/self-attention", json=body).json()["error"]
+        assert error.endswith("; send a shorter text or target")
+        error = client.post("/api/translate", json={"text": "a b c"}).json()["error"]
+        assert "or omit heads or attention" in error
+        error = client.post("/api/explain", json={**body, "text": " ", "step": 0}).json()["error"]
+        assert error == "the text is blank, so there is no step to explain"
+
+
+def test_browsers_ask_whether_the_page_has_changed(client: TestClient) -> None:
+    response = client.get("/page/main.js")
+    assert response.headers["Cache-Control"] == "no-cache"
+    again = client.get("/page/main.js", headers={"If-None-Match": response.headers["ETag"]})
+    assert again.status_code == 304
+    assert again.headers["Cache-Control"] == "no-cache"
+
+
+def test_names_differ_if_the_folders_do(folder: Path, tmp_path: Path) -> None:
+    folders = [tmp_path / name / "additive" / "seed-1" for name in ("ladder", "beyond")]
+    for copy in folders:
+        shutil.copytree(folder, copy)
+    settings = Settings(folder=str(folders[0]), compare_with=str(folders[1]))
+    names = [model["name"] for model in create_app(settings).state.models]
+    assert names == ["ladder/additive/seed-1", "beyond/additive/seed-1"]
+    settings = Settings(folder=str(folders[0]), compare_with=str(folders[0]))
+    names = [model["name"] for model in create_app(settings).state.models]
+    assert names == ["additive/seed-1"] * 2
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from regard.decoders import EnsembleDecoder
 from regard.model_folder import TrainedModel
 from regard.translator import Translator
 from regard.version import __version__
@@ -21,6 +22,7 @@ def describe_model(name: str, translator: Translator) -> dict[str, Any]:
         "right_to_left": model.right_to_left,
         "layers": decoder.attention_layers,
         "heads": decoder.attention_heads,
+        "head_name": "member" if isinstance(decoder, EnsembleDecoder) else "head",
         "attention_layer": translator.attention_layer,
         "self_attention": _self_attention(trained),
         "parameters": trained.metadata.get("parameters"),

@@ -181,7 +181,8 @@ class Translator:
                 source tokens counted from 0, as in `attention`: one dict for all texts, or a list
                 with one dict per text. The other source tokens share the remaining weight in
                 proportion to their own weights; if those are all 0, as in sparse attention, they stay 0.
-                A posterior decoder imposes them on the prior; `attention` contains the posterior.
+                They apply to every layer and head, and to every member of an ensemble. A posterior
+                decoder imposes them on the prior; `attention` contains the posterior.
             ablate_heads: heads whose weights are set to 0, as (layer, head) pairs counted from 0; a
                 recurrent model has only (0, 0).
             return_tree: store the search tree in the field `tree` of each output.

@@ -58,6 +58,8 @@ def explain_step(
             f"model.window {settings.window}, model.coverage {settings.coverage} and "
             f"model.normalizer {settings.normalizer}"
         )
+    if target is not None and not (text if isinstance(text, str) else text[0]).strip():
+        raise ConfigError("the text is blank, so there is no step to explain")
     output = (
         translator.translate([text])[0] if target is None else translator.align([text], [target])[0]
     )

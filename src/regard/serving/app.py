@@ -38,7 +38,9 @@ from regard.serving.metrics import Metrics, RequestMetrics
 from regard.serving.schemas import (
     ErrorResponse,
     ExplainRequest,
+    ExplainResponse,
     SelfAttentionRequest,
+    SelfAttentionResponse,
     TranslateRequest,
     TranslateResponse,
     count_pins,
@@ -91,9 +93,7 @@ def create_app(settings: Settings) -> FastAPI:
     translators = [Translator.load(folder, settings.device) for folder in folders]
     set_precision(settings.precision)
     skip_in_garbage_collection()
-    # the parent folder distinguishes two folders called `model`
-    paths = ["/".join(pretrained.find(folder).resolve().parts[-2:]) for folder in folders]
-    names = [os.fsencode(path).decode("utf-8", "replace") for path in paths]
+    names = _names([pretrained.find(folder).resolve() for folder in folders])
     models = [describe_model(*model) for model in zip(names, translators, strict=True)]
     metrics = Metrics()
     batcher = Batcher(translators, settings.limits, metrics)
@@ -117,12 +117,31 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.batcher, app.state.models, app.state.metrics = batcher, models, metrics
     app.state.page = _render_page(models, translators, settings)
     app.include_router(router)
-    app.mount("/page", StaticFiles(directory=PAGE))
+    app.mount("/page", _Page(directory=PAGE))
     app.add_middleware(BodyLimit, limits=settings.limits)
     app.add_middleware(RequestMetrics, metrics=metrics)
     if is_loopback(settings.host):
         app.add_middleware(HostCheck, host=settings.host)
     return app
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Return the last parts of the paths, as many as distinguish them, but at least two."""
+    count, longest = 2, max(len(folder.parts) for folder in folders)
+    while count < longest and len({folder.parts[-count:] for folder in folders}) < len({*folders}):
+        count += 1
+    paths = ["/".join(folder.parts[-count:]) for folder in folders]
+    return [os.fsencode(path).decode("utf-8", "replace") for path in paths]
+
+
+class _Page(StaticFiles):
+    """The files of the page, which a browser may keep, but not use without asking whether they have changed."""
+
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        """Return a file, or 304 if the browser has it."""
+        response = super().file_response(*args, **kwargs)
+        response.headers["Cache-Control"] = "no-cache"
+        return response
 
 
 def from_environment() -> FastAPI:
@@ -132,7 +151,14 @@ def from_environment() -> FastAPI:
     return create_app(TypeAdapter(Settings).validate_json(os.environ["REGARD_SERVE"]))
 
 
-def _validation_error(_: Request, invalid: RequestValidationError) -> Response:
+_REQUESTS = {
+    "/api/translate": TranslateRequest,
+    "/api/explain": ExplainRequest,
+    "/api/self-attention": SelfAttentionRequest,
+}
+
+
+def _validation_error(http: Request, invalid: RequestValidationError) -> Response:
     # a field with several possible types has an error for each: report the most deeply nested
     error = max(invalid.errors(), key=lambda error: len(error["loc"]))
     if error["type"] == "json_invalid":
@@ -144,7 +170,7 @@ def _validation_error(_: Request, invalid: RequestValidationError) -> Response:
     field = ".".join(parts[:1] + [part for part in parts[1:] if not _TYPE.fullmatch(part)])
     field = shortened(field)
     if error["type"] == "extra_forbidden":
-        fields = {*TranslateRequest.model_fields, *ExplainRequest.model_fields} - {field}
+        fields = _REQUESTS[http.scope["route"].path].model_fields
         return error_response(422, f"there is no field {field}{nearest(field, fields)}")
     reason = error["msg"].removeprefix("Value error, ")
     return error_response(422, f"{field}: {reason}" if field else reason)
@@ -194,12 +220,13 @@ async def translate(request: TranslateRequest, http: Request) -> Response:
     translator = _translator(batcher, request.model)
     prepared, work = await asyncio.to_thread(_prepare, request, translator, batcher.limits)
     outputs = await batcher.translate(request, prepared, work)
-    _check_weights(count_weights(request, outputs), batcher.limits)
+    remedy = "request fewer outputs, send a shorter text, or omit heads or attention"
+    _check_weights(count_weights(request, outputs), batcher.limits, remedy)
     # not validated by pydantic: that takes longer than computing the response
     return await asyncio.to_thread(lambda: JSONResponse(translate_response(request, outputs)))
 
 
-@router.post("/api/explain")
+@router.post("/api/explain", response_model=ExplainResponse)
 async def explain(request: ExplainRequest, http: Request) -> Response:
     """Compute one attention step: scores, exponentials, partition, weights, context."""
     batcher: Batcher = http.app.state.batcher
@@ -215,12 +242,13 @@ async def explain(request: ExplainRequest, http: Request) -> Response:
     return JSONResponse({**content, "context": context[:_CONTEXT_VALUES]})
 
 
-@router.post("/api/self-attention")
+@router.post("/api/self-attention", response_model=SelfAttentionResponse)
 async def self_attention(request: SelfAttentionRequest, http: Request) -> Response:
     """Compute the attention weights of all layers and heads of a Transformer for one output."""
     batcher: Batcher = http.app.state.batcher
     translator, lengths = await asyncio.to_thread(_check_target, request, batcher)
-    _check_weights(count_layer_weights(translator, *lengths), batcher.limits)
+    count, remedy = count_layer_weights(translator, *lengths), "send a shorter text or target"
+    _check_weights(count, batcher.limits, remedy)
     arguments = translator, request.source, request.target, request.ablate_heads, request.pin
     weights = await batcher.call(lambda: layer_weights(*arguments))
     return await asyncio.to_thread(lambda: JSONResponse(layer_weights_response(weights)))
@@ -281,11 +309,10 @@ def _check_target(
     return translator, lengths
 
 
-def _check_weights(weights: int, limits: Limits) -> None:
+def _check_weights(weights: int, limits: Limits, remedy: str) -> None:
     if weights > limits.weights:
         raise ConfigError(
-            f"the response would contain {weights:,} weights (at most {limits.weights:,}); request "
-            "fewer outputs, send a shorter text, or omit heads or attention"
+            f"the response would contain {weights:,} weights (at most {limits.weights:,}); {remedy}"
         )
 
 

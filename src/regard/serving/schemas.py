@@ -27,9 +27,15 @@ _PinnedStep = Annotated[dict[Index, Weight], WrapValidator(_check_entries)]
 Pins = Annotated[dict[Index, _PinnedStep], WrapValidator(_check_entries)]
 AblatedHeads = Annotated[
     list[tuple[Index, Index]],
-    Field(max_length=256, description="(layer, head) of a Transformer to ablate, 0-based"),
+    Field(
+        max_length=256,
+        description="(layer, head) to ablate, 0-based; a recurrent model has only (0, 0), an ensemble (0, member)",
+    ),
 ]
 
+_PINS = (
+    "attention weights to impose in every layer and head, {step: {source token: weight}}, 0-based"
+)
 MAX_ITEMS = 1000
 """Maximum entries in a list. The server's own limits are lower; this one costs nothing to check."""
 
@@ -109,8 +115,7 @@ class TranslateRequest(_Request):
     )
     pin: Pins | Annotated[list[Pins], Field(max_length=MAX_ITEMS)] | None = Field(
         None,
-        description="attention weights to impose, {step: {source token: weight}}, 0-based: one object "
-        "for all texts, or one per text",
+        description=f"{_PINS}: one object for all texts, or one per text",
     )
     ablate_heads: AblatedHeads = []
 
@@ -182,9 +187,7 @@ class ExplainRequest(_TargetRequest):
 class SelfAttentionRequest(_TargetRequest):
     """All layers of a Transformer, for one output."""
 
-    pin: Pins | None = Field(
-        None, description="attention weights to impose, {step: {source token: weight}}, 0-based"
-    )
+    pin: Pins | None = Field(None, description=_PINS)
     ablate_heads: AblatedHeads = []
 
 
@@ -243,6 +246,31 @@ class TranslateResponse(BaseModel):
     """One translation per text, in the order of the texts."""
 
     translations: list[BestOutput]
+
+
+class ExplainResponse(BaseModel):
+    """One attention step in numbers."""
+
+    score: str = Field(description="name of the score")
+    formula: str = Field(description="the score as a formula")
+    labels: list[str] = Field(description="source tokens with their positions")
+    scores: list[float] = Field(description="score of each source token")
+    shift: float = Field(description="number subtracted from the scores before exp, or 0")
+    exponentials: list[float] = Field(description="exp(score - shift)")
+    partition: float = Field(description="Z, the sum of the exponentials")
+    weights: list[float] = Field(description="exponentials divided by Z")
+    context_dim: int = Field(description="width of the context, the weighted sum of the values")
+    context: list[float] = Field(description="the first components of the context")
+
+
+class SelfAttentionResponse(BaseModel):
+    """Attention weights by layer, head, query and key; null where the model has none."""
+
+    source_tokens: list[str] = Field(description="tokens that the encoder reads")
+    decoder_inputs: list[str] = Field(description="tokens that the decoder reads")
+    encoder: list[list[list[list[float]]]] | None = Field(description="within the source")
+    decoder: list[list[list[list[float]]]] | None = Field(description="within the output")
+    cross: list[list[list[list[float]]]] | None = Field(description="from the output to the source")
 
 
 class ErrorResponse(BaseModel):

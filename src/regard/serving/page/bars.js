@@ -1,5 +1,5 @@
 // The attention weights of one step as bars that can be dragged.
-import { direction, displayToken, element, formatWeight, helpButton } from "./dom.js";
+import { direction, displayToken, element, formatWeight, helpButton, position } from "./dom.js";
 import { ablationNote } from "./interventions.js";
 import { applyPins, sum } from "./weights.js";
 
@@ -25,7 +25,7 @@ export class Bars {
       this.key = key;
       this.row.dir = direction(source);
       this.row.classList.toggle("many", source.length > MANY);
-      this.row.replaceChildren(...source.map((token, i) => this.bar(token, i, unknown.includes(token))));
+      this.row.replaceChildren(...source.map((token, i) => this.bar(token, i, unknown.includes(token), position(source, i))));
     }
     this.update();
   }
@@ -47,10 +47,10 @@ export class Bars {
     this.ablated.textContent = ablationNote(this.view);
   }
 
-  bar(token, i, isUnknown) {
+  bar(token, i, isUnknown, place) {
     const track = element("div", {
       class: "track", role: "slider", tabindex: 0, "aria-orientation": "vertical",
-      "aria-label": `weight of ${displayToken(token)}`, "aria-valuemin": 0, "aria-valuemax": 1,
+      "aria-label": `weight of ${displayToken(token)}${place}`, "aria-valuemin": 0, "aria-valuemax": 1,
       title: "Drag to change this weight.",
     }, element("div", { class: "fill" }));
     const weightAt = (event) => {
@@ -71,7 +71,7 @@ export class Bars {
     track.addEventListener("pointercancel", () => this.cancel());
     track.addEventListener("keydown", (event) => this.keydown(event, i));
     return element("div", { class: "bar", "data-source": i },
-      element("span", { class: "value" }), track, element("bdi", { class: `token ${isUnknown ? "unknown" : ""}`, title: displayToken(token) }, displayToken(token)));
+      element("span", { class: "value" }), track, element("bdi", { class: `token ${isUnknown ? "unknown" : ""}`, title: `${displayToken(token)}${place}` }, displayToken(token)));
   }
 
   keydown(event, i) {

@@ -1,10 +1,11 @@
 // The attention calculation of the selected step: scores, softmax, context.
 import { displayToken, element, formatWeight, scrollBox } from "./dom.js";
+import { headPlace } from "./interventions.js";
 
 export async function calculation(view) {
   const { output, step } = view;
   const layer = view.layer ?? (view.model.layers > 1 || view.model.heads > 1 ? view.model.attention_layer : null);
-  const location = layer === null ? "" : `, layer ${layer}, head ${view.head ?? 0}`; // it may change until the answer comes
+  const location = layer === null ? "" : `, ${headPlace(view.model, layer, view.head ?? 0)}`; // it may change until the answer comes
   const result = await view.page.engine.explain(view.number, output.source, output.tokens, step, layer, view.head ?? 0);
   const row = (name, cells) => element("tr", {}, element("th", { scope: "row" }, name), ...cells.map((cell) => element("td", {}, cell)));
   const shift = result.shift ? ` (after subtracting ${result.shift.toFixed(2)})` : "";

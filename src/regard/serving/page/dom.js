@@ -60,6 +60,9 @@ export function isolatedToken(token) {
   return direction([text]) === "rtl" ? `\u2068${text}\u2069` : text;
 }
 
+// The position of a token among `tokens`, for a text that names it, if it occurs more than once.
+export const position = (tokens, i) => (tokens.indexOf(tokens[i]) === tokens.lastIndexOf(tokens[i]) ? "" : ` (${i})`);
+
 export const formatWeight = (weight) => (Math.abs(weight) < 0.005 ? "0" : weight.toFixed(2));
 
 // A probability in percent with two significant digits; small ones with one decimal place.

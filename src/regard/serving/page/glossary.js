@@ -11,6 +11,7 @@ export const GLOSSARY = {
   alignment: "Lines connect each output token with the source tokens that it attends to. The thicker the line, the higher the weight.",
   "next-token": "The probability distribution over the vocabulary at this step, given the source and the output so far. If there are interventions, the probabilities before and after them are shown.",
   heads: "Every layer of a Transformer has several heads, each with its own attention weights. Ablating a head replaces its output with zeros.",
+  members: "An ensemble averages the predictions of several models, its members, each with its own attention weights. Ablating a member replaces the output of its attention with zeros.",
   score: "The log-probability divided by the length penalty (5 + length) / 6. Outputs are ranked by this score.",
   probability: "The probability of the complete output: the product of the probabilities of its tokens, including </s>. If the right-to-left members of an ensemble rescore outputs, it is the geometric mean of this product and of theirs, weighted by the number of members.",
   tree: "The hypotheses of beam search. The percentage is the probability of a token given the tokens before it.",

@@ -1,6 +1,6 @@
 // Every layer and head as a thumbnail: cross-attention, and self-attention of encoder and decoder.
 import { element, helpButton } from "./dom.js";
-import { ablationNote, isAblated } from "./interventions.js";
+import { ablationNote, headPlace, isAblated } from "./interventions.js";
 import { headWeights } from "./weights.js";
 
 const PIXELS = 96; // side of a thumbnail's canvas
@@ -20,6 +20,22 @@ export class Heads {
   get shown() {
     const { layers, heads } = this.view.model;
     return layers * heads > 1 || this.ownKinds.length > 0;
+  }
+
+  // What one of the distributions of a step belongs to.
+  get unit() {
+    return this.view.model.head_name === "member" ? "member of the ensemble" : "layer and head";
+  }
+
+  get title() {
+    return this.view.model.head_name === "member" ? "Members" : "Layers and heads";
+  }
+
+  // A layer and a head of cross-attention in words.
+  place(layer, head) {
+    const { model } = this.view;
+    if (head !== null) return headPlace(model, layer, head);
+    return model.head_name === "member" ? "average over members" : `layer ${layer}, average over heads`;
   }
 
   // The parts of the model that have self-attention, if the engine can compute it.
@@ -106,7 +122,7 @@ export class Heads {
     return element("div", { class: `head-group ${kind}`, role: "group", "aria-label": KINDS[kind] },
       element("h4", {}, KINDS[kind]),
       ...range(layers).map((layer) => element("div", { class: "head-row" },
-        element("span", { class: "layer-name" }, `layer ${layer}`), ...thumbnails(layer))));
+        element("span", { class: "layer-name" }, kind === "cross" && this.view.model.head_name === "member" ? "members" : `layer ${layer}`), ...thumbnails(layer))));
   }
 
   thumbnail(kind, layer, head, weights = []) {
@@ -116,10 +132,10 @@ export class Heads {
       ? !view.own && (view.layer === null ? isDefault : view.layer === layer && view.head === head)
       : view.own?.kind === kind && view.own.layer === layer && view.own.head === head;
     const ablated = kind === "cross" && head !== null && isAblated(view.interventions, layer, head);
-    const name = head === null ? (this.canAblate ? "average" : "weights") : `head ${head}`;
+    const name = head === null ? (this.canAblate ? "average" : "weights") : `${kind === "cross" ? view.model.head_name : "head"} ${head}`;
     return element("button", {
       type: "button", class: `head ${selected ? "selected" : ""} ${ablated ? "ablated" : ""}`, "aria-pressed": selected,
-      "aria-label": `${kind === "cross" ? "" : `${kind} self-attention, `}layer ${layer}, ${head === null ? "average over heads" : name}${ablated ? ", ablated" : ""}`,
+      "aria-label": `${kind === "cross" ? this.place(layer, head) : `${kind} self-attention, layer ${layer}, ${name}`}${ablated ? ", ablated" : ""}`,
       "data-focus": `${kind} ${layer} ${head}`, onclick: () => view.selectHead(kind, isDefault ? null : layer, head),
     }, picture(weights), element("span", {}, name), ablated && element("span", { class: "badge" }, " ablated"));
   }
@@ -130,14 +146,15 @@ export class Heads {
     if (shown.kind !== "cross") {
       return this.controls.replaceChildren(`The heatmap displays ${shown.kind} self-attention, layer ${shown.layer}, head ${shown.head}. The alignment and the bars still show cross-attention.`);
     }
+    const { head_name: name, attention_layer: selected } = view.model;
     if (head === null) {
-      const chosen = layer === null ? `layer ${view.model.attention_layer} (default)` : `layer ${layer}`;
-      return this.controls.replaceChildren(this.canAblate ? `Displayed: cross-attention, ${chosen}, average over heads. To ablate a head, select it first.` : "Displayed: cross-attention.");
+      const chosen = name === "member" ? "" : layer === null ? `layer ${selected} (default), ` : `layer ${layer}, `;
+      return this.controls.replaceChildren(this.canAblate ? `Displayed: cross-attention, ${chosen}average over ${name}s. To ablate a ${name}, select it first.` : "Displayed: cross-attention.");
     }
     const ablated = isAblated(view.interventions, layer, head);
     const checkbox = element("input", { type: "checkbox", checked: ablated, "data-focus": "ablate", onchange: (event) => view.ablateHead(layer, head, event.target.checked) });
-    this.controls.replaceChildren(`Displayed: cross-attention, layer ${layer}, head ${head}.`,
-      element("label", {}, checkbox, " ablate this head"), helpButton("heads", "heads"));
+    this.controls.replaceChildren(`Displayed: cross-attention, ${headPlace(view.model, layer, head)}.`,
+      element("label", {}, checkbox, ` ablate this ${name}`), helpButton(`${name}s`, `${name}s`));
   }
 }
 

@@ -1,5 +1,5 @@
 // The attention heatmap: what is attended to across, what attends down. A table, so that screen readers can read it.
-import { FONT_FAMILY, direction, displayToken, element, formatWeight, isolatedToken, scrollBox, textWidth } from "./dom.js";
+import { FONT_FAMILY, direction, displayToken, element, formatWeight, isolatedToken, position, scrollBox, textWidth } from "./dom.js";
 
 const MAX_COLUMNS_WITH_VALUES = 14;
 const MIN_CELL_WITH_VALUE = 34; // pixels
@@ -26,7 +26,7 @@ export function heatmap({ rows, columns, weights, unknown, note, width, step = n
           ...(cross ? { "data-source": i, "data-target": t, onclick: () => onSelect(t) } : {}),
           style: { "--weight": Math.min(1, Math.max(0, weight)) },
           class: `cell ${weight > INVERTED_ABOVE ? "inverted" : ""} ${weight < 0.005 ? "zero" : ""}`,
-          title: `${isolatedToken(token)} attends to ${isolatedToken(columns[i])}: ${weight.toFixed(3)}`,
+          title: `${isolatedToken(token)}${position(rows, t)} attends to ${isolatedToken(columns[i])}${position(columns, i)}: ${weight.toFixed(3)}`,
         }, formatWeight(weight)))));
   return scrollBox("heatmap",
     element("table", {

@@ -1,5 +1,5 @@
 // Interventions: pins {step: {source: weight}}, prefix (tokens to force), ablated [[layer, head]].
-import { formatWeight, isolatedToken } from "./dom.js";
+import { formatWeight, isolatedToken, position } from "./dom.js";
 
 export const noInterventions = () => ({ pins: {}, prefix: [], ablated: [] });
 
@@ -24,6 +24,9 @@ export function withHead({ ablated }, layer, head, ablate) {
   return { ablated: ablate ? [...others, [layer, head]] : others };
 }
 
+// An ensemble has one layer, with a head for each of its members.
+export const headPlace = ({ head_name: name }, layer, head) => (name === "member" ? `member ${head}` : `layer ${layer}, head ${head}`);
+
 function withoutPin({ pins }, step, i) {
   const { [step]: weights = {}, ...otherSteps } = pins;
   const { [i]: _, ...otherWeights } = weights;
@@ -31,20 +34,22 @@ function withoutPin({ pins }, step, i) {
 }
 
 // Every intervention in words, with a function that returns the change that removes it from given interventions.
-export function* listed({ pins, prefix, ablated }, sourceTokens) {
+export function* listed({ pins, prefix, ablated }, sourceTokens, model) {
   if (prefix.length) yield [`prefix: ${prefix.map(isolatedToken).join(" ")}`, () => ({ prefix: [] })];
   for (const [step, weights] of Object.entries(pins))
     for (const [i, weight] of Object.entries(weights))
-      yield [`step ${step}: ${isolatedToken(sourceTokens[i] ?? "")} ${formatWeight(weight)}`, (latest) => withoutPin(latest, step, i)];
+      yield [`step ${step}: ${isolatedToken(sourceTokens[i] ?? "")}${position(sourceTokens, i)} ${formatWeight(weight)}`, (latest) => withoutPin(latest, step, i)];
   for (const [layer, head] of ablated)
-    yield [`layer ${layer}, head ${head} ablated`, (latest) => withHead(latest, layer, head, false)];
+    yield [`${headPlace(model, layer, head)} ablated`, (latest) => withHead(latest, layer, head, false)];
 }
 
 // Why displayed weights are 0, in words; empty if no displayed head is ablated.
 export function ablationNote({ interventions, model, layer, head }) {
   const shown = layer ?? model.attention_layer;
-  if (head !== null) return isAblated(interventions, shown, head) ? `Head ${head} of layer ${shown} is ablated: its weights and its output are 0.` : "";
+  const isMember = model.head_name === "member";
+  const subject = isMember ? `The attention of member ${head}` : `Head ${head} of layer ${shown}`;
+  if (head !== null) return isAblated(interventions, shown, head) ? `${subject} is ablated: its weights and its output are 0.` : "";
   const count = interventions.ablated.filter(([l]) => l === shown).length;
   if (!count) return "";
-  return `${count} of ${model.heads} heads of layer ${shown} ${count === 1 ? "is ablated and counts" : "are ablated and count"} as 0 in this average.`;
+  return `${count} of ${model.heads} ${isMember ? "members" : `heads of layer ${shown}`} ${count === 1 ? "is ablated and counts" : "are ablated and count"} as 0 in this average.`;
 }

@@ -6,7 +6,7 @@ import { displayToken, element, panel } from "./dom.js";
 import { downloads } from "./download.js";
 import { Heads } from "./heads.js";
 import { heatmap } from "./heatmap.js";
-import { isEmpty, listed, noInterventions, pinsBefore, withHead } from "./interventions.js";
+import { headPlace, isEmpty, listed, noInterventions, pinsBefore, withHead } from "./interventions.js";
 import { EMPTY, nBest } from "./n_best.js";
 import { NextToken } from "./next_token.js";
 import { alignmentPicture, heatmapPicture } from "./picture.js";
@@ -55,7 +55,7 @@ export class View {
   }
 
   build() {
-    this.text = element("p", { class: "output", dir: "auto", "aria-live": "polite" });
+    this.text = element("p", { class: "output", dir: "auto", tabindex: -1, "aria-live": "polite" });
     this.warning = element("p", { class: "warning", role: "status" });
     this.note = element("p", { class: "note" });
     this.chips = element("p", { class: "chips" });
@@ -69,7 +69,7 @@ export class View {
     this.node = element("section", { class: "view", "aria-label": `model ${this.model.name}` },
       element("div", { class: "result" }, element("h2", {}, this.model.name), this.text, this.warning, this.note, this.chips, this.measured),
       this.stepPanel(),
-      this.heads.shown && this.hasAttention ? panel("Layers and heads", { help: "heads", hint: "Attention weights of every layer and head: queries are rows, keys are columns. Click a thumbnail to display its weights." }, this.heads.node)
+      this.heads.shown && this.hasAttention ? panel(this.heads.title, { help: `${this.model.head_name}s`, hint: `Attention weights of every ${this.heads.unit}: queries are rows, keys are columns. Click a thumbnail to display its weights.` }, this.heads.node)
         : this.page.sideBySide && this.hasAttention ? panel("Layers and heads", { hint: "This model has one attention layer with one head; its weights are shown above." }) : absent(),
       this.hasAttention ? panel("Attention at every step", {
         tools: downloads("heatmap", () => heatmapPicture(this.heads.selection), () => this.data(this.heads.selection), this.page.setStatus),
@@ -88,12 +88,17 @@ export class View {
       return panel("Steps", { hint: "This model has no attention: the decoder receives the source as a single fixed-size vector." },
         element("div", { class: "step" }, this.slider, this.stepLabel), this.nextToken.node);
     this.parts = element("div", { class: "parts" }, this.alignment.node,
-      panel("Attention at this step", { help: "weights", name: "weights", hint: "Drag a bar, or focus it and use the arrow keys, to change a weight. The output is then decoded again from this step." }, this.bars.node),
+      panel("Attention at this step", { help: "weights", name: "weights", hint: `Drag a bar, or focus it and use the arrow keys, to change a weight${this.reach}. The output is then decoded again from this step.` }, this.bars.node),
       this.nextToken.node);
     return panel("Alignment", {
       help: "alignment", hint: "Each line connects an output token with a source token that it attends to. Click an output token to select its step.",
       tools: downloads("alignment", () => alignmentPicture(this.heads.cross), () => this.data(this.heads.cross), this.page.setStatus),
     }, element("div", { class: "step" }, this.slider, this.stepLabel), this.parts);
+  }
+
+  // What a pinned weight applies to, where the model has several distributions per step.
+  get reach() {
+    return this.model.layers * this.model.heads > 1 ? `, which applies to every ${this.heads.unit}` : "";
   }
 
   details(title, body, onOpen) {
@@ -224,11 +229,11 @@ export class View {
     this.keepFocus(() => this.renderOutput());
   }
 
-  // Rendering replaces nodes: the focus moves to the new one or, if there is none, to the slider.
+  // Rendering replaces nodes: the focus moves to the new one or, if there is none, to the slider, or to the output.
   keepFocus(render) {
     const focus = this.node.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
     render();
-    if (focus) (this.node.querySelector(`[data-focus="${CSS.escape(focus)}"]`) ?? this.slider).focus({ preventScroll: true });
+    if (focus) (this.node.querySelector(`[data-focus="${CSS.escape(focus)}"]`) ?? (this.slider.disabled ? this.text : this.slider)).focus({ preventScroll: true });
   }
 
   renderOutput() {
@@ -257,7 +262,7 @@ export class View {
     if (leftOut.length) notes.push("Ignored punctuation that is not in the vocabulary: ", ...quoted(leftOut), ". ");
     if (!complete) notes.push("Output truncated at the length limit. ");
     if (!isEmpty(this.interventions))
-      notes.push(...(this.baseline === this.translation.text ? ["The interventions did not change the output."] : ["Without interventions: ", element("bdi", {}, this.baseline || EMPTY)]));
+      notes.push(...(this.baseline === this.translation.text ? ["The interventions did not change the best output."] : ["Best output without interventions: ", element("bdi", {}, this.baseline || EMPTY)]));
     return notes;
   }
 
@@ -271,7 +276,7 @@ export class View {
 
   showHeatmap() {
     const { kind, layer, head, ...shown } = this.heads.selection;
-    const place = this.heads.shown ? ` (layer ${layer}, ${head === null ? "average over heads" : `head ${head}`})` : "";
+    const place = this.heads.shown ? ` (${kind === "cross" ? this.heads.place(layer, head) : `layer ${layer}, head ${head}`})` : "";
     this.heatmapTitle.textContent = kind === "cross"
       ? `Each row shows one step: an output token and its weights over the source tokens${place}.`
       : `Self-attention of the ${kind}${place}: each row shows a token and its weights over ${kind === "encoder" ? "the source" : "the tokens up to and including it"}.`;
@@ -304,7 +309,7 @@ export class View {
   // One button per intervention, which removes it.
   interventionChips() {
     const chip = (text, remove, label = `Remove intervention: ${text}`) => element("button", { type: "button", class: "chip", "data-focus": `chip ${text}`, "aria-label": label, onclick: () => this.apply(remove(this.latest)) }, text, element("span", { "aria-hidden": "true" }, " ×"));
-    const chips = [...listed(this.interventions, this.output.source_tokens)].map(([text, remove]) => chip(text, remove));
+    const chips = [...listed(this.interventions, this.output.source_tokens, this.model)].map(([text, remove]) => chip(text, remove));
     return chips.length ? [...chips, chip("reset", noInterventions, "Reset all interventions")] : [];
   }
 
