@@ -1045,28 +1045,21 @@ def test_the_page_works_without_storage(browser: Browser, address: str) -> None:
     page.close()
 
 
-def test_focus_moves_to_the_slider_when_an_intervention_is_removed(page: Page) -> None:
+@pytest.mark.parametrize(
+    ("text", "focused"),
+    [("a b c", "input[type=range]"), ("a", ".output")],  # the slider of a single step is disabled
+)
+def test_focus_is_kept_when_an_intervention_is_removed(page: Page, text: str, focused: str) -> None:
+    _submit(page, text)
     view = _view(page)
+    expect(view.locator("input[type=range]:disabled")).to_have_count(int(text == "a"))
     view.locator(".track").first.focus()
     page.keyboard.press("End")
     view.locator(".chip").first.wait_for()
     view.get_by_role("button", name="Reset all interventions").focus()
     page.keyboard.press("Enter")
     expect(view.locator(".chip")).to_have_count(0)
-    expect(view.locator("input[type=range]")).to_be_focused()
-
-
-def test_focus_moves_to_an_output_of_one_token_when_an_intervention_is_removed(page: Page) -> None:
-    _submit(page, "a")
-    view = _view(page)
-    expect(view.locator("input[type=range]")).to_be_disabled()
-    view.locator(".track").first.focus()
-    page.keyboard.press("End")
-    view.locator(".chip").first.wait_for()
-    view.get_by_role("button", name="Reset all interventions").focus()
-    page.keyboard.press("Enter")
-    expect(view.locator(".chip")).to_have_count(0)
-    expect(view.locator(".output")).to_be_focused()
+    expect(view.locator(focused)).to_be_focused()
 
 
 def test_repeated_tokens_are_named_with_their_positions(page: Page) -> None:
@@ -1102,7 +1095,8 @@ def test_heads_of_an_ensemble_are_called_members(
         members, other = _view(page), _view(page, 1)
         members.get_by_role("button", name="member 2", exact=True).click()
         expect(members.locator(".head-controls")).to_contain_text("cross-attention, member 2.")
-        expect(members.locator(".heatmap").first).not_to_contain_text("head")
+        title = members.get_by_role("group", name="Attention at every step").locator(".hint")
+        expect(title).to_contain_text("(member 2).")
         members.get_by_label("ablate this member").check()
         expect(members.locator(".chip").first).to_have_text("member 2 ablated ×")
         note = "The attention of member 2 is ablated: its weights and its output are 0."

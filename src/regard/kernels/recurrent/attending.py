@@ -7,7 +7,9 @@ input feeding, the readout of the step before (`feed_input`; Luong et al. 2015, 
     s_t = cell(s_{t-1}, x_t + W_x r_{t-1})    c_t = attention(s_t)    r_t = tanh(W_r [c_t; s_t] + b_r)
 
 With coverage (See et al. 2017, arXiv:1704.04368), each step depends on the attention of those before. If the states do
-not, `attend` computes only the attention. States, contexts, readouts and the products with matrices are bfloat16; attention is computed in float32, and the
+not, `attend` computes only the attention.
+
+States, contexts, readouts and the products with matrices are bfloat16; attention is computed in float32, and the
 cell state m_t is kept in float32. In the tensors of all steps, the step is the first axis. The gradient of a matrix,
 and that of the values, is one product for all steps.
 """
@@ -133,11 +135,8 @@ class _AttentionGradients:
         # a weight is part of the coverage at all later steps
         gradient += (grad_weights + self._coverage)[:, None]
         gradient = normalizer_backward(gradient, attention.weights[step][:, None], "softmax")
-        queries, keys, vector = (
-            attention.queries[step][:, None],
-            attention.keys_of(step),
-            attention.vector,
-        )
+        queries, vector = attention.queries[step][:, None], attention.vector
+        keys = attention.keys_of(step)
         workspace = dispatch.default_workspace(keys.device)
         grad_queries, grad_keys, grad_vector = dispatch.gradients(
             gradient, queries, keys, vector[None], workspace
@@ -270,10 +269,8 @@ class _Attend(torch.autograd.Function):
         ctx: Any, grad_contexts: Tensor, grad_weights: Tensor
     ) -> tuple[Tensor | None, ...]:
         states, *saved = ctx.saved_tensors
-        of_attention, grad_states = (
-            _AttentionGradients(_Attention(*saved)),
-            torch.zeros_like(states),
-        )
+        of_attention = _AttentionGradients(_Attention(*saved))
+        grad_states = torch.zeros_like(states)
         for step in reversed(range(len(states))):
             grad_context = grad_contexts[step].float()
             of_attention.add_to(grad_states[step], step, grad_context, grad_weights[step])

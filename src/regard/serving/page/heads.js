@@ -31,7 +31,7 @@ export class Heads {
     return this.view.model.head_name === "member" ? "Members" : "Layers and heads";
   }
 
-  // A layer and a head of cross-attention in words.
+  // A layer and a head in words; an ensemble has no self-attention.
   place(layer, head) {
     const { model } = this.view;
     if (head !== null) return headPlace(model, layer, head);
@@ -122,7 +122,7 @@ export class Heads {
     return element("div", { class: `head-group ${kind}`, role: "group", "aria-label": KINDS[kind] },
       element("h4", {}, KINDS[kind]),
       ...range(layers).map((layer) => element("div", { class: "head-row" },
-        element("span", { class: "layer-name" }, kind === "cross" && this.view.model.head_name === "member" ? "members" : `layer ${layer}`), ...thumbnails(layer))));
+        element("span", { class: "layer-name" }, this.view.model.head_name === "member" ? "members" : `layer ${layer}`), ...thumbnails(layer))));
   }
 
   thumbnail(kind, layer, head, weights = []) {
@@ -132,10 +132,10 @@ export class Heads {
       ? !view.own && (view.layer === null ? isDefault : view.layer === layer && view.head === head)
       : view.own?.kind === kind && view.own.layer === layer && view.own.head === head;
     const ablated = kind === "cross" && head !== null && isAblated(view.interventions, layer, head);
-    const name = head === null ? (this.canAblate ? "average" : "weights") : `${kind === "cross" ? view.model.head_name : "head"} ${head}`;
+    const name = head === null ? (this.canAblate ? "average" : "weights") : `${view.model.head_name} ${head}`;
     return element("button", {
       type: "button", class: `head ${selected ? "selected" : ""} ${ablated ? "ablated" : ""}`, "aria-pressed": selected,
-      "aria-label": `${kind === "cross" ? this.place(layer, head) : `${kind} self-attention, layer ${layer}, ${name}`}${ablated ? ", ablated" : ""}`,
+      "aria-label": `${kind === "cross" ? "" : `${kind} self-attention, `}${this.place(layer, head)}${ablated ? ", ablated" : ""}`,
       "data-focus": `${kind} ${layer} ${head}`, onclick: () => view.selectHead(kind, isDefault ? null : layer, head),
     }, picture(weights), element("span", {}, name), ablated && element("span", { class: "badge" }, " ablated"));
   }

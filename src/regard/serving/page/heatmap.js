@@ -16,18 +16,21 @@ export function heatmap({ rows, columns, weights, unknown, note, width, step = n
   const withValues = columns.length <= MAX_COLUMNS_WITH_VALUES && cell >= MIN_CELL_WITH_VALUE;
   const rotated = longest(columns) + 6 > cell;
   const cross = step !== null;
+  const places = columns.map((_, i) => position(columns, i));
   const head = element("tr", {}, element("td"), ...columns.map((token, i) =>
     element("th", { scope: "col", class: unknown.includes(token) ? "unknown" : "", ...(cross ? { "data-source": i } : {}) }, element("bdi", {}, displayToken(token)))));
-  const body = rows.map((token, t) =>
-    element("tr", cross ? { class: t === step ? "selected" : "", "data-step": t } : {},
+  const body = rows.map((token, t) => {
+    const query = `${isolatedToken(token)}${position(rows, t)}`;
+    return element("tr", cross ? { class: t === step ? "selected" : "", "data-step": t } : {},
       element("th", { scope: "row", ...(cross ? { "data-target": t, onclick: () => onSelect(t) } : {}) }, element("bdi", {}, displayToken(token))),
       ...(weights[t] ?? []).map((weight, i) =>
         element("td", {
           ...(cross ? { "data-source": i, "data-target": t, onclick: () => onSelect(t) } : {}),
           style: { "--weight": Math.min(1, Math.max(0, weight)) },
           class: `cell ${weight > INVERTED_ABOVE ? "inverted" : ""} ${weight < 0.005 ? "zero" : ""}`,
-          title: `${isolatedToken(token)}${position(rows, t)} attends to ${isolatedToken(columns[i])}${position(columns, i)}: ${weight.toFixed(3)}`,
-        }, formatWeight(weight)))));
+          title: `${query} attends to ${isolatedToken(columns[i])}${places[i]}: ${weight.toFixed(3)}`,
+        }, formatWeight(weight))));
+  });
   return scrollBox("heatmap",
     element("table", {
       class: `heatmap ${withValues ? "with-values" : ""} ${rotated ? "rotated-labels" : ""} ${cell < 16 ? "dense" : ""}`,

@@ -6,7 +6,7 @@ import { displayToken, element, panel } from "./dom.js";
 import { downloads } from "./download.js";
 import { Heads } from "./heads.js";
 import { heatmap } from "./heatmap.js";
-import { headPlace, isEmpty, listed, noInterventions, pinsBefore, withHead } from "./interventions.js";
+import { isEmpty, listed, noInterventions, pinsBefore, withHead } from "./interventions.js";
 import { EMPTY, nBest } from "./n_best.js";
 import { NextToken } from "./next_token.js";
 import { alignmentPicture, heatmapPicture } from "./picture.js";
@@ -229,7 +229,7 @@ export class View {
     this.keepFocus(() => this.renderOutput());
   }
 
-  // Rendering replaces nodes: the focus moves to the new one or, if there is none, to the slider, or to the output.
+  // Rendering replaces nodes: the focus moves to the new one or, if there is none, to the slider; to the output if the slider is disabled.
   keepFocus(render) {
     const focus = this.node.contains(document.activeElement) ? document.activeElement.dataset.focus : undefined;
     render();
@@ -276,7 +276,7 @@ export class View {
 
   showHeatmap() {
     const { kind, layer, head, ...shown } = this.heads.selection;
-    const place = this.heads.shown ? ` (${kind === "cross" ? this.heads.place(layer, head) : `layer ${layer}, head ${head}`})` : "";
+    const place = this.heads.shown ? ` (${this.heads.place(layer, head)})` : "";
     this.heatmapTitle.textContent = kind === "cross"
       ? `Each row shows one step: an output token and its weights over the source tokens${place}.`
       : `Self-attention of the ${kind}${place}: each row shows a token and its weights over ${kind === "encoder" ? "the source" : "the tokens up to and including it"}.`;
