@@ -408,7 +408,7 @@ def test_a_tokenizer_stored_without_features_loads() -> None:
 
 
 MATCHING = train(
-    ["te quiero", "¿ leo libros ?", "我 爱 机器 学习", "我 学 机", "yo, no"],
+    ["te quiero", "¿ leo libros ?", "我 爱 机器 学习", "我 学 机", "yo, no", "2 pizza"],
     unit="word",
     lowercase=True,
     normal_form="NFKC",
@@ -429,6 +429,11 @@ MATCHING = train(
         ("我爱机器学习。", "我 爱 机器 学习", ["‿。"]),
         ("我爱 机器学习", "我 爱 机器 学习", []),
         ("我学机器", "我 学 机器", []),
+        ("我爱2机器", "我 爱 2 机器", []),
+        ("我爱pizza；", "我 爱 pizza", ["‿;"]),
+        ("te quiero . . .", "te quiero", [".", ".", "."]),
+        ("te quiero ❤\ufe0f", "te quiero", ["❤\ufe0f"]),
+        ("te quiero👩\u200d🚀!", "te quiero", ["‿👩\u200d🚀", "‿!"]),
     ],
 )
 def test_tokens_are_matched_to_the_vocabulary(text: str, same: str, left_out: list[str]) -> None:
@@ -445,6 +450,7 @@ def test_matched_tokens_keep_the_spelling_of_the_text() -> None:
         assert MATCHING.detokenize(encoding.tokens) == text
         assert encoding.left_out == ()
     assert MATCHING.encode("我爱天气吗").tokens == ["我", "‿爱", "‿天气吗"]
+    assert MATCHING.encode("我爱no22吗").tokens == ["我", "‿爱", "‿no22吗"]  # not 2, nor no
     assert MATCHING.encode("a/b te").ids.count(UNK) == 3
 
 

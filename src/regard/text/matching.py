@@ -10,10 +10,13 @@ from regard.text.special_tokens import UNK
 from regard.text.words import JOINER, display_token
 
 # Thai and Lao, Myanmar, Khmer, kana, Han
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-    "\U00020000-\U0003ffff]"
+_SCRIPTS = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff"
 )
+_UNSPACED = re.compile(f"[{_SCRIPTS}]")
+_UNITS = re.compile(f"[{_SCRIPTS}]|[^{_SCRIPTS}]+")
+"""What a cut never divides: a character of such a script, or a run of others, such as a number."""
 _UNKNOWN_COST = 1000
 
 
@@ -33,6 +36,7 @@ def match_tokens(
     - Punctuation matches the same mark with different spacing: `‿?` matches `?`.
     - A word in a script without spaces is split into as few vocabulary words as possible:
       `我爱机器学习` into `我`, `‿爱`, `‿机器`, `‿学习`, with the ids of `我`, `爱`, `机器` and `学习`.
+      Words of other scripts, and numbers, inside it stay whole.
     - Other unknown punctuation is removed from both ends of a word and from the end of the text,
       unless nothing of the text would remain. This does not change the index of any word: a token that
       was joined to it is written without the mark of joining.
@@ -85,8 +89,6 @@ def _find(token: str, vocabulary: Mapping[str, int]) -> int:
     spellings = [token, bare]
     if _is_punctuation(token):
         spellings += [JOINER + bare, bare + JOINER, JOINER + bare + JOINER]
-    elif not _UNSPACED.search(token):
-        spellings = [token]
     return next((vocabulary[s] for s in spellings if s in vocabulary), UNK)
 
 
@@ -95,26 +97,31 @@ def _split_word(token: str, vocabulary: Mapping[str, int], longest: int) -> list
 
     `longest` is the length of the longest word in the vocabulary.
     """
-    word = display_token(token)
+    units = _UNITS.findall(display_token(token))
+
+    def word(start: int, end: int) -> str:
+        return "".join(units[start:end])
+
     # for every end position: the cost, and the start of the last piece
     best: list[tuple[int, int]] = [(0, 0)]
-    for end in range(1, len(word) + 1):
+    for end in range(1, len(units) + 1):
         best.append(
             min(
-                (best[start][0] + (1 if word[start:end] in vocabulary else _UNKNOWN_COST), start)
+                (best[start][0] + (1 if is_known else _UNKNOWN_COST), start)
                 for start in range(max(0, end - max(1, longest)), end)
-                if word[start:end] in vocabulary or start == end - 1
+                if (is_known := word(start, end) in vocabulary) or start == end - 1
             )
         )
     pieces: list[str] = []
-    end, known = len(word), True
+    end, known = len(units), True
     while end:
         start = best[end][1]
-        is_known = word[start:end] in vocabulary
+        piece = word(start, end)
+        is_known = piece in vocabulary
         if pieces and not known and not is_known:
-            pieces[-1] = word[start:end] + pieces[-1]
+            pieces[-1] = piece + pieces[-1]
         else:
-            pieces.append(word[start:end])
+            pieces.append(piece)
         end, known = start, is_known
     first, *rest = reversed(pieces)
     left = JOINER if token.startswith(JOINER) else ""
@@ -124,17 +131,17 @@ def _split_word(token: str, vocabulary: Mapping[str, int], longest: int) -> list
 
 def _kept(ids: Sequence[int], tokens: Sequence[str]) -> list[int]:
     """Return the positions of the tokens that are not left out."""
-    kept: list[int] = []
-    chunks = _chunks(tokens)
-    for number, chunk in enumerate(chunks):
+    kept: list[list[int]] = []
+    for chunk in reversed(_chunks(tokens)):
         unknown = {i for i in chunk if ids[i] == UNK and _is_punctuation(tokens[i])}
         inner = list(chunk)
         while inner and inner[0] in unknown:
             inner.pop(0)
         while inner and inner[-1] in unknown:
             inner.pop()
-        kept += inner if inner or number == len(chunks) - 1 else chunk
-    return kept
+        if inner or kept:  # otherwise only unknown punctuation follows
+            kept.append(inner or chunk)
+    return [index for chunk in reversed(kept) for index in chunk]
 
 
 def _chunks(tokens: Sequence[str]) -> list[list[int]]:
@@ -154,4 +161,10 @@ def _chunks(tokens: Sequence[str]) -> list[list[int]]:
 
 def _is_punctuation(token: str) -> bool:
     bare = display_token(token)
-    return bare != JOINER and all(unicodedata.category(char)[0] in "PS" for char in bare)
+    first, *rest = map(unicodedata.category, bare)
+    # a variation selector or a joiner of emoji may follow
+    return (
+        bare != JOINER
+        and first[0] in "PS"
+        and all(category[0] in "PSM" or category == "Cf" for category in rest)
+    )

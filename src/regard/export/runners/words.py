@@ -6,10 +6,12 @@ from unicodedata import category
 
 UNK = 1
 # Thai and Lao, Myanmar, Khmer, kana, Han
-UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
-    "\U00020000-\U0003ffff]"
+SCRIPTS = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+    "\U00020000-\U0003ffff"
 )
+UNSPACED = re.compile(f"[{SCRIPTS}]")
+UNITS = re.compile(f"[{SCRIPTS}]|[^{SCRIPTS}]+")
 
 
 def attach(parts):
@@ -42,24 +44,27 @@ def match(tokens, ids):
             chunks.append([])
         chunks[-1].append((piece, find(piece, ids)))
         joined = len(piece) > 1 and piece[-1] == "‿"
-    kept = [trim(chunk) or chunk for chunk in chunks]
-    if len(chunks) > 1:
-        kept[-1] = trim(chunks[-1])
-    return [*chain.from_iterable(kept)]
+    kept = []
+    for chunk in reversed(chunks):  # without unknown marks at the end of the text
+        if (inner := trim(chunk)) or kept:
+            kept.insert(0, inner or chunk)
+    return [*chain.from_iterable(kept or chunks)]
 
 
 def segment(token, ids, longest):
     """Split a token of a script without spaces into as few known words as possible."""
     if token in ids or not UNSPACED.search(token) or is_mark(token):
         return [token]
-    word, best = bare(token), [(0, 0)]  # by end: number of words, unknown ones as 1000; start
-    for end in range(1, len(word) + 1):
+    units, best = UNITS.findall(bare(token)), [(0, 0)]
+    for end in range(1, len(units) + 1):  # number of words, unknown ones as 1000; start
         starts = range(max(0, end - longest), end)
-        known = [(best[start][0] + 1, start) for start in starts if word[start:end] in ids]
+        known = [
+            (best[start][0] + 1, start) for start in starts if "".join(units[start:end]) in ids
+        ]
         best.append(min([*known, (best[end - 1][0] + 1000, end - 1)]))
-    words, end = [], len(word)
+    words, end = [], len(units)
     while end:
-        words.append(word[best[end][1] : end])
+        words.append("".join(units[best[end][1] : end]))
         end = best[end][1]
     runs = [(known, [*run]) for known, run in groupby(reversed(words), ids.__contains__)]
     pieces = [piece for known, run in runs for piece in (run if known else ["".join(run)])]
@@ -68,12 +73,11 @@ def segment(token, ids, longest):
 
 
 def find(token, ids):
-    """Return the id of a token or, for marks and words without spaces, of another spacing."""
-    text, spellings = bare(token), [token]
+    """Return the id of a token or, for marks and parts of a word, of another spacing."""
+    text = bare(token)
+    spellings = [token, text]
     if is_mark(token):
-        spellings += [text, "‿" + text, text + "‿", "‿" + text + "‿"]
-    elif UNSPACED.search(token):
-        spellings += [text]
+        spellings += ["‿" + text, text + "‿", "‿" + text + "‿"]
     return next((ids[spelling] for spelling in spellings if spelling in ids), UNK)
 
 
@@ -94,4 +98,5 @@ def bare(token):
 
 
 def is_mark(token):
-    return bare(token) != "‿" and all(category(char)[0] in "PS" for char in bare(token))
+    first, *rest = map(category, bare(token))
+    return bare(token) != "‿" and first[0] in "PS" and all(c[0] in "PSM" or c == "Cf" for c in rest)

@@ -3,9 +3,11 @@ import { JOINER, PUNCTUATION, withoutJoiners } from "./words.js";
 
 const UNK = 1;
 const UNKNOWN_COST = 1000;
-const ONLY_PUNCTUATION = new RegExp(`^[${PUNCTUATION}]*$`, "u");
+const ONLY_PUNCTUATION = new RegExp(`^[${PUNCTUATION}][${PUNCTUATION}\\p{M}\\p{Cf}]*$`, "u"); // variation selectors, joiners of emoji
 // Thai and Lao, Myanmar, Khmer, kana, Han
-const UNSPACED = /[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\u{20000}-\u{3ffff}]/u;
+const SCRIPTS = "\\u0e00-\\u0eff\\u1000-\\u109f\\u1780-\\u17ff\\u3040-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff\\u{20000}-\\u{3ffff}";
+const UNSPACED = new RegExp(`[${SCRIPTS}]`, "u");
+const UNITS = new RegExp(`[${SCRIPTS}]|[^${SCRIPTS}]+`, "gu"); // what a cut never divides
 
 const isPunctuation = (token) => withoutJoiners(token) !== JOINER && ONLY_PUNCTUATION.test(withoutJoiners(token));
 
@@ -29,18 +31,17 @@ export function matchTokens(tokens, ids, longest) {
 
 function find(token, ids) {
   const bare = withoutJoiners(token);
-  let spellings = [token, bare];
+  const spellings = [token, bare];
   if (isPunctuation(token)) spellings.push(JOINER + bare, bare + JOINER, JOINER + bare + JOINER);
-  else if (!UNSPACED.test(token)) spellings = [token];
   return ids.get(spellings.find((spelling) => ids.has(spelling))) ?? UNK;
 }
 
 // The fewest vocabulary words that make up a token; each part without any stays one piece.
 function splitWord(token, ids, longest) {
-  const characters = [...withoutJoiners(token)];
-  const word = (start, end) => characters.slice(start, end).join("");
+  const units = withoutJoiners(token).match(UNITS);
+  const word = (start, end) => units.slice(start, end).join("");
   const best = [{ cost: 0, start: 0 }]; // by end position: the cost, and the start of the last piece
-  for (let end = 1; end <= characters.length; end++)
+  for (let end = 1; end <= units.length; end++)
     for (let start = Math.max(0, end - longest); start < end; start++) {
       const known = ids.has(word(start, end));
       if (!known && start < end - 1) continue;
@@ -48,7 +49,7 @@ function splitWord(token, ids, longest) {
       if (!best[end] || cost < best[end].cost) best[end] = { cost, start };
     }
   const pieces = [];
-  for (let end = characters.length, wasKnown = true; end > 0; end = best[end].start) {
+  for (let end = units.length, wasKnown = true; end > 0; end = best[end].start) {
     const piece = word(best[end].start, end);
     const known = ids.has(piece);
     if (pieces.length && !wasKnown && !known) pieces[0] = piece + pieces[0];
@@ -61,14 +62,15 @@ function splitWord(token, ids, longest) {
 
 // The positions without unknown punctuation at both ends of a word and at the end of the text.
 function keptPositions(ids, tokens) {
-  const chunks = chunksOf(tokens);
-  return chunks.flatMap((chunk, number) => {
-    const isUnknown = (i) => ids[i] === UNK && isPunctuation(tokens[i]);
+  const isUnknown = (i) => ids[i] === UNK && isPunctuation(tokens[i]);
+  const kept = [];
+  for (const chunk of chunksOf(tokens).reverse()) {
     const inner = [...chunk];
     while (inner.length && isUnknown(inner[0])) inner.shift();
     while (inner.length && isUnknown(inner.at(-1))) inner.pop();
-    return inner.length || number === chunks.length - 1 ? inner : chunk;
-  });
+    if (inner.length || kept.length) kept.push(inner.length ? inner : chunk); // otherwise only unknown punctuation follows
+  }
+  return kept.reverse().flat();
 }
 
 // The positions of the tokens in each string between whitespace.
