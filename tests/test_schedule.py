@@ -55,12 +55,33 @@ def test_plateau_halves_the_rate_after_validations_without_improvement() -> None
     assert (run.best, run.validations_since_best) == (2.0, 4)
 
 
-def test_of_equal_values_the_lower_loss_is_the_best_but_does_not_reset_patience() -> None:
+def test_of_equal_values_the_lower_loss_is_the_best_and_improves_only_on_a_constant_metric() -> (
+    None
+):
     run = schedule(patience=99, max_updates=99)
-    validations = [(0.0, 3.0), (0.0, 2.0), (0.0, 2.5), (0.0, 1.0), (5.0, 4.0), (0.0, 0.5)]
-    best = [run.validated(*validation) for validation in validations]
-    assert best == [True, True, False, True, True, False]
-    assert (run.best, run.best_loss, run.validations_since_best) == (5.0, 4.0, 1)
+    validations = [
+        (0.0, 3.0),
+        (0.0, 2.0),
+        (0.0, 2.5),
+        (0.0, 1.0),
+        (5.0, 4.0),
+        (5.0, 3.0),
+        (0.0, 0.5),
+    ]
+    best, since = [], []
+    for validation in validations:
+        best.append(run.validated(*validation))
+        since.append(run.validations_since_best)
+    assert best == [True, True, False, True, True, True, False]
+    assert since == [0, 0, 1, 0, 0, 1, 2]
+    assert (run.best, run.best_loss) == (5.0, 3.0)
+
+
+def test_patience_and_plateau_wait_while_only_the_loss_improves() -> None:
+    run = schedule(schedule="plateau", plateau_patience=0, patience=2, max_updates=99)
+    for loss in range(9, 0, -1):
+        run.validated(0.0, float(loss))
+    assert (run.plateau_factor, run.cooldown) == (1.0, None)
 
 
 def test_other_schedules_do_not_halve() -> None:

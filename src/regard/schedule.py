@@ -40,8 +40,10 @@ class Schedule:
     """Best metric value so far; higher is better."""
     best_loss: float = math.inf
     """Dev loss of the best weights."""
+    has_varied: bool = False
+    """Whether the metric has had different values."""
     validations_since_best: int = 0
-    """Validations since the metric last improved."""
+    """Validations since the last improvement."""
     plateau_factor: float = 1.0
     """Factor applied to the learning rate, halved by the plateau schedule."""
     cooldown: Cooldown | None = None
@@ -97,14 +99,16 @@ class Schedule:
     def validated(self, value: float, loss: float) -> bool:
         """Record a metric value (higher is better, NaN is worst); return whether the weights are the best.
 
-        Of equal values, such as the 0 of a metric that counts whole outputs, the lower dev loss wins.
+        Of equal values, the lower dev loss wins. It is an improvement as long as all values are equal, such
+        as the 0 of a metric that counts whole outputs at the beginning of a run.
         """
         value = -math.inf if math.isnan(value) else value
         improved = self.best is None or value > self.best
         best = improved or (value == self.best and loss < self.best_loss)
+        self.has_varied |= self.best not in (None, value)
         if best:
             self.best, self.best_loss = value, loss
-        if improved:
+        if improved or (best and not self.has_varied):
             self.validations_since_best = 0
             return True
         self.validations_since_best += 1
