@@ -282,6 +282,30 @@ def test_links_that_cannot_be_used_are_refused(
         regard.train(_config(tmp_path / "model", settings), PAIRS, DEV, links=links)
 
 
+@pytest.mark.parametrize("recombined", [0, 4])
+def test_a_weight_of_0_does_not_guide_by_given_links(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], recombined: int
+) -> None:
+    (tmp_path / "pairs.tsv").write_text("a b c\td e f\na c b\td f e\nb a\te d\n")
+    (tmp_path / "links").write_text("0-0 1-1 2-2\n0-0 1-1 2-2\n0-0 1-1\n")
+    config = _config(tmp_path / "model", {"kind": "transformer"}, max_updates=1, guided_alignment=0)
+    data = DataConfig(
+        train=str(tmp_path / "pairs.tsv"),
+        train_links=str(tmp_path / "links"),
+        recombined_pairs=recombined,
+    )
+    word = TextConfig(unit="word")
+    config = dataclasses.replace(config, data=data, source=word, target=word)
+    translator = regard.train(config, None, [("a b", "d e")])
+    printed = capsys.readouterr().err
+    unused = [line for line in printed.splitlines() if line.startswith("without effect")]
+    assert ("data.train_links" in unused[0]) == (not recombined)
+    assert ("links to recombine the pairs" in printed) == bool(recombined)
+    assert "to guide the attention" not in printed
+    assert not translator.trained.metadata["several_links"]
+    dataclasses.replace(config, model=ModelConfig(attention="none")).check_groups()
+
+
 @pytest.mark.parametrize("links", ["links", None])
 def test_the_attention_is_not_guided_for_a_table(tmp_path: Path, links: str | None) -> None:
     path = tmp_path / "pairs.csv"

@@ -326,8 +326,12 @@ def test_messages_before_and_during_training(
     data = regard.DataConfig(dev=str(tmp_path / "dev.tsv"), dev_seed=1)
     source = TextConfig(match_vocabulary=True)
     regard.train(dataclasses.replace(config, source=source, data=data), PAIRS)
+    third = capsys.readouterr().err
+    config = _config(tmp_path / "fourth", max_updates=1, schedule="constant", plateau_patience=3)
+    regard.train(config, PAIRS, DEV)
+    assert "without effect" not in capsys.readouterr().err  # 3 is the default
     expected = "settings: training.plateau_patience, data.dev_seed, source.match_vocabulary\n"
-    assert expected in capsys.readouterr().err
+    assert expected in third
 
 
 def test_a_loss_of_coverage_needs_probabilities(tmp_path: Path) -> None:

@@ -400,6 +400,10 @@ class TrainingConfig:
         }
         check_values(self, "training", ranges)
 
+    def is_guided(self, has_links: bool) -> bool:
+        """Return whether links guide the attention, of which there are given ones or not."""
+        return has_links if self.guided_alignment is None else self.guided_alignment > 0
+
 
 @_settings("")
 class Config:
@@ -441,7 +445,7 @@ class Config:
                 "training.coverage_loss compares attention weights that are probabilities: choose another "
                 "model.normalizer, or leave it out"
             )
-        if self.data.train_links is not None or self.training.guided_alignment:
+        if self.training.is_guided(self.data.train_links is not None):
             self.model.require_probabilities()
 
 

@@ -148,15 +148,13 @@ def make_corpus(
     files = zip((pairs, dev), (config.data.train, config.data.dev), strict=True)
     require_named_columns(config.data, *(path for items, path in files if items is None))
     given_links = config.data.train_links if links is None else links
-    is_guided = given_links is not None or bool(config.training.guided_alignment)
-    if is_guided:
-        _check_guidance(pairs, config)
+    is_guided = _check_links(pairs, config, given_links is not None)
     train_pairs = _read_train(pairs, config, notes)
     dev_pairs = _read(dev, config.data.dev, "dev", config, notes)
     _note_overlap(train_pairs, dev_pairs, notes)
     guide = None
     if given_links is not None:
-        assert isinstance(train_pairs, ParsedPairs)  # _check_guidance has refused a table
+        assert isinstance(train_pairs, ParsedPairs)  # _check_links has refused others
         guide = Guide.of(given_links, train_pairs, config.model)
     if dev_pairs is None:
         seed = config.training.seed if config.data.dev_seed is None else config.data.dev_seed
@@ -178,9 +176,11 @@ def make_corpus(
     for side, tokenizer in (("source", source), ("target", target)):
         auto = getattr(config, side).unit == "auto" and not tokenizers
         notes.append(_describe_tokenizer(side, tokenizer, auto))
+    uses_links = is_guided or recombines
+    guide = guide if uses_links else None
     has_given_links = guide is not None
-    if (is_guided or recombines) and guide is None and compute_links:
-        assert isinstance(train_pairs, ParsedPairs)  # _check_guidance has refused other tables
+    if uses_links and guide is None and compute_links:
+        assert isinstance(train_pairs, ParsedPairs)  # _check_links has refused others
         guide = _computed_guide(train_pairs, dev_pairs, source, target, config)
     if guide is not None:
         notes.append(_describe_links(guide, is_guided, recombines))
@@ -235,15 +235,23 @@ def _train_examples(
     return made, len(made) - len(examples)
 
 
-def _check_guidance(pairs: Any, config: Config) -> None:
-    """Raise a ConfigError if no links can guide the attention; `pairs` are those in memory, if there are any."""
-    config.model.require_probabilities()
-    path = config.data.train
-    if pairs is None and path is not None and table_files.is_table(path):
+def _check_links(pairs: Any, config: Config, has_links: bool) -> bool:
+    """Return whether links guide the attention; `has_links` means that there are given ones.
+
+    Raises:
+        ConfigError: no links can guide it, or the training pairs, of which `pairs` are those in memory,
+            cannot have links.
+    """
+    is_guided = config.training.is_guided(has_links)
+    if is_guided:
+        config.model.require_probabilities()
+    path, uses_links = config.data.train, is_guided or has_links
+    if uses_links and pairs is None and path is not None and table_files.is_table(path):
         raise ConfigError(
             f"attention cannot be guided for a table, got {path}; give the pairs as a TSV file or as two "
             "parallel files, or leave out data.train_links and set training.guided_alignment 0"
         )
+    return is_guided
 
 
 def _computed_guide(

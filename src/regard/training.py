@@ -16,7 +16,7 @@ from regard import checkpoints, distributed, model_card, model_folder
 from regard.accelerator import precision, separate_state
 from regard.alignment import Link
 from regard.checkpoints import Checkpoint
-from regard.config import Config, DataConfig, from_dict
+from regard.config import Config, DataConfig, TrainingConfig, from_dict
 from regard.corpus import Corpus, make_corpus
 from regard.distributed import Job
 from regard.errors import ConfigError, nearest
@@ -176,11 +176,14 @@ def _gpus(device: torch.device) -> list[int]:
 def _unused(config: Config, start: StartingPoint, corpus: Corpus, has_dev: bool) -> list[str]:
     """Return the names of settings of `config` that have no effect with the others."""
     names = [f"model.{name}" for name in start.config.model.unused(vars(config.model)["given"])]
-    is_given = "plateau_patience" in vars(config.training)["given"]
-    if is_given and corpus.config.training.schedule != "plateau":
+    training = config.training
+    is_default = training.plateau_patience == TrainingConfig().plateau_patience
+    if not is_default and corpus.config.training.schedule != "plateau":
         names.append("training.plateau_patience")
     if config.data.dev_seed is not None and (has_dev or config.data.dev is not None):
         names.append("data.dev_seed")
+    if config.data.train_links is not None and not corpus.has_given_links:
+        names.append("data.train_links")
     if config.source.match_vocabulary and corpus.source.unit != "word":
         names.append("source.match_vocabulary")
     return names
