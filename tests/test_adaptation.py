@@ -215,6 +215,16 @@ def test_learning_rates_are_those_of_the_optimiser() -> None:
     )
 
 
+def test_rate_and_schedule_are_those_of_the_size_of_the_model() -> None:
+    few, many = SPELLINGS._replace(pairs=1000), SPELLINGS._replace(pairs=100_000)
+    large = {"encoder_dim": 256, "decoder_dim": 384}
+    assert adapted(few, model=large).training.learning_rate == 0.0015
+    assert adapted(few, model=large).training.schedule == TrainingConfig().schedule
+    assert adapted(many, model={"encoder_dim": 128}).training.schedule == "constant"
+    sentences = adapted(SENTENCES, model=large, training={"max_minutes": 1}).training
+    assert (sentences.optimizer, sentences.learning_rate) == ("muon", 0.004)
+
+
 def test_spellings_get_the_optimiser_of_the_recipe() -> None:
     recipe = yaml.safe_load(find_recipe("g2p").read_text())["training"]
     large = adapted(SPELLINGS._replace(pairs=100_000)).training

@@ -207,12 +207,12 @@ def _model(config: Config, statistics: Statistics) -> Iterator[Choice]:
 
 def _optimizer(config: Config, statistics: Statistics) -> Iterator[Choice]:
     if config.model.kind == "rnn":
-        chosen = _size(config, statistics).optimizer
+        chosen = _size_of_model(config, statistics).optimizer
         yield Choice({"training.optimizer": chosen}, _scale(config, statistics))
 
 
 def _training(config: Config, statistics: Statistics) -> Iterator[Choice]:
-    size = _size(config, statistics)
+    size = _size_of_model(config, statistics)
     epoch = _tokens(config, statistics)
     tokens = max(_SMALLEST_BATCH, min(size.batch_tokens, int(epoch / _BATCHES) // 100 * 100))
     reason = f"about {epoch:,.0f} tokens"
@@ -232,7 +232,7 @@ def _training(config: Config, statistics: Statistics) -> Iterator[Choice]:
 def _length(config: Config, statistics: Statistics) -> Iterator[Choice]:
     """Choose what depends on the number of updates that the budget allows."""
     training = config.training
-    speed = _size(config, statistics).tokens_per_second
+    speed = _size_of_model(config, statistics).tokens_per_second
     tokens = training.batch_tokens * training.gradient_accumulation_steps
     updates = min(training.max_updates, 60 * _minutes(config) * speed / tokens)
     epochs = updates * tokens / _tokens(config, statistics)
@@ -247,12 +247,28 @@ def _length(config: Config, statistics: Statistics) -> Iterator[Choice]:
 def _size(config: Config, statistics: Statistics) -> _Size:
     if _minutes(config) < _FEWEST_MINUTES:
         return _SMALL
-    has_subwords = bool({statistics.source_unit, statistics.target_unit} & _LEARNED)
+    has_subwords = _has_subwords(statistics)
     if has_subwords and config.model.kind == "rnn":
         return _SUBWORDS
     if statistics.pairs < _FEWEST_PAIRS:
         return _SMALL
     return _TRANSFORMER_SUBWORDS if has_subwords else _LARGE
+
+
+def _size_of_model(config: Config, statistics: Statistics) -> _Size:
+    """Return the sizes nearest to the model's own, which may be given, as by `--init-from`."""
+    size, model = _size(config, statistics), config.model.resolved()
+    if not model.kind == model.encoder == "rnn":
+        return size
+    larger = _SUBWORDS if _has_subwords(statistics) else _LARGE
+    return min(
+        (size, _SMALL, larger),
+        key=lambda each: abs(math.log(model.encoder_dim / each.encoder_dim)),
+    )
+
+
+def _has_subwords(statistics: Statistics) -> bool:
+    return bool({statistics.source_unit, statistics.target_unit} & _LEARNED)
 
 
 def _tokens(config: Config, statistics: Statistics) -> float:
