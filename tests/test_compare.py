@@ -312,6 +312,10 @@ def test_settings_that_are_left_out_count_as_their_defaults(tmp_path: Path) -> N
         (["--seeds", "1,-1"], "--seeds must lie in [0, 2^63), got 1,-1"),
         (["--attention", "dot,luong:dot"], "dot and luong:dot are the same model; leave out one"),
         (["--attention", "additive,mlp"], "additive and mlp are the same model; leave out one"),
+        (
+            ["--attention", "transformer,transformer:scaled_dot"],
+            "transformer and transformer:scaled_dot are the same model; leave out one",
+        ),
         (["--attention", "dot,none,dot"], "models have a duplicate: dot, none, dot"),
         (["--beam-size", "0"], "beam_size must be at least 1, got 0"),
         (["--beam-size", "999999999"], "beam_size must be at most 1,000, got 999,999,999"),

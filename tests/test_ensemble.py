@@ -635,6 +635,15 @@ def test_pairs_of_several_members_from_a_pipe_are_refused(
     assert not (tmp_path / "all").exists()
 
 
+@pytest.mark.parametrize("path", ["/dev/stdin", "pairs.tsv,/dev/fd/0"])
+def test_pairs_of_members_from_a_descriptor_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    assert train(tmp_path / "all", "--members=2", f"--data.train={path}") == 1
+    assert f"the members cannot read {path}; give the path" in capsys.readouterr().err
+    assert not (tmp_path / "all").exists()
+
+
 def test_the_list_of_members_can_stand_in_a_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

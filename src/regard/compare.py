@@ -175,7 +175,7 @@ def _check_test(
 def _require_different_models(plans: Sequence[tuple[str, Config]]) -> None:
     """Raise a ConfigError if two specifications name the same model."""
     for (name, config), (other, same) in combinations(plans, 2):
-        if name != other and config.model == same.model:
+        if name != other and config.model.resolved() == same.model.resolved():
             raise ConfigError(f"{name} and {other} are the same model; leave out one of them")
 
 

@@ -20,8 +20,14 @@ from regard.cli import job
 from regard.cli.parser import Parser, settings
 from regard.config import Config, from_dict
 from regard.errors import ConfigError, JobError, shortened
-from regard.files import atomic_write, exclusive, require_empty_folder, write_text
-from regard.pairs import refuse_pipes
+from regard.files import (
+    atomic_write,
+    exclusive,
+    is_descriptor,
+    require_empty_folder,
+    write_text,
+)
+from regard.pairs import files_of, refuse_pipes
 
 _SECONDS_BETWEEN_CHECKS = 0.1
 _PARENT = "REGARD_PARENT"
@@ -50,7 +56,11 @@ def train_members(parser: Parser, arguments: Sequence[str], args: Namespace) -> 
             "--init-from supplies the tokenizers; leave out --tokenizers-from, or --init-from"
         )
     plans = _plans(parser, arguments, args)
-    refuse_pipes(*map(plans[0]["data"].get, ("train", "dev", "train_links")))
+    files = [*map(plans[0]["data"].get, ("train", "dev", "train_links"))]
+    refuse_pipes(*files)
+    for path in filter(None, files):
+        if any(map(is_descriptor, files_of(path))):  # members have descriptors of their own
+            raise ConfigError(f"the members cannot read {path}; give the path of a file")
     out = _output_folder(Path(args.out), args.resume, len(plans))
     with exclusive(out, out / "members" / ".lock"):
         begun = {file: file.read_bytes() for file in _files_of_begun_members(out / "members")}
