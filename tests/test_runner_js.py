@@ -145,6 +145,19 @@ def test_lines_are_translated_as_they_arrive(
         assert process.stdout.read().decode() == f"{translator.translate('b').text}\n"
 
 
+def test_the_module_can_be_imported_by_a_script_that_is_no_file(
+    exported: Callable[[int], tuple[regard.Translator, Path]],
+) -> None:
+    script = (
+        "const { load } = await import(`${process.cwd()}/translate.mjs`); console.log(typeof load)"
+    )
+    run = subprocess.run(
+        [str(NODE), "--input-type=module", "--eval", script, "no-such-file"],
+        cwd=exported(0)[1], capture_output=True, encoding="utf-8", check=True,
+    )  # fmt: skip
+    assert run.stdout == "function\n"
+
+
 def test_a_missing_package_is_named(
     exported: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
 ) -> None:

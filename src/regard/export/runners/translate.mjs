@@ -77,5 +77,5 @@ async function main() { // --confidence appends TAB probability TAB margin
   }
 }
 
-if (process.argv[1] && realpathSync(process.argv[1]) === fileURLToPath(import.meta.url))
+if (process.argv[1] && existsSync(process.argv[1]) && realpathSync(process.argv[1]) === fileURLToPath(import.meta.url))
   await main().catch(({ message }) => { console.error(message); process.exitCode = 1; });
