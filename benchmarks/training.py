@@ -36,6 +36,7 @@ RECURRENT = {"embedding_dim": 128, "encoder_dim": 256, "decoder_dim": 256, "atte
 TRANSFORMER = {"kind": "transformer", "embedding_dim": 256, "encoder_dim": 256, "decoder_dim": 256}
 MODELS: dict[str, dict[str, object]] = {
     "Bahdanau": {**RECURRENT, "decoder": "bahdanau"},
+    "Bahdanau, coverage": {**RECURRENT, "decoder": "bahdanau", "coverage": True},
     "Luong": {**RECURRENT, "decoder": "luong"},
     "Luong, input feeding": {**RECURRENT, "decoder": "luong", "input_feeding": True},
     "fixed context": {**RECURRENT, "attention": "none"},
@@ -214,7 +215,10 @@ def operations_per_word(name: str, source: float, steps: float, targets: int) ->
     """
     dim, states, gates = RECURRENT["decoder_dim"], 2 * RECURRENT["encoder_dim"], 4
     embedding, attention = RECURRENT["embedding_dim"], RECURRENT["attention_dim"]
-    extra = {"Bahdanau": states, "Luong": 0, "Luong, input feeding": dim, "fixed context": states}
+    extra = {
+        **dict.fromkeys(("Bahdanau", "Bahdanau, coverage", "fixed context"), states),
+        **{"Luong": 0, "Luong, input feeding": dim},
+    }
     if name not in extra:
         return 0
     encoder = 2 * gates * RECURRENT["encoder_dim"] * (embedding + RECURRENT["encoder_dim"])
