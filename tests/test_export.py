@@ -6,7 +6,6 @@ import errno
 import importlib.util
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -379,18 +378,13 @@ def test_the_runner_tokenizes_like_the_package(unit: str) -> None:
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize("unit", UNITS)
 def test_texts_in_many_scripts_are_tokenized_like_the_package(unit: str, lowercase: bool) -> None:
-    drawn = random_texts(300)
-    # words and parts of words without spaces, and marks among them, known and unknown
-    unspaced = [
-        "".join(random.choices("我爱机器学习今日はいい・฿‿。? a2❤\ufe0f\u200d", k=12))
-        for _ in range(300)
-    ]
+    drawn = random_texts(600)
     config = TextConfig(
         unit=unit, vocabulary_size=150, min_frequency=2, lowercase=lowercase, match_vocabulary=True
     )
-    training = [*TEXTS_IN_MANY_SCRIPTS, "我 爱 机器 学习 。 今日 は いい ? a 2 ❤"] * 3
+    training = [*TEXTS_IN_MANY_SCRIPTS, "我 爱 机器 学习 。 我々 ? a 2 ❤"] * 3
     tokenizer = Tokenizer.train(training + drawn[:100], config)
-    texts = [*TEXTS_IN_MANY_SCRIPTS, *drawn, *unspaced]
+    texts = [*TEXTS_IN_MANY_SCRIPTS, *drawn]
     encodings = tokenizer.encode_batch(texts)
     with parity._python_runner():
         from tokens import Tokenizer as Exported

@@ -408,7 +408,7 @@ def test_a_tokenizer_stored_without_features_loads() -> None:
 
 
 MATCHING = train(
-    ["te quiero", "¿ leo libros ?", "我 爱 机器 学习", "我 学 机", "yo, no", "2 pizza"],
+    ["te quiero", "¿ leo libros ?", "我 爱 机器 学习", "我 学 机", "yo, no", "2 pizza", "我々"],
     unit="word",
     lowercase=True,
     normal_form="NFKC",
@@ -430,6 +430,7 @@ MATCHING = train(
         ("我爱 机器学习", "我 爱 机器 学习", []),
         ("我学机器", "我 学 机器", []),
         ("我爱2机器", "我 爱 2 机器", []),
+        ("我々pizza", "我々 pizza", []),
         ("我爱pizza；", "我 爱 pizza", ["‿;"]),
         ("te quiero . . .", "te quiero", [".", ".", "."]),
         ("te quiero ❤\ufe0f", "te quiero", ["❤\ufe0f"]),
@@ -464,6 +465,8 @@ def test_matching_keeps_the_indices_of_words() -> None:
         encoding = MATCHING.encode(text)
         assert (MATCHING.word_ids(encoding.tokens), encoding.left_out) == (words, ())
         assert MATCHING.detokenize(encoding.tokens) == MATCHING.normalize(text)
+    for text in ("2我", "我2"):
+        assert MATCHING.word_ids(MATCHING.encode(text).tokens) == [0, 1]
     split = ["我", "‿爱", "‿机器", "‿学习", "‿?"]
     assert MATCHING.word_ids(split) == [0, 1, 2, 3, 3]
     assert MATCHING.word_ids(["¿‿", *split]) == [0, 0, 1, 2, 3, 3]

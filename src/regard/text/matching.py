@@ -3,7 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from regard.text.special_tokens import UNK
@@ -11,7 +11,7 @@ from regard.text.words import JOINER, display_token
 
 # Thai and Lao, Myanmar, Khmer, kana, Han
 _SCRIPTS = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
     "\U00020000-\U0003ffff"
 )
 _UNSPACED = re.compile(f"[{_SCRIPTS}]")
@@ -74,14 +74,10 @@ def segmented_word_ids(tokens: Sequence[str]) -> list[int] | None:
         token.startswith(JOINER) or previous.endswith(JOINER)
         for previous, token in pairwise(tokens)
     )
-    if not joined or not any(_UNSPACED.search(token) for token in tokens[1:]):
+    is_word = [not _is_punctuation(token) for token in tokens]
+    if not (joined and any(is_word[1:]) and any(map(_UNSPACED.search, tokens))):
         return None
-    indices: list[int] = []
-    words = 0
-    for token in tokens:
-        words += not _is_punctuation(token)
-        indices.append(max(0, words - 1))
-    return indices
+    return [max(0, words - 1) for words in accumulate(is_word)]
 
 
 def _find(token: str, vocabulary: Mapping[str, int]) -> int:

@@ -7,7 +7,7 @@ from unicodedata import category
 UNK = 1
 # Thai and Lao, Myanmar, Khmer, kana, Han
 SCRIPTS = (
-    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
     "\U00020000-\U0003ffff"
 )
 UNSPACED = re.compile(f"[{SCRIPTS}]")

@@ -5,7 +5,7 @@ const UNK = 1;
 const UNKNOWN_COST = 1000;
 const ONLY_PUNCTUATION = new RegExp(`^[${PUNCTUATION}][${PUNCTUATION}\\p{M}\\p{Cf}]*$`, "u"); // variation selectors, joiners of emoji
 // Thai and Lao, Myanmar, Khmer, kana, Han
-const SCRIPTS = "\\u0e00-\\u0eff\\u1000-\\u109f\\u1780-\\u17ff\\u3040-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff\\u{20000}-\\u{3ffff}";
+const SCRIPTS = "\\u0e00-\\u0eff\\u1000-\\u109f\\u1780-\\u17ff\\u3005-\\u3007\\u3040-\\u30ff\\u3400-\\u9fff\\uf900-\\ufaff\\u{20000}-\\u{3ffff}";
 const UNSPACED = new RegExp(`[${SCRIPTS}]`, "u");
 const UNITS = new RegExp(`[${SCRIPTS}]|[^${SCRIPTS}]+`, "gu"); // what a cut never divides
 
