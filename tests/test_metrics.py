@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import math
 import random
 import re
 import unicodedata
@@ -102,6 +103,13 @@ def test_normal_forms_of_one_text_are_equal(metric):
     for output, reference in (forms, forms[::-1]):
         assert metrics.METRICS[metric].compute([output], [[reference]]).value == best
     assert metrics.cer(["cafe"], [["cafe\u0301"]]).value == 25
+
+
+@pytest.mark.parametrize("metric", metrics.METRICS)
+def test_wrong_outputs_have_the_worst_value(metric):
+    value = metrics.METRICS[metric].compute(["x y", ""], [["le chat dort ici"], ["la nuit"]]).value
+    worst = metrics.METRICS[metric].worst
+    assert value == worst or worst == math.inf
 
 
 @pytest.mark.parametrize("metric", metrics.METRICS)

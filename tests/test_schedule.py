@@ -55,9 +55,7 @@ def test_plateau_halves_the_rate_after_validations_without_improvement() -> None
     assert (run.best, run.validations_since_best) == (2.0, 4)
 
 
-def test_of_equal_values_the_lower_loss_is_the_best_and_improves_only_on_a_constant_metric() -> (
-    None
-):
+def test_of_equal_values_the_lower_loss_is_the_best_and_improves_only_on_the_worst() -> None:
     run = schedule(patience=99, max_updates=99)
     validations = [
         (0.0, 3.0),
@@ -70,18 +68,21 @@ def test_of_equal_values_the_lower_loss_is_the_best_and_improves_only_on_a_const
     ]
     best, since = [], []
     for validation in validations:
-        best.append(run.validated(*validation))
+        best.append(run.validated(*validation, worst=0.0))
         since.append(run.validations_since_best)
     assert best == [True, True, False, True, True, True, False]
     assert since == [0, 0, 1, 0, 0, 1, 2]
     assert (run.best, run.best_loss) == (5.0, 3.0)
 
 
-def test_patience_and_plateau_wait_while_only_the_loss_improves() -> None:
+@pytest.mark.parametrize(("value", "waits"), [(0.0, True), (100.0, False)])
+def test_at_the_worst_value_patience_and_plateau_wait_while_the_loss_improves(
+    value: float, waits: bool
+) -> None:
     run = schedule(schedule="plateau", plateau_patience=0, patience=2, max_updates=99)
     for loss in range(9, 0, -1):
-        run.validated(0.0, float(loss))
-    assert (run.plateau_factor, run.cooldown) == (1.0, None)
+        run.validated(value, float(loss), worst=0.0)
+    assert (run.plateau_factor == 1.0 and run.cooldown is None) == waits
 
 
 def test_other_schedules_do_not_halve() -> None:

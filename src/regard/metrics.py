@@ -15,6 +15,7 @@ raises a DataError if there are no outputs, or if any output lacks a list of ref
 import dataclasses
 import functools
 import itertools
+import math
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
@@ -296,22 +297,28 @@ def chrf(outputs: Sequence[str], references: References, lowercase: bool = False
 
 
 class MetricDefinition(NamedTuple):
-    """A metric, its label in tables, and whether lower values are better."""
+    """A metric, its label in tables, and its range."""
 
     label: str
     compute: Callable[..., MetricValue]
     """Called with outputs, references and `lowercase`."""
-    lower_is_better: bool = False
+    worst: float = 0.0
+    """Its worst value; infinity if there is none."""
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Whether lower values are better."""
+        return self.worst > 0
 
 
 METRICS = {
     "bleu": MetricDefinition("BLEU", bleu),
     "chrf": MetricDefinition("chrF", chrf),
     "exact_match": MetricDefinition("exact match", exact_match),
-    "wer": MetricDefinition("outputs not exact (WER of g2p papers)", wer, lower_is_better=True),
-    "word_error_rate": MetricDefinition("word error rate", word_error_rate, lower_is_better=True),
-    "per": MetricDefinition("token error rate (PER of g2p papers)", per, lower_is_better=True),
-    "cer": MetricDefinition("character error rate (CER)", cer, lower_is_better=True),
+    "wer": MetricDefinition("outputs not exact (WER of g2p papers)", wer, worst=100.0),
+    "word_error_rate": MetricDefinition("word error rate", word_error_rate, worst=math.inf),
+    "per": MetricDefinition("token error rate (PER of g2p papers)", per, worst=math.inf),
+    "cer": MetricDefinition("character error rate (CER)", cer, worst=math.inf),
 }
 """All metrics; those in `MetricName` (config.py) can select the best checkpoint."""
 

@@ -40,8 +40,6 @@ class Schedule:
     """Best metric value so far; higher is better."""
     best_loss: float = math.inf
     """Dev loss of the best weights."""
-    has_varied: bool = False
-    """Whether the metric has had different values."""
     validations_since_best: int = 0
     """Validations since the last improvement."""
     plateau_factor: float = 1.0
@@ -96,19 +94,18 @@ class Schedule:
         if self.cooldown is None and self.used() >= 1 - self.config.cooldown:
             self.cooldown = Cooldown(self.update, self.seconds, None)
 
-    def validated(self, value: float, loss: float) -> bool:
+    def validated(self, value: float, loss: float, worst: float = -math.inf) -> bool:
         """Record a metric value (higher is better, NaN is worst); return whether the weights are the best.
 
-        Of equal values, the lower dev loss wins. It is an improvement as long as all values are equal, such
-        as the 0 of a metric that counts whole outputs at the beginning of a run.
+        Of equal values, the lower dev loss wins. At the worst value of the metric, such as 0 at the beginning
+        of a run for a metric that counts whole outputs, a lower dev loss is also an improvement.
         """
         value = -math.inf if math.isnan(value) else value
         improved = self.best is None or value > self.best
         best = improved or (value == self.best and loss < self.best_loss)
-        self.has_varied |= self.best not in (None, value)
         if best:
             self.best, self.best_loss = value, loss
-        if improved or (best and not self.has_varied):
+        if improved or (best and value == worst):
             self.validations_since_best = 0
             return True
         self.validations_since_best += 1

@@ -316,8 +316,9 @@ class Trainer:
         seconds = _clock() - started
         # the values of the main process are decisive
         loss, value, seconds = self.job.gather_numbers([loss, value, seconds])[0]
-        lower_is_better = metric is None or metric.lower_is_better
-        best = self.schedule.validated(-value if lower_is_better else value, loss)
+        sign = -1 if metric is None or metric.lower_is_better else 1
+        worst = math.inf if metric is None else metric.worst
+        best = self.schedule.validated(sign * value, loss, sign * worst)
         minutes = round(self.schedule.seconds / 60, 3)
         self.schedule.seconds += seconds
         entry = {
