@@ -287,7 +287,7 @@ def test_a_weight_of_0_does_not_guide_by_given_links(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], recombined: int
 ) -> None:
     (tmp_path / "pairs.tsv").write_text("a b c\td e f\na c b\td f e\nb a\te d\n")
-    (tmp_path / "links").write_text("0-0 1-1 2-2\n0-0 1-1 2-2\n0-0 1-1\n")
+    (tmp_path / "links").write_text("0-0 1-1 2-2 2-1\n0-0 1-1 2-2\n0-0 1-1\n")
     config = _config(tmp_path / "model", {"kind": "transformer"}, max_updates=1, guided_alignment=0)
     data = DataConfig(
         train=str(tmp_path / "pairs.tsv"),
@@ -303,7 +303,10 @@ def test_a_weight_of_0_does_not_guide_by_given_links(
     assert ("links to recombine the pairs" in printed) == bool(recombined)
     assert "to guide the attention" not in printed
     assert not translator.trained.metadata["several_links"]
-    dataclasses.replace(config, model=ModelConfig(attention="none")).check_groups()
+    assert translator.trained.metadata["attention_layer"] in (0, 1, 2)
+    unattentive = dataclasses.replace(config, model=ModelConfig(attention="none"))
+    unattentive.check_groups()
+    make_corpus(unattentive, None, None)
 
 
 @pytest.mark.parametrize("links", ["links", None])

@@ -51,9 +51,9 @@ def train_both(
 ) -> tuple[Translator, Translator]:
     """Train a model from source to target in `OUT/forward`, and its reverse in `OUT/reverse`.
 
-    The attention of both is guided by the links in `data.train_links` or, by default, by those of
-    hidden Markov models that are trained on the same pairs (`HiddenMarkovAligner`), which are written to
-    `OUT/guide.pharaoh`.
+    Unless `training.guided_alignment` is 0, the attention of both is guided by the links in
+    `data.train_links` or, by default, by those of hidden Markov models that are trained on the same pairs
+    (`HiddenMarkovAligner`), which are written to `OUT/guide.pharaoh`.
 
     Args:
         out: the folder.
@@ -156,7 +156,7 @@ def _half(max_minutes: float) -> float:
 
 
 def guide_of(out: str | Path, settings: Mapping[str, Mapping[str, Any]]) -> Path | None:
-    """Return the file with the links of hidden Markov models that guide a run; None if none do.
+    """Return the file with the links of hidden Markov models that a run is given; None if it is given none.
 
     A run that has begun without such a file goes on without it.
     """

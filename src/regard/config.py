@@ -82,7 +82,7 @@ class DataConfig:
     train: str | None = None
     """Training pairs: a TSV file, or two parallel files given as F.src,F.tgt; these files may be compressed with gzip (.gz). Parquet, JSONL and CSV files are memory-mapped and may be larger than memory; to read several of them, give a pattern such as 'F-*.parquet'."""
     train_links: str | None = None
-    """Links between the words of the training pairs, for training.guided_alignment: a Pharaoh file with one line per line of data.train (i-j or i?j, source before target, counted from 0), such as the output of regard align or of another aligner."""
+    """Links between the words of the training pairs, for training.guided_alignment and, between words, data.recombined_pairs: a Pharaoh file with one line per line of data.train (i-j or i?j, source before target, counted from 0), such as the output of regard align or of another aligner."""
     dev: str | None = None
     """Validation pairs; by default, 5 % of the training sources (at most 1,000) are held out."""
     dev_seed: int | None = None
@@ -401,7 +401,7 @@ class TrainingConfig:
         check_values(self, "training", ranges)
 
     def is_guided(self, has_links: bool) -> bool:
-        """Return whether links guide the attention, of which there are given ones or not."""
+        """Return whether links guide the attention; `has_links` tells whether links are given."""
         return has_links if self.guided_alignment is None else self.guided_alignment > 0
 
 

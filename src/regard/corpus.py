@@ -155,7 +155,7 @@ def make_corpus(
     guide = None
     if given_links is not None:
         assert isinstance(train_pairs, ParsedPairs)  # _check_links has refused others
-        guide = Guide.of(given_links, train_pairs, config.model)
+        guide = Guide.of(given_links, train_pairs)
     if dev_pairs is None:
         seed = config.training.seed if config.data.dev_seed is None else config.data.dev_seed
         train_pairs, dev_pairs = _hold_out(train_pairs, seed)
@@ -176,22 +176,21 @@ def make_corpus(
     for side, tokenizer in (("source", source), ("target", target)):
         auto = getattr(config, side).unit == "auto" and not tokenizers
         notes.append(_describe_tokenizer(side, tokenizer, auto))
-    uses_links = is_guided or recombines
-    guide = guide if uses_links else None
     has_given_links = guide is not None
-    if uses_links and guide is None and compute_links:
+    if (is_guided or recombines) and guide is None and compute_links:
         assert isinstance(train_pairs, ParsedPairs)  # _check_links has refused others
         guide = _computed_guide(train_pairs, dev_pairs, source, target, config)
-    if guide is not None:
+    if guide is not None and (is_guided or recombines):
         notes.append(_describe_links(guide, is_guided, recombines))
     train_examples, made = _train_examples(train_pairs, source, target, config, notes, guide)
     varying = made if recombines and not has_given_links else 0
-    if guide is not None and not is_guided:
-        guide, train_examples = None, [example._replace(links=None) for example in train_examples]
+    if guide is not None and not (is_guided or has_given_links):
+        train_examples = [example._replace(links=None) for example in train_examples]
     dev_pairs, dev_examples = encode(dev_pairs, source, target, config, notes)
     sources, references = group_by_source(dev_pairs.pairs)
-    config = _resolved(config, source, target, guide)
-    several = None if guide is None else guide.several  # the links themselves take much memory
+    config = _resolved(config, source, target, is_guided)
+    # the links themselves take much memory
+    several = guide.several if guide is not None and is_guided else None
     return Corpus(
         train_examples, dev_examples, sources, references, source, target, config, notes, several,
         has_given_links, varying,
@@ -296,13 +295,13 @@ def _check_tokenizers(source: Tokenizer, target: Tokenizer, config: Config) -> N
         )
 
 
-def _resolved(config: Config, source: Tokenizer, target: Tokenizer, guide: Guide | None) -> Config:
+def _resolved(config: Config, source: Tokenizer, target: Tokenizer, is_guided: bool) -> Config:
     def resolve(settings: TextConfig, tokenizer: Tokenizer) -> TextConfig:
         names = ("unit", "normal_form", "lowercase", "match_vocabulary")
         return replace(settings, **{name: getattr(tokenizer, name) for name in names})
 
     training = config.training
-    if guide is not None and training.guided_alignment is None:
+    if is_guided and training.guided_alignment is None:
         training = replace(training, guided_alignment=DEFAULT_WEIGHT)
     return replace(
         config,

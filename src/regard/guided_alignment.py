@@ -16,7 +16,6 @@ from torch import Tensor
 
 from regard.alignment import GoldAlignment, Link, check_pair_links, read_gold
 from regard.batching import TokenLink
-from regard.config import ModelConfig
 from regard.errors import DataError, quantity, shortened
 from regard.pairs import Pair, ParsedPairs
 from regard.text import Tokenizer
@@ -34,16 +33,12 @@ class Guide(NamedTuple):
     lines: Sequence[GoldAlignment]
 
     @classmethod
-    def of(
-        cls, links: Iterable[Iterable[Link]] | str, parsed: ParsedPairs, model: ModelConfig
-    ) -> "Guide":
+    def of(cls, links: Iterable[Iterable[Link]] | str, parsed: ParsedPairs) -> "Guide":
         """Return the links of the lines of `parsed`, from a list or a file.
 
         Raises:
-            ConfigError: the model has no attention weights that can be guided.
             DataError: the file cannot be read, or there is not one line of links per line of pairs.
         """
-        model.require_probabilities()
         if isinstance(links, str):
             guide = cls(links, read_gold(links))
         else:

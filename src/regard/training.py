@@ -21,6 +21,7 @@ from regard.corpus import Corpus, make_corpus
 from regard.distributed import Job
 from regard.errors import ConfigError, nearest
 from regard.evaluation import layer_agreements
+from regard.examples import recombines_words
 from regard.files import require_empty_folder, write_text
 from regard.guided_alignment import guided_layer
 from regard.kernels.weighted_sum import without_autocast
@@ -118,8 +119,8 @@ def train(
             pairs and the time budget, and print the reasons. A resumed run keeps its settings.
         command: the command that started the training, recorded in the model card.
         links: links (source word, target word) of each of the training pairs, which guide the
-            attention, instead of `config.data.train_links`. Without either, a
-            `training.guided_alignment` above 0 uses those of hidden Markov models.
+            attention, instead of `config.data.train_links`, unless `training.guided_alignment` is 0.
+            Without either, a weight above 0 uses those of hidden Markov models.
 
     Raises:
         RegardError: settings, pairs or folders cannot be used.
@@ -182,7 +183,10 @@ def _unused(config: Config, start: StartingPoint, corpus: Corpus, has_dev: bool)
         names.append("training.plateau_patience")
     if config.data.dev_seed is not None and (has_dev or config.data.dev is not None):
         names.append("data.dev_seed")
-    if config.data.train_links is not None and not corpus.has_given_links:
+    is_used = corpus.config.training.is_guided(True) or recombines_words(
+        corpus.config, corpus.source, corpus.target
+    )
+    if config.data.train_links is not None and not is_used:
         names.append("data.train_links")
     if config.source.match_vocabulary and corpus.source.unit != "word":
         names.append("source.match_vocabulary")
