@@ -220,7 +220,9 @@ def test_rate_and_schedule_are_those_of_the_size_of_the_model() -> None:
     large = {"encoder_dim": 256, "decoder_dim": 384}
     assert adapted(few, model=large).training.learning_rate == 0.0015
     assert adapted(few, model=large).training.schedule == TrainingConfig().schedule
-    assert adapted(many, model={"encoder_dim": 128}).training.schedule == "constant"
+    small = {"encoder_dim": 128, "decoder_dim": 128}
+    assert adapted(many, model=small).training.schedule == "constant"
+    assert adapted(SENTENCES, model={"encoder_dim": 128}).training.optimizer == "muon"
     sentences = adapted(SENTENCES, model=large, training={"max_minutes": 1}).training
     assert (sentences.optimizer, sentences.learning_rate) == ("muon", 0.004)
 

@@ -207,24 +207,23 @@ def _model(config: Config, statistics: Statistics) -> Iterator[Choice]:
 
 def _optimizer(config: Config, statistics: Statistics) -> Iterator[Choice]:
     if config.model.kind == "rnn":
-        chosen = _size_of_model(config, statistics).optimizer
-        yield Choice({"training.optimizer": chosen}, _scale(config, statistics))
+        size, reason = _size_of_model(config, statistics)
+        yield Choice({"training.optimizer": size.optimizer}, reason)
 
 
 def _training(config: Config, statistics: Statistics) -> Iterator[Choice]:
-    size = _size_of_model(config, statistics)
+    size, reason = _size_of_model(config, statistics)
     epoch = _tokens(config, statistics)
     tokens = max(_SMALLEST_BATCH, min(size.batch_tokens, int(epoch / _BATCHES) // 100 * 100))
-    reason = f"about {epoch:,.0f} tokens"
-    yield Choice({"training.batch_tokens": tokens}, reason)
+    yield Choice({"training.batch_tokens": tokens}, f"about {epoch:,.0f} tokens")
     if config.model.kind == "rnn":
         rate = size.muon_rate if config.training.optimizer == "muon" else size.adam_rate
-        yield Choice({"training.learning_rate": rate}, _scale(config, statistics))
+        yield Choice({"training.learning_rate": rate}, reason)
     if size is _SMALL:
         schedule = {"training.schedule": "constant", "training.cooldown": 0.4}
-        yield Choice(schedule, _scale(config, statistics))
+        yield Choice(schedule, reason)
     if size in (_LARGE, _SUBWORDS):
-        yield Choice({"training.cooldown": 0.4}, _scale(config, statistics))
+        yield Choice({"training.cooldown": 0.4}, reason)
     if has_fast_bfloat16(config):
         yield Choice({"training.precision": "bfloat16"}, "this device computes it faster")
 
@@ -232,7 +231,7 @@ def _training(config: Config, statistics: Statistics) -> Iterator[Choice]:
 def _length(config: Config, statistics: Statistics) -> Iterator[Choice]:
     """Choose what depends on the number of updates that the budget allows."""
     training = config.training
-    speed = _size_of_model(config, statistics).tokens_per_second
+    speed = _size_of_model(config, statistics)[0].tokens_per_second
     tokens = training.batch_tokens * training.gradient_accumulation_steps
     updates = min(training.max_updates, 60 * _minutes(config) * speed / tokens)
     epochs = updates * tokens / _tokens(config, statistics)
@@ -255,16 +254,22 @@ def _size(config: Config, statistics: Statistics) -> _Size:
     return _TRANSFORMER_SUBWORDS if has_subwords else _LARGE
 
 
-def _size_of_model(config: Config, statistics: Statistics) -> _Size:
-    """Return the sizes nearest to the model's own, which may be given, as by `--init-from`."""
+def _size_of_model(config: Config, statistics: Statistics) -> tuple[_Size, str]:
+    """Return the size that a model has, and the reason.
+
+    The sizes of a recurrent model may be given, also by `--init-from`: then it is the nearest one.
+    """
     size, model = _size(config, statistics), config.model.resolved()
-    if not model.kind == model.encoder == "rnn":
-        return size
     larger = _SUBWORDS if _has_subwords(statistics) else _LARGE
-    return min(
-        (size, _SMALL, larger),
-        key=lambda each: abs(math.log(model.encoder_dim / each.encoder_dim)),
-    )
+
+    def distance(size: _Size) -> float:
+        encoder = abs(math.log(model.encoder_dim / size.encoder_dim))
+        return encoder + abs(math.log(model.decoder_dim / size.decoder_dim))
+
+    nearest = min((size, _SMALL, larger), key=distance)
+    if nearest is size or not model.kind == model.encoder == "rnn":
+        return size, _scale(config, statistics)
+    return nearest, f"encoder_dim {model.encoder_dim} and decoder_dim {model.decoder_dim}"
 
 
 def _has_subwords(statistics: Statistics) -> bool:
