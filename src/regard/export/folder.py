@@ -87,7 +87,7 @@ def export(
         write_json(folder / "checksums.json", _checksums(folder))
         write_json(folder / "dictionary.json", {})
         copy_runners(folder)
-        write_text(folder / ".gitattributes", "* -text\n")  # Git would convert the ends of lines
+        write_text(folder / ".gitattributes", "* -text\n")  # Git would convert line endings
         on_stage("comparing the outputs of the folder with those of PyTorch …")
         parity = check_parity(translator, folder)
         write_json(folder / "dictionary.json", dict(dictionary or {}))
