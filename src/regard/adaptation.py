@@ -262,9 +262,9 @@ def _size_of_model(config: Config, statistics: Statistics) -> tuple[_Size, str]:
     size, model = _size(config, statistics), config.model.resolved()
     larger = _SUBWORDS if _has_subwords(statistics) else _LARGE
 
-    def distance(size: _Size) -> float:
-        encoder = abs(math.log(model.encoder_dim / size.encoder_dim))
-        return encoder + abs(math.log(model.decoder_dim / size.decoder_dim))
+    def distance(other: _Size) -> float:
+        encoder = abs(math.log(model.encoder_dim / other.encoder_dim))
+        return encoder + abs(math.log(model.decoder_dim / other.decoder_dim))
 
     nearest = min((size, _SMALL, larger), key=distance)
     if nearest is size or not model.kind == model.encoder == "rnn":

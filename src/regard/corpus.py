@@ -154,7 +154,7 @@ def make_corpus(
     _note_overlap(train_pairs, dev_pairs, notes)
     guide = None
     if given_links is not None:
-        assert isinstance(train_pairs, ParsedPairs)  # _check_links has refused others
+        assert isinstance(train_pairs, ParsedPairs)  # _check_links has refused a table
         guide = Guide.of(given_links, train_pairs)
     if dev_pairs is None:
         seed = config.training.seed if config.data.dev_seed is None else config.data.dev_seed
@@ -178,7 +178,7 @@ def make_corpus(
         notes.append(_describe_tokenizer(side, tokenizer, auto))
     has_given_links = guide is not None
     if (is_guided or recombines) and guide is None and compute_links:
-        assert isinstance(train_pairs, ParsedPairs)  # _check_links has refused others
+        assert isinstance(train_pairs, ParsedPairs)  # _check_links has refused a table
         guide = _computed_guide(train_pairs, dev_pairs, source, target, config)
     if guide is not None and (is_guided or recombines):
         notes.append(_describe_links(guide, is_guided, recombines))

@@ -297,7 +297,7 @@ def chrf(outputs: Sequence[str], references: References, lowercase: bool = False
 
 
 class MetricDefinition(NamedTuple):
-    """A metric, its label in tables, and its range."""
+    """A metric, its label in tables, and its worst value."""
 
     label: str
     compute: Callable[..., MetricValue]

@@ -20,13 +20,7 @@ from regard.cli import job
 from regard.cli.parser import Parser, settings
 from regard.config import Config, from_dict
 from regard.errors import ConfigError, JobError, shortened
-from regard.files import (
-    atomic_write,
-    exclusive,
-    is_descriptor,
-    require_empty_folder,
-    write_text,
-)
+from regard.files import atomic_write, exclusive, is_descriptor, require_empty_folder, write_text
 from regard.pairs import files_of, refuse_pipes
 
 _SECONDS_BETWEEN_CHECKS = 0.1
