@@ -205,6 +205,21 @@ def test_the_runner_prints_one_line_for_an_output_with_line_breaks(
     assert run.stdout == b"x y z !\n"
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="Git is not installed")
+def test_git_converts_no_file_of_an_export(
+    export_once: Callable[[int], tuple[regard.Translator, Path]], tmp_path: Path
+) -> None:
+    without_packages = shutil.ignore_patterns("node_modules")
+    folder = shutil.copytree(export_once(0)[1], tmp_path / "out", ignore=without_packages)
+    content = (folder / "model.json").read_bytes()
+    for arguments in (["init", "-q"], ["config", "core.autocrlf", "true"], ["add", "."]):
+        subprocess.run(["git", *arguments], cwd=folder, check=True, capture_output=True)
+    (folder / "model.json").unlink()
+    subprocess.run(["git", "checkout", "-q", "--", "model.json"], cwd=folder, check=True)
+    assert b"\n" in content
+    assert (folder / "model.json").read_bytes() == content
+
+
 def test_the_runner_ends_quietly_when_the_reader_of_its_output_has_gone(
     export_once: Callable[[int], tuple[regard.Translator, Path]],
 ) -> None:

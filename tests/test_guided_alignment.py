@@ -303,7 +303,7 @@ def test_a_weight_of_0_does_not_guide_by_given_links(
     assert ("links to recombine the pairs" in printed) == bool(recombined)
     assert "to guide the attention" not in printed
     assert not translator.trained.metadata["several_links"]
-    assert translator.trained.metadata["attention_layer"] in (0, 1, 2)
+    assert "agrees most often with the erasure" in printed  # a guided layer would be displayed
     unattentive = dataclasses.replace(config, model=ModelConfig(attention="none"))
     unattentive.check_groups()
     make_corpus(unattentive, None, None)

@@ -105,11 +105,13 @@ def test_normal_forms_of_one_text_are_equal(metric):
     assert metrics.cer(["cafe"], [["cafe\u0301"]]).value == 25
 
 
-@pytest.mark.parametrize("metric", metrics.METRICS)
+BOUNDED = [name for name, metric in metrics.METRICS.items() if math.isfinite(metric.worst)]
+
+
+@pytest.mark.parametrize("metric", BOUNDED)
 def test_wrong_outputs_have_the_worst_value(metric):
     value = metrics.METRICS[metric].compute(["x y", ""], [["le chat dort ici"], ["la nuit"]]).value
-    worst = metrics.METRICS[metric].worst
-    assert value == worst or worst == math.inf
+    assert value == metrics.METRICS[metric].worst
 
 
 @pytest.mark.parametrize("metric", metrics.METRICS)

@@ -334,6 +334,16 @@ def test_messages_before_and_during_training(
     assert expected in third
 
 
+def test_a_run_goes_on_while_no_output_is_exact_and_the_loss_falls(tmp_path: Path) -> None:
+    settings = {"metric": "exact_match", "patience": 1, "validate_every": 1, "max_updates": 8}
+    regard.train(_config(tmp_path / "run", learning_rate=1e-4, **settings), PAIRS, DEV)
+    history = _metrics(tmp_path / "run")
+    losses = [entry["dev_loss"] for entry in history]
+    assert losses == sorted(losses, reverse=True)
+    assert {entry["exact_match"] for entry in history} == {0.0}
+    assert history[-1]["update"] == 8
+
+
 def test_a_loss_of_coverage_needs_probabilities(tmp_path: Path) -> None:
     model = {"coverage": True, "normalizer": "none", "attention": "additive"}
     with pytest.raises(ConfigError, match="coverage_loss compares attention weights"):
