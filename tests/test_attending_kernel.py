@@ -1,6 +1,7 @@
 """LSTM layers that attend at every step, computed in bfloat16 by the kernel, against PyTorch in float64."""
 
 import copy
+import math
 from typing import Any
 
 import pytest
@@ -16,11 +17,14 @@ from regard.cells import Cell
 from regard.config import ModelConfig
 from regard.decoders import luong, recurrent
 from regard.decoders.recurrent import AttendingDecoder
+from regard.errors import ShapeError
+from regard.kernels.cpu import threads
 from regard.kernels.cpu.processor import LANES
 from regard.kernels.dropout import dropout_mask
+from regard.kernels.recurrent.attention_steps import AttentionTensors
 from regard.models import build
 
-pytest.importorskip("regard.kernels.recurrent.attending")
+attending = pytest.importorskip("regard.kernels.recurrent.attending")
 
 pytestmark = pytest.mark.skipif(
     not torch.backends.cpu.get_cpu_capability().startswith("AVX512"),
@@ -47,12 +51,12 @@ def make_decoder(kind: str, **others: Any) -> AttendingDecoder:
     return decoder
 
 
-def make_memory(lengths: list[int]) -> Memory:
+def make_memory(lengths: list[int], width: int = 6) -> Memory:
     longest = max(lengths)
     padding = torch.arange(longest) >= torch.tensor(lengths)[:, None]
-    states = torch.randn(len(lengths), longest, 6).masked_fill(padding[..., None], 0)
+    states = torch.randn(len(lengths), longest, width).masked_fill(padding[..., None], 0)
     return Memory(
-        states.requires_grad_(), padding, torch.randn(len(lengths), 6, requires_grad=True)
+        states.requires_grad_(), padding, torch.randn(len(lengths), width, requires_grad=True)
     )
 
 
@@ -129,11 +133,14 @@ def require_exactness(decoder: AttendingDecoder, memory: Memory, tokens: Tensor)
     bias=st.booleans(),
     tied=st.booleans(),
     vectors=st.integers(1, 3),
+    widths=st.sampled_from(
+        [(7, 3), (LANES, LANES // 2), (LANES + 5, LANES), (3 * LANES, LANES + 1)]
+    ),
     lengths=st.lists(st.integers(1, 6), min_size=1, max_size=20),
     steps=st.integers(1, 5),
 )
-@example(seed=1, bias=False, tied=True, vectors=1, lengths=[3, 1], steps=1)
-@example(seed=1, bias=True, tied=False, vectors=2, lengths=[1], steps=3)
+@example(seed=1, bias=False, tied=True, vectors=1, widths=(7, 3), lengths=[3, 1], steps=1)
+@example(seed=1, bias=True, tied=False, vectors=2, widths=(48, 32), lengths=[1], steps=3)
 def test_outputs_and_gradients_are_as_exact_as_those_of_pytorch(
     kind: str,
     score: str,
@@ -141,14 +148,18 @@ def test_outputs_and_gradients_are_as_exact_as_those_of_pytorch(
     bias: bool,
     tied: bool,
     vectors: int,
+    widths: tuple[int, int],
     lengths: list[int],
     steps: int,
 ) -> None:
     torch.manual_seed(seed)
+    attention_dim, encoder_dim = widths
     decoder = make_decoder(
-        kind, attention=score, attention_bias=bias, tie_embeddings=tied, decoder_dim=vectors * LANES
-    )
-    require_exactness(decoder, make_memory(lengths), torch.randint(V, (len(lengths), steps)))
+        kind, attention=score, attention_bias=bias, tie_embeddings=tied, decoder_dim=vectors * LANES,
+        attention_dim=attention_dim, encoder_dim=encoder_dim,
+    )  # fmt: skip
+    memory = make_memory(lengths, 2 * encoder_dim)
+    require_exactness(decoder, memory, torch.randint(V, (len(lengths), steps)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -264,6 +275,59 @@ def test_a_batch_equals_its_items(kind: str) -> None:
         found = in_bfloat16(decoder, alone, tokens[own])
         assert error(found["readouts"], together["readouts"][own]) < 1e-2
         assert error(found["weights"], together["weights"][own, ..., :length]) < 1e-2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_results_are_the_same_on_any_number_of_threads(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "WORK_PER_THREAD", 1)
+    torch.manual_seed(10)
+    decoder = make_decoder(kind, attention_dim=2 * LANES, encoder_dim=LANES)
+    memory, tokens = make_memory([*range(1, 8)] * 5, 2 * LANES), torch.randint(V, (35, 4))
+    before, found = torch.get_num_threads(), list[dict[str, Tensor]]()
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(in_bfloat16(decoder, memory, tokens))
+    finally:
+        torch.set_num_threads(before)
+    attention = ("states", "weights", "attention.score.vector", "attention.score.query_proj.weight")
+    for other in found[1:]:
+        # other gradients are products of PyTorch, which may depend on the number of threads
+        assert all(torch.equal(found[0][name], other[name]) for name in attention)
+
+
+def test_masked_keys_and_values_have_no_effect_whatever_they_contain() -> None:
+    torch.manual_seed(11)
+    masked = torch.tensor([[False, True, False], [True, True, True]])
+    keys, values = torch.randn(2, 3, LANES), torch.randn(2, 3, 2 * LANES)
+    states, vector = torch.randn(2, 4, LANES), torch.randn(LANES)
+    weight, coverage = torch.randn(LANES, LANES), torch.randn(LANES)
+    results: list[list[Tensor]] = []
+    for content in (0.0, math.nan, math.inf):
+        given = [
+            rows.masked_fill(masked[..., None], content).requires_grad_() for rows in (keys, values)
+        ]
+        tensors = AttentionTensors(*given, masked, weight, vector, coverage)
+        contexts, weights = attending.attend(states, tensors)
+        gradients = torch.autograd.grad(contexts.float().sum() + (weights**2).sum(), given)
+        results.append([contexts, weights, *gradients])
+    first, *others = results
+    assert all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
+    assert not any(tensor[1].any() for tensor in first)
+    assert all(tensor[0].any() and tensor.isfinite().all() for tensor in first)
+    nothing = AttentionTensors(keys[:, :0], values[:, :0], masked[:, :0], weight, vector)
+    contexts, weights = attending.attend(states, nothing)
+    assert weights.shape == (2, 4, 0)
+    assert contexts.shape == (2, 4, 2 * LANES)
+    assert not contexts.any()
+
+
+def test_batches_of_different_sizes_are_refused(unchecked: None) -> None:
+    decoder = make_decoder("bahdanau")
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises((RuntimeError, ShapeError)):
+        decoder.unroll(decoder.prepare_memory(make_memory([3, 2])), torch.zeros(3, 2).long())
 
 
 @pytest.mark.parametrize("kind", KINDS)

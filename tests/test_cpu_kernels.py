@@ -25,8 +25,8 @@ from regard.kernels.cpu import compiler, machine_code
 from regard.kernels.cpu import threads as kernel_threads
 from regard.kernels.cpu.machine_code import Kernel
 from regard.kernels.cpu.processor import HAS_BFLOAT16
+from regard.kernels.recurrent import attention_steps, lstm, sequence
 from regard.kernels.recurrent import launch as recurrent_launch
-from regard.kernels.recurrent import lstm, sequence
 from regard.kernels.transformer import launch as transformer_launch
 
 SCALES = [1e-4, 1e-2, 1, 5, 15, 40, 50, 100, 1e3, 1e4]
@@ -313,6 +313,7 @@ def _kernels() -> list[tuple[Kernel, torch.dtype]]:
     additive_kernels = [launch.EXPONENTIALS, launch.SCORES, launch.BY_KEYS, launch.BY_FEATURES]
     others = [
         recurrent_launch._KERNEL, transformer_launch._KERNEL, lstm.FORWARD, lstm.BACKWARD,
+        attention_steps.ATTEND, attention_steps.GRADIENTS, attention_steps.SOURCE_GRADIENTS,
         *sequence._KERNELS.values(),
     ]  # fmt: skip
     pairs = [
@@ -543,8 +544,9 @@ with warnings.catch_warnings(record=True) as caught:
         gradients = (torch.autograd.grad(e.sum(), (a, b, v)) for e in (actual, expected))
         for pair in zip(*gradients):
             assert torch.allclose(*pair, atol=1e-4)
-    from regard.kernels.recurrent import lstm, sequence
-    print(sequence.supports("lstm", 64), lstm.is_faster(10_000, 64), end=" ")
+    from regard.kernels.recurrent import attending, attention_steps, lstm, sequence
+    print(sequence.supports("lstm", 64), lstm.is_faster(10_000, 64), attending.is_faster(10, 64), end=" ")
+    print(attention_steps.has_attention_kernels(), end=" ")
 print(len(caught), *(each.message for each in caught))
 """
 
@@ -555,8 +557,8 @@ DENY_EXECUTION = "import ctypes; assert ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) 
 @pytest.mark.parametrize(
     ("setup", "message"),
     [
-        ('sys.modules["numba"] = None', "True False False 1 plain PyTorch computes"),
-        (DENY_EXECUTION, "False False False 1 plain PyTorch computes"),
+        ('sys.modules["numba"] = None', "True False False False False 1 plain PyTorch computes"),
+        (DENY_EXECUTION, "False False False False False 1 plain PyTorch computes"),
     ],
     ids=["numba missing", "execution denied"],
 )
@@ -604,7 +606,7 @@ def test_settings_of_numba_that_exclude_instructions_are_noticed(tmp_path: Path)
         env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("False False False 1 plain PyTorch computes")
+    assert done.stdout.startswith("False False False False False 1 plain PyTorch computes")
 
 
 def test_kernels_are_read_from_folders_that_cannot_be_written(
@@ -636,6 +638,7 @@ def test_the_name_of_an_object_file_depends_on_the_environment(
 
 
 def test_every_kernel_can_be_imported() -> None:
-    names = ("recurrent.launch", "recurrent.lstm", "recurrent.sequence", "transformer.launch")
+    modules = ("attending", "launch", "lstm", "sequence")
+    names = ("transformer.launch", *(f"recurrent.{name}" for name in modules))
     assert all(import_kernel(name) is not None for name in names)
     assert import_kernel("recurrent.none") is None

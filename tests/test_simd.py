@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from regard.kernels.cpu import simd
+from regard.kernels.cpu.activations import sigmoid, tanh
 from regard.kernels.cpu.simd import (
     exp,
     exp2_integer,
@@ -22,6 +23,7 @@ from regard.kernels.cpu.simd import (
     load_bfloat16,
     load_splat,
     max_abs,
+    maximum,
     minimum,
     pointer_at,
     prefetch,
@@ -69,6 +71,18 @@ def _round_to_bfloat16(x: Any, halves: Any, out: Any) -> None:
 def _minimum_and_max_abs(x: Any, y: Any, out: Any) -> Any:
     store(out, 0, minimum(load(x, 0), load(y, 0)))
     return reduce_max_abs(max_abs(load(x, 0), load(y, 0)))
+
+
+@_compiled
+def _maximum(x: Any, y: Any, out: Any) -> None:
+    store(out, 0, maximum(load(x, 0), load(y, 0)))
+
+
+@_compiled
+def _sigmoid_and_tanh(x: Any, out: Any) -> None:
+    size = lane_count(load(x, 0))
+    store(out, 0, sigmoid(load(x, 0)))
+    store(out, size, tanh(load(x, 0)))
 
 
 @_compiled
@@ -145,7 +159,7 @@ def test_reciprocals_are_accurate_to_two_units_of_rounding(real: Any) -> None:
 
 
 @pytest.mark.parametrize("real", REALS)
-def test_nan_propagates_through_max_abs_and_minimum(real: Any) -> None:
+def test_nan_propagates_through_max_abs_minimum_and_maximum(real: Any) -> None:
     count = _lanes(real)
     numbers = st.floats(width=32 if real is np.float32 else 64)
 
@@ -157,6 +171,8 @@ def test_nan_propagates_through_max_abs_and_minimum(real: Any) -> None:
         # the maximum of NumPy is NaN if either element is NaN
         assert np.array_equal(largest, np.abs(np.concatenate([x, y])).max(), equal_nan=True)
         assert np.array_equal(out, np.where(x > y, y, x), equal_nan=True)
+        _maximum(x, y, out)
+        assert np.array_equal(out, np.where(x < y, y, x), equal_nan=True)
 
     holds()
 
@@ -171,6 +187,23 @@ def test_floor_sum_and_exponentials(real: Any) -> None:
     assert abs(_sum(x) - x.astype(np.longdouble).sum()) <= count * np.finfo(real).eps
     _exps(x, out)
     assert np.allclose(out, np.exp(x), rtol=4 * np.finfo(real).eps, atol=0)
+
+
+def test_sigmoid_and_tanh_are_accurate_for_all_numbers() -> None:
+    count = _lanes(np.float32)
+    near, far = np.linspace(-12, 12, 10_000 * count), np.geomspace(1e-38, 3e38, 1000 * count)
+    numbers = np.concatenate([near, far, -far, [np.inf] * count, [-np.inf] * count])
+    for x in numbers.astype(np.float32).reshape(-1, count):
+        out = np.empty(2 * count, np.float32)
+        _sigmoid_and_tanh(x, out)
+        exact = x.astype(np.float64)
+        assert np.abs(out[:count] - (1 + np.tanh(exact / 2)) / 2).max() <= 2e-7
+        assert np.abs(out[count:] - np.tanh(exact)).max() <= 4e-7
+        # small numbers keep their digits
+        assert np.abs(out[count:] - np.tanh(exact)).max() <= 5e-7 * np.abs(exact).max()
+        assert np.abs(out).max() <= 1 + 2 * np.finfo(np.float32).eps
+    _sigmoid_and_tanh(np.full(count, np.nan, np.float32), out)
+    assert np.isnan(out).all()
 
 
 def test_powers_of_two() -> None:

@@ -366,16 +366,17 @@ class AttendingDecoder(RecurrentDecoder):
         attention, memory, cell = self.attention, state.memory, self.cells[0]
         weight, keys = query_weight(attention.score), memory.keys[0]
         coverage = None if self.coverage is None else self.coverage.weight
-        if coverage is not None and isinstance(keys, Tensor):
-            keys = AdditiveKeys(keys)
-        if weight is None or not isinstance(keys, AdditiveKeys) or not calls_own_modules(self):
+        if isinstance(keys, AdditiveKeys):
+            keys = keys.projected
+        if weight is None or not calls_own_modules(self):
             return None
-        if self.window is not None:
+        # with different batch sizes, PyTorch's operators raise an error
+        if self.window is not None or len(inputs) != len(memory.states):
             return None
         if attention.normalizer != "softmax" or (attention.training and attention.dropout > 0):
             return None
         vector = cast("PairwiseScore", attention.score).vector
-        tensors = [*state.hidden[0], keys.projected, memory.states, weight, vector, *others]
+        tensors = [*state.hidden[0], keys, memory.states, weight, vector, *others]
         tensors += [] if coverage is None else [coverage]
         kernel = faster_kernel("attending", [cell.rnn], [inputs, *tensors])
         if kernel is None:

@@ -301,6 +301,12 @@ def minimum(builder: Any, x: Any, y: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", x, y), y, x)
 
 
+@_elementwise
+def maximum(builder: Any, x: Any, y: Any) -> Any:
+    """Return the larger of x and y; x where either is NaN."""
+    return builder.select(builder.fcmp_ordered("<", x, y), y, x)
+
+
 def _max_abs(builder: Any, x: Any, y: Any) -> Any:
     # without the sign, the bits of floats have the same order as their values, with NaN last
     width = 64 if isinstance(x.type.element, ir.DoubleType) else 32

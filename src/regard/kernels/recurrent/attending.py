@@ -9,9 +9,8 @@ input feeding, the readout of the step before (`feed_input`; Luong et al. 2015, 
 With coverage (See et al. 2017, arXiv:1704.04368), each step depends on the attention of those before. If the states do
 not, `attend` computes only the attention.
 
-States, contexts, readouts and the products with matrices are bfloat16; attention is computed in float32, and the
-cell state m_t is kept in float32. In the tensors of all steps, the step is the first axis. The gradient of a matrix,
-and that of the values, is one product for all steps.
+States, contexts, readouts and the products with matrices are bfloat16; the cell state m_t is kept in float32. In
+the tensors of all steps, the step is the first axis. The gradient of a matrix is one product for all steps.
 """
 
 import functools
@@ -19,11 +18,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from regard.kernels.additive import AdditiveKeys, dispatch
-from regard.kernels.normalizers import normalize, normalizer_backward
+from regard.kernels.recurrent.attention_steps import (
+    AttentionGradients,
+    AttentionSteps,
+    AttentionTensors,
+    gradient_of_matrix,
+    has_attention_kernels,
+    whole_vectors,
+)
 from regard.kernels.recurrent.lstm import (
     BACKWARD,
     FORWARD,
@@ -41,123 +46,6 @@ class Cell(NamedTuple):
     """W_x."""
     state_weight: Float[Tensor, "G D"]
     bias: Float[Tensor, " G"]
-
-
-class AttentionTensors(NamedTuple):
-    """What the layer attends to, and the weights of the score v . tanh(W_q s + k)."""
-
-    keys: AdditiveKeys
-    """k, the projected keys (B, T, E)."""
-    values: Float[Tensor, "B T Dv"]
-    masked: Bool[Tensor, "B T"]
-    """True = may not be attended to."""
-    query_weight: Float[Tensor, "E D"]
-    """W_q."""
-    vector: Float[Tensor, " E"]
-    """v."""
-    coverage_weight: Float[Tensor, " E"] | None = None
-    """w_c of `regard.attention.coverage.Coverage`, whose product with the coverage is added to the keys."""
-
-    def in_compute_dtypes(self) -> list[Tensor | None]:
-        """Return the first fields of `_Attention`."""
-        keys, prepared = self.keys.projected.float(), self.keys.prepared
-        vector, values, weight = self.vector.float(), self.values.float(), self.coverage_weight
-        coverage_weight = None if weight is None else weight.float()
-        query_weight = self.query_weight.bfloat16()
-        return [keys, prepared, vector, values, self.masked, query_weight, coverage_weight]
-
-
-class _Attention(NamedTuple):
-    """Attention at all steps."""
-
-    keys: Tensor
-    prepared: Tensor | None
-    vector: Tensor
-    values: Tensor
-    masked: Tensor
-    query_weight: Tensor
-    coverage_weight: Tensor | None
-    queries: Float[Tensor, "L B E"]
-    weights: Float[Tensor, "L B T"]
-    contexts: Float[Tensor, "L B Dv"]
-
-    @classmethod
-    def allocate(cls, given: Sequence[Any], steps: int) -> "_Attention":
-        """Return buffers for all steps, and the tensors of `AttentionTensors.in_compute_dtypes`."""
-        keys, values = given[0], given[3]
-        batch, length, width = keys.shape
-        queries = keys.new_empty(steps, batch, width)
-        weights = keys.new_empty(steps, batch, length)
-        contexts = values.new_empty(steps, batch, values.shape[2], dtype=torch.bfloat16)
-        return cls._make([*given, queries, weights, contexts])
-
-    def attend(self, step: int, state: Float[Tensor, "B D"]) -> Float[Tensor, "B Dv"]:
-        """Return the context of a step."""
-        self.queries[step] = state @ self.query_weight.t()
-        queries, workspace = self.queries[step][:, None], dispatch.default_workspace(state.device)
-        keys, vector = self.keys_of(step), self.vector[None]
-        scores = dispatch.scores(queries, keys, vector, self.prepared, workspace)
-        weights = normalize(scores, self.masked[:, None], "softmax")
-        self.weights[step] = weights[:, 0]
-        self.contexts[step] = torch.bmm(weights, self.values)[:, 0]
-        return self.contexts[step]
-
-    def coverage(self, step: int) -> Float[Tensor, "B T"]:
-        """Return the sum of the weights of the steps before."""
-        return self.weights[:step].sum(0)
-
-    def keys_of(self, step: int) -> Float[Tensor, "B T E"]:
-        """Return the keys at a step."""
-        if self.coverage_weight is None:
-            return self.keys
-        return torch.addcmul(self.keys, self.coverage(step)[..., None], self.coverage_weight)
-
-
-class _AttentionGradients:
-    """The gradients of `_Attention`, from the last step to the first."""
-
-    def __init__(self, attention: _Attention) -> None:
-        self._attention = attention
-        self._queries = torch.empty_like(attention.queries, dtype=torch.bfloat16)
-        self._contexts = torch.empty_like(attention.contexts, dtype=torch.float32)
-        self._keys = torch.zeros_like(attention.keys)
-        self._vector = torch.zeros_like(attention.vector)
-        self._coverage = torch.zeros_like(attention.weights[0])
-        self._coverage_weight = torch.zeros_like(attention.vector)
-
-    def add_to(
-        self, grad_state: Tensor, step: int, grad_context: Tensor, grad_weights: Tensor
-    ) -> None:
-        """Add the gradient of the state that was the query of a step to `grad_state`."""
-        attention, self._contexts[step] = self._attention, grad_context
-        # `values @ grad_context` takes PyTorch five to ten times as long
-        gradient = torch.bmm(self._contexts[step][:, None], attention.values.transpose(1, 2))
-        # a weight is part of the coverage at all later steps
-        gradient += (grad_weights + self._coverage)[:, None]
-        gradient = normalizer_backward(gradient, attention.weights[step][:, None], "softmax")
-        queries, vector = attention.queries[step][:, None], attention.vector
-        keys = attention.keys_of(step)
-        workspace = dispatch.default_workspace(keys.device)
-        grad_queries, grad_keys, grad_vector = dispatch.gradients(
-            gradient, queries, keys, vector[None], workspace
-        )
-        self._queries[step] = grad_queries[:, 0]
-        self._keys += grad_keys
-        self._vector += grad_vector[0]
-        if attention.coverage_weight is not None:
-            coverage = attention.coverage(step).flatten()
-            self._coverage_weight += grad_keys.flatten(0, 1).t() @ coverage
-            self._coverage += grad_keys @ attention.coverage_weight
-        grad_state.addmm_(self._queries[step], attention.query_weight)
-
-    def of_inputs(self, states: Float[Tensor, "L B D"]) -> list[Tensor | None]:
-        """Return the gradients of the given tensors; `states` were the queries."""
-        weights = self._attention.weights.permute(1, 2, 0)
-        values = torch.bmm(weights, self._contexts.transpose(0, 1))
-        query_weight = _gradient_of_matrix(self._queries, states)
-        has_coverage = self._attention.coverage_weight is not None
-        coverage_weight = self._coverage_weight if has_coverage else None
-        return [self._keys, None, self._vector, values, None, query_weight, coverage_weight]
 
 
 class _Cells(NamedTuple):
@@ -212,14 +100,14 @@ class _CellGradients:
         self._memory = torch.zeros_like(cells.memories[0])
         self._gates = torch.empty_like(cells.gates)
 
-    def of_extra(self, step: int, grad_states: Float[Tensor, "L B D"]) -> Float[Tensor, "B I"]:
-        """Return the gradient of the extra input of a step; `grad_states` come from outside of the cells."""
+    def of_gates(self, step: int, grad_states: Float[Tensor, "L B D"]) -> Float[Tensor, "B G"]:
+        """Return the gradient of the gates of a step; `grad_states` come from outside of the cells."""
         cells, gates = self._cells, self._gates.flatten(0, 1)[None]
         given = [grad_states.flatten(0, 1)[:, None], self.state[None], self._memory]
         # with one direction, the rows of the step are the gradients of its products, too
         run_step(BACKWARD, *cells.of_step(step), *given, gates, self._gates[step][None])
         torch.mm(self._gates[step], cells.state_weight, out=self.state)
-        return self._gates[step] @ cells.extra_weight
+        return self._gates[step]
 
     def of_inputs(self, extras: Float[Tensor, "L2 B I"]) -> list[Tensor]:
         """Return the gradients of x, s_0, m_0 and the fields of `Cell`.
@@ -227,17 +115,10 @@ class _CellGradients:
         `extras` were the extra inputs of the last L2 steps.
         """
         gates = self._gates
-        extra_weight = _gradient_of_matrix(gates[len(gates) - len(extras) :], extras)
-        state_weight = _gradient_of_matrix(gates, self._cells.before)
+        extra_weight = gradient_of_matrix(gates[len(gates) - len(extras) :], extras)
+        state_weight = gradient_of_matrix(gates, self._cells.before)
         weights = extra_weight, state_weight, gates.sum((0, 1))
         return [gates.transpose(0, 1), self.state, self._memory[0], *weights]
-
-
-def _gradient_of_matrix(
-    grad_products: Float[Tensor, "L B E"], rows: Float[Tensor, "L B I"]
-) -> Float[Tensor, "E I"]:
-    """Return the gradient of the matrix by which the rows of all steps were multiplied."""
-    return grad_products.flatten(0, 1).t() @ rows.flatten(0, 1)
 
 
 def _first_order(compute: Callable[..., Any]) -> Callable[..., Any]:
@@ -256,8 +137,8 @@ class _Attend(torch.autograd.Function):
     """Contexts and weights, given s_1 to s_L (L, B, D), which are the queries, and `AttentionTensors`."""
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-        attention = _Attention.allocate(given, len(states))
+    def forward(ctx: Any, states: Tensor, *given: Tensor) -> tuple[Tensor, Tensor]:
+        attention = AttentionSteps.allocate(given, len(states))
         for step, state in enumerate(states):
             attention.attend(step, state)
         ctx.save_for_backward(states, *attention)
@@ -269,11 +150,11 @@ class _Attend(torch.autograd.Function):
         ctx: Any, grad_contexts: Tensor, grad_weights: Tensor
     ) -> tuple[Tensor | None, ...]:
         states, *saved = ctx.saved_tensors
-        of_attention = _AttentionGradients(_Attention(*saved))
+        of_attention = AttentionGradients(AttentionSteps(*saved), grad_weights)
+        of_attention.contexts.copy_(grad_contexts)
         grad_states = torch.zeros_like(states)
         for step in reversed(range(len(states))):
-            grad_context = grad_contexts[step].float()
-            of_attention.add_to(grad_states[step], step, grad_context, grad_weights[step])
+            of_attention.add_to(grad_states[step], step)
         return grad_states, *of_attention.of_inputs(states)
 
 
@@ -286,7 +167,7 @@ class _AttendFirst(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         steps = inputs.shape[1]
         cells = _Cells.allocate(inputs, memory, others[:3])
-        attention = _Attention.allocate(others[3:], steps)
+        attention = AttentionSteps.allocate(others[3:], steps)
         state = state.clone(memory_format=torch.contiguous_format)
         for step in range(steps):
             cells.advance(step, state, attention.attend(step, state))
@@ -299,11 +180,12 @@ class _AttendFirst(torch.autograd.Function):
         ctx: Any, grad_states: Tensor, grad_contexts: Tensor, grad_weights: Tensor
     ) -> tuple[Tensor | None, ...]:
         cells, attention = _saved(ctx.saved_tensors)
-        of_cells, of_attention = _CellGradients(cells), _AttentionGradients(attention)
+        of_cells, of_attention = _CellGradients(cells), AttentionGradients(attention, grad_weights)
         grad_states = grad_states.contiguous()
         for step in reversed(range(len(grad_states))):
-            grad_context = grad_contexts[step] + of_cells.of_extra(step, grad_states).float()
-            of_attention.add_to(of_cells.state, step, grad_context, grad_weights[step])
+            given = grad_contexts[step], of_cells.of_gates(step, grad_states), cells.extra_weight
+            torch.addmm(*given, out=of_attention.contexts[step])
+            of_attention.add_to(of_cells.state, step)
         of_inputs = of_cells.of_inputs(attention.contexts)
         return *of_inputs, *of_attention.of_inputs(cells.before)
 
@@ -327,7 +209,7 @@ class _FeedInput(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         steps = inputs.shape[1]
         cells = _Cells.allocate(inputs, memory, others[:3])
-        attention = _Attention.allocate(others[3:], steps)
+        attention = AttentionSteps.allocate(others[3:], steps)
         state = state.clone(memory_format=torch.contiguous_format)
         activations = state.new_empty(steps, len(state), len(bias))
         readouts = activations if factors is None else torch.empty_like(activations)
@@ -347,36 +229,35 @@ class _FeedInput(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         weight, factors, activations, readouts, *saved = ctx.saved_tensors
         cells, attention = _saved(saved)
-        of_cells, of_attention = _CellGradients(cells), _AttentionGradients(attention)
+        of_cells, of_attention = _CellGradients(cells), AttentionGradients(attention, grad_weights)
         contexts, grad_products = attention.contexts, torch.empty_like(activations)
+        of_context, of_state = weight.split([contexts.shape[2], cells.states.shape[2]], dim=1)
         grad_states, grad_extra = torch.empty_like(cells.states), None
         for step in reversed(range(len(readouts))):
             gradient = grad_readouts[step]
             gradient = gradient if grad_extra is None else gradient + grad_extra
             gradient = gradient if factors is None else gradient * factors[step]
             grad_products[step] = torch.ops.aten.tanh_backward(gradient, activations[step])
-            of_context, of_state = (grad_products[step] @ weight).split(
-                [contexts.shape[2], cells.states.shape[2]], dim=1
-            )
-            grad_states[step] = of_state
-            of_attention.add_to(grad_states[step], step, of_context, grad_weights[step])
-            grad_extra = of_cells.of_extra(step, grad_states)
-        blocks = [_gradient_of_matrix(grad_products, rows) for rows in (contexts, cells.states)]
+            torch.mm(grad_products[step], of_context, out=of_attention.contexts[step])
+            torch.mm(grad_products[step], of_state, out=grad_states[step])
+            of_attention.add_to(grad_states[step], step)
+            grad_extra = of_cells.of_gates(step, grad_states) @ cells.extra_weight
+        blocks = [gradient_of_matrix(grad_products, rows) for rows in (contexts, cells.states)]
         of_readout = torch.cat(blocks, dim=1), grad_products.sum((0, 1)), None
         of_inputs = of_cells.of_inputs(readouts[:-1])
         of_source = of_attention.of_inputs(cells.states)
         return *of_inputs[:3], *of_readout, *of_inputs[3:], *of_source
 
 
-def _saved(tensors: Sequence[Any]) -> tuple[_Cells, _Attention]:
+def _saved(tensors: Sequence[Any]) -> tuple[_Cells, AttentionSteps]:
     """Return what a forward pass has saved last."""
     fields = len(_Cells._fields)
-    return _Cells(*tensors[:fields]), _Attention(*tensors[fields:])
+    return _Cells(*tensors[:fields]), AttentionSteps(*tensors[fields:])
 
 
 def is_faster(batch: int, width: int) -> bool:
     """Return whether there is a kernel for states of this width; it is faster with any number of rows."""
-    return has_kernels(width)
+    return has_kernels(width) and has_attention_kernels()
 
 
 def attend(
@@ -390,9 +271,9 @@ def attend(
     """
     with without_autocast(states.device):
         queries = states.bfloat16().transpose(0, 1).contiguous()
-        outputs = _Attend.apply(queries, *attention.in_compute_dtypes())
+        outputs = _Attend.apply(queries, *attention.prepared())
     contexts, weights = (each.transpose(0, 1) for each in outputs)
-    return contexts, weights
+    return contexts[..., : attention.values.shape[2]], weights
 
 
 def attend_first(
@@ -410,13 +291,14 @@ def attend_first(
         attention: what the layer attends to.
     """
     with without_autocast(inputs.device):
+        cell = cell._replace(extra_weight=whole_vectors(cell.extra_weight))
         outputs = _AttendFirst.apply(
             *_in_compute_dtypes(inputs, state),
             *(weight.bfloat16() for weight in cell),
-            *attention.in_compute_dtypes(),
+            *attention.prepared(),
         )
     states, contexts, weights = (each.transpose(0, 1) for each in outputs)
-    return states, contexts, weights
+    return states, contexts[..., : attention.values.shape[2]], weights
 
 
 def feed_input(
@@ -437,13 +319,16 @@ def feed_input(
         readout: W_r and b_r.
         factors: the factors of dropout for the readouts, in bfloat16; None without dropout.
     """
+    weight, width = readout[0].bfloat16(), attention.values.shape[2]
+    weight = torch.cat([whole_vectors(weight[:, :width]), weight[:, width:]], dim=1)
     with without_autocast(inputs.device):
         outputs = _FeedInput.apply(
             *_in_compute_dtypes(inputs, state),
-            *(weight.bfloat16() for weight in readout),
+            weight,
+            readout[1].bfloat16(),
             factors,
             *(weight.bfloat16() for weight in cell),
-            *attention.in_compute_dtypes(),
+            *attention.prepared(),
         )
     readouts, weights = (each.transpose(0, 1) for each in outputs)
     return readouts, weights
