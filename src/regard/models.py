@@ -79,13 +79,16 @@ class Seq2Seq(nn.Module):
         need_weights = copies is not None or coverage_loss > 0 or guided
         unrolled = self.decoder.unroll(memory, batch.inputs, need_weights)
         real = targets != PAD
+        positions = real.flatten().nonzero()[:, 0]
+        # the gradient of an index takes PyTorch several times as long as that of `index_select`
+        states = unrolled.states.flatten(0, 1).index_select(0, positions)
         if copies is None:
-            logits = self.decoder.predict(unrolled.states[real])
+            logits = self.decoder.predict(states)
             loss = cross_entropy(logits, targets[real], label_smoothing)
         else:
             assert unrolled.weights is not None
-            rows = copies[real.nonzero()[:, 0]]
-            log_probs = self.decoder.predict(unrolled.states[real], unrolled.weights[real], rows)
+            weights, rows = unrolled.weights[real], copies[real.nonzero()[:, 0]]
+            log_probs = self.decoder.predict(states, weights, rows)
             loss = self._copying_loss(log_probs, targets[real], label_smoothing)
         if coverage_loss > 0 and unrolled.weights is not None:
             costs = coverage_cost(unrolled.weights[:, :, -1].mean(2))[real]

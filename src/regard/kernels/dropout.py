@@ -35,4 +35,9 @@ def dropout_mask(
     draws = torch.empty((like.numel() + 3) // 4, dtype=torch.int64, device=like.device)
     draws.random_(-(2**63), None, generator=generator)
     levels = draws.view(torch.int16)[: like.numel()].view(like.shape)
-    return (levels >= dropped - _LEVELS // 2).to(like.dtype).mul_(_LEVELS / (_LEVELS - dropped))
+    kept, factor = levels.ge_(dropped - _LEVELS // 2), _LEVELS / (_LEVELS - dropped)
+    if like.element_size() > kept.element_size():
+        return kept.to(like.dtype).mul_(factor)
+    # in half precision, write the bits of the factor: a conversion would take longer than the rest
+    bits = torch.tensor(factor, dtype=like.dtype, device="cpu").view(torch.int16)
+    return kept.mul_(int(bits)).view(like.dtype)
