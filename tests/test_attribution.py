@@ -110,6 +110,21 @@ def test_integrated_gradients_are_complete(
         np.testing.assert_allclose(whole, batched, atol=1e-4)
 
 
+def test_integrated_gradients_on_sharp_paths_are_refined_or_reported(
+    make_translator: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(3)
+    model = make_translator(**MODELS[0]).trained.model
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter *= 3
+    monkeypatch.setattr(attribution, "_POINTS", 2)
+    _assert_complete(model, EXAMPLE)
+    monkeypatch.setattr(attribution, "_MORE_POINTS", 2)
+    with pytest.warns(UserWarning, match="a quadrature with 2 points is too inexact"):
+        attribution.integrated_gradients(model, EXAMPLE)
+
+
 @pytest.mark.slow
 def test_integrated_gradients_of_trained_models_are_complete(folders: list[Path]) -> None:
     for folder in folders:
@@ -157,6 +172,7 @@ def test_attributions_of_ensembles(make_translator: Make) -> None:
         np.testing.assert_allclose(output.attention.sum(1), 1, atol=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:a quadrature with 400 points")
 @pytest.mark.parametrize("method", SIGNED)
 @pytest.mark.parametrize("kind", ["rnn", "transformer"])
 def test_attributions_are_translations(method: Method, kind: str, make_translator: Make) -> None:
