@@ -213,7 +213,9 @@ def test_a_student_is_trained_on_targets_and_outputs(
     ):
         assert main(["evaluate", *map(str, models), str(test), "--device=cpu"]) == 0
         warning = f"warning: {name}1 of 2 distinct sources is in the training data ({out / 'outputs.tsv'})"
-        assert warning in capsys.readouterr().err
+        errors = capsys.readouterr().err
+        assert warning in errors
+        assert "; the metrics do not measure performance on unseen data" in errors
     assert main(command) == 1
     assert "or continue (--resume)" in capsys.readouterr().err
     (out / "outputs.tsv").write_text("".join("\t".join(row) + "\n" for row in outputs[:1]))

@@ -5,6 +5,7 @@ import itertools
 import lzma
 import os
 import threading
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -170,6 +171,16 @@ def test_files_with_nul_bytes_or_carriage_returns_only_are_refused(tmp_path: Pat
         path.write_bytes(b"a\tx\r" * count)
         with pytest.raises(DataError, match=r"f\.tsv: its lines end at CR; convert"):
             read_lines(path)
+
+
+def test_a_workbook_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.xlsx"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("xl/workbook.xml", "<workbook/>")
+    with pytest.raises(
+        DataError, match=r"pairs\.xlsx is a ZIP archive.*; extract it, or save the sheet"
+    ):
+        read_lines(path)
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, lzma.compress, bz2.compress])

@@ -117,6 +117,22 @@ def test_bad_rows_stop_the_run_as_bad_lines_do(kind: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", FORMATS)
+def test_bad_rows_of_several_files_are_found(kind: str, tmp_path: Path) -> None:
+    rows = [PAIRS[:3], [PAIRS[3], ("", "x")], [*PAIRS[4:9], ("y", " ")]]
+    for number, part in enumerate(rows):
+        write(tmp_path / f"part {number}.{kind}", part)
+    pattern = f"{tmp_path}/part *.{kind}"
+    expected = (
+        f"row 5 has an empty source ({tmp_path}/part 1.{kind}, row 2); "
+        f"row 11 has an empty target ({tmp_path}/part 2.{kind}, row 6)"
+    )
+    with pytest.raises(DataError, match=re.escape(expected)):
+        corpus(pattern)
+    listed = [f"row {number} {reason}" for number, reason in read_pairs(pattern).bad]
+    assert "; ".join(listed) == expected
+
+
+@pytest.mark.parametrize("kind", FORMATS)
 def test_columns_are_named(kind: str, tmp_path: Path) -> None:
     rows = [("ignored", target, "V;PST", source) for source, target in PAIRS]
     path = write(tmp_path / f"f.{kind}", rows, ("x", "to", "tags", "from"))

@@ -38,7 +38,7 @@ def _write(folder: Path, name: str) -> str:
 
 @pytest.mark.parametrize("name", ["train.tsv", "train.tsv.gz", "parallel", "train.jsonl"])
 def test_common_sources_are_counted_once(name: str, tmp_path: Path) -> None:
-    data = DataConfig(train=_write(tmp_path, name))
+    data = DataConfig(train=_write(tmp_path, name), dev="dev.tsv")
     assert training_overlap(SOURCES, data) == TrainingOverlap(1, "b c", str(data.train))
     found = training_overlap(SOURCES, data, str.lower)
     assert found == TrainingOverlap(2, "b c", str(data.train))
@@ -48,11 +48,22 @@ def test_common_sources_are_counted_once(name: str, tmp_path: Path) -> None:
     assert training_overlap([("a ", None)], data) == TrainingOverlap(1, "a ", str(data.train))
 
 
+def test_sources_that_training_may_have_held_out_are_distinguished(tmp_path: Path) -> None:
+    train = _write(tmp_path, "train.tsv")
+    unknown = training_overlap(SOURCES, DataConfig(train=train))
+    known = training_overlap(SOURCES, DataConfig(train=train, dev="dev.tsv"))
+    assert unknown is not None
+    assert known is not None
+    assert unknown.held_out
+    assert "; unless training held them out for validation, the metrics" in unknown.message(3)
+    assert "; the metrics do not measure" in known.message(3)
+
+
 def test_unusable_lines_of_the_training_data_are_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "train.tsv"
     path.write_text(f"a{chr(0x301) * 1100}\tx\na\t1\n")
     normalize = Tokenizer.train(["a"], TextConfig()).normalize
-    found = training_overlap([("a", None)], DataConfig(train=str(path)), normalize)
+    found = training_overlap([("a", None)], DataConfig(train=str(path), dev="x"), normalize)
     assert found == TrainingOverlap(1, "a", str(path))
 
 
@@ -69,7 +80,7 @@ def test_lines_that_training_skips_are_not_in_the_training_data(name: str, tmp_p
         path.write_text("\n".join(lines))
     else:
         path.write_text("a\t1\nb\nb\t\nc\t2\n")
-    data = DataConfig(train=str(path), bad_lines="skip")
+    data = DataConfig(train=str(path), dev="x", bad_lines="skip")
     assert training_overlap([("b", None)], data) is None
     found = training_overlap([("a", None), ("b", None), ("c", None)], data)
     assert found == TrainingOverlap(2, "a", str(path))
@@ -78,7 +89,7 @@ def test_lines_that_training_skips_are_not_in_the_training_data(name: str, tmp_p
 def test_features_belong_to_the_source(tmp_path: Path) -> None:
     path = tmp_path / "train.tsv"
     path.write_text("go\twent\tPST\n")
-    data = DataConfig(train=str(path), features_column=3)
+    data = DataConfig(train=str(path), dev="x", features_column=3)
     assert training_overlap([("go", "PTCP")], data) is None
     assert training_overlap([("go", "PTCP"), ("go", "PST")], data) == TrainingOverlap(
         1, "go", str(path)

@@ -101,6 +101,12 @@ def test_lines_of_parallel_files_are_paired(tmp_path: Path) -> None:
     result = read_pairs(f"{tmp_path / 'f.src'},{tmp_path / 'f.tgt'}")
     assert result.pairs == [Pair("a\tx", "A")]
     assert result.bad == [(2, "has an empty target"), (3, "has an empty source")]
+    assert read_pairs(f"{tmp_path / 'f.src'}, {tmp_path / 'f.tgt'}").pairs == result.pairs
+
+
+def test_more_than_two_files_are_refused() -> None:
+    with pytest.raises(DataError, match=r"a,b,c names 3 files; expected one file, or two parallel"):
+        read_pairs("a,b,c")
 
 
 def test_parallel_files_must_be_equally_long(tmp_path: Path) -> None:

@@ -376,7 +376,7 @@ def _hold_out(
     if len(folded) < 2:
         raise DataError(
             f"{parsed.name} contains only one source, so none can be held out for validation; give "
-            "validation pairs (data.dev, or the argument dev)"
+            "validation pairs (data.dev, in Python also the argument dev)"
         )
     chosen = set(folded[: held_out_sources(len(folded))])
     in_dev = [keys[format_source(pair.key)] in chosen for pair in parsed.pairs]

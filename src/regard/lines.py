@@ -17,8 +17,10 @@ _READ_BYTES = 1 << 20
 _EXPANDED_BYTES, _EXPANSION = 1 << 26, 100
 """A gzip file that expands to more than both this many bytes and this many times its size is refused."""
 
-_COMPRESSED = (b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"BZh91AY&SY")
-"""The first bytes of gzip, zip, xz, zstd and bzip2 files."""
+_COMPRESSED = (b"\x1f\x8b", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd", b"BZh91AY&SY")
+"""The first bytes of gzip, xz, zstd and bzip2 files."""
+_ZIP = b"PK\x03\x04"
+"""The first bytes of a ZIP archive."""
 
 _CR_ONLY = "{}: its lines end at CR; convert them to end at LF first"
 
@@ -136,6 +138,11 @@ def _decoded(parts: Iterator[bytes], name: str) -> Iterator[list[str]]:
     rest, number = b"", 1
     for part in parts:
         content = rest + part
+        if number == 1 and content.startswith(_ZIP):
+            raise DataError(
+                f"{name} is a ZIP archive, as an Excel workbook is; extract it, or save the sheet as text "
+                "with TABs"
+            )
         if number == 1 and content.startswith(_COMPRESSED):
             raise DataError(
                 f"{name} is compressed; decompress it, or give a gzip file a name that ends in .gz"

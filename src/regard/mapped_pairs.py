@@ -72,8 +72,12 @@ class MappedPairs:
         """Whether each row is one of the pairs; initially, whether it is valid."""
         self.bad = len(self.selected) - len(self)
         """Number of rows that cannot be used."""
-        numbers = np.flatnonzero(~self.selected)[:MAX_LISTED]
-        self.listed = [BadLine(int(n) + 1, reasons[int(n)].as_py()) for n in numbers]
+        numbers = (np.flatnonzero(~self.selected)[:MAX_LISTED] + 1).tolist()
+        places = table_files.places(path, data, numbers)
+        self.listed = [
+            BadLine(number, reasons[number - 1].as_py() + place)
+            for number, place in zip(numbers, places, strict=True)
+        ]
         """The first rows that cannot be used."""
 
     def __len__(self) -> int:
@@ -101,7 +105,7 @@ class MappedPairs:
         if (in_dev == self.selected).all():
             raise DataError(
                 f"{self.name} contains only one source, so none can be held out for validation; give "
-                "validation pairs (data.dev, or the argument dev)"
+                "validation pairs (data.dev, in Python also the argument dev)"
             )
         self.selected = self.selected & ~in_dev
         return self._parsed(in_dev)

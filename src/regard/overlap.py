@@ -9,7 +9,7 @@ from regard import table_files
 from regard.config import DataConfig
 from regard.errors import RegardError, quantity, shortened
 from regard.lines import iterate_lines
-from regard.pairs import can_be_read_again, fault_of, reason_of, split_line
+from regard.pairs import can_be_read_again, fault_of, files_of, reason_of, split_line
 
 _Key = tuple[str, str | None]
 
@@ -24,6 +24,8 @@ class TrainingOverlap:
     """The first of them in the test data."""
     train: str
     """Path of the training data."""
+    held_out: bool = False
+    """Whether some of the sources may have been held out for validation, because the settings name no dev data."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a dictionary."""
@@ -31,10 +33,12 @@ class TrainingOverlap:
 
     def message(self, total: int) -> str:
         """Return a warning about these sources, of `total` distinct test sources."""
+        unless = "unless training held them out for validation, " if self.held_out else ""
         return (
             f"{self.n:,} of {quantity(total, 'distinct source')} "
             f"{'is' if self.n == 1 else 'are'} in the training data ({self.train}), for example "
-            f"{shortened(self.example)!r}; the metrics do not measure performance on unseen data"
+            f"{shortened(self.example)!r}; {unless}"
+            "the metrics do not measure performance on unseen data"
         )
 
 
@@ -71,7 +75,9 @@ def training_overlap(
     except (RegardError, OSError):
         return None
     common = [source[0] for source in sources if key(source) in found]
-    return TrainingOverlap(len(common), common[0], data.train) if common else None
+    if not common:
+        return None
+    return TrainingOverlap(len(common), common[0], data.train, held_out=data.dev is None)
 
 
 def _training_sources(path: str, data: DataConfig) -> Iterator[_Key]:
@@ -82,7 +88,7 @@ def _training_sources(path: str, data: DataConfig) -> Iterator[_Key]:
         return
     column = data.features_column if isinstance(data.features_column, int) else None
     if not os.path.exists(path):  # parallel files
-        sides = (iterate_lines(side) for side in path.split(","))
+        sides = map(iterate_lines, files_of(path))
         lines = ((source, target, None) for source, target in zip(*sides, strict=False))
     else:
         lines = (split_line(line, column) for line in iterate_lines(path))

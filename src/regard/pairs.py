@@ -161,8 +161,12 @@ def _read(path: str, data: DataConfig) -> ParsedPairs:
             f"{path}: columns are identified by number here, got data.features_column "
             f"{features_column}; give the number of the column, from 1, or a Parquet, JSONL or CSV file"
         )
-    files = path.split(",")
-    if len(files) == 2 and not os.path.exists(path):  # False for names that are too long
+    files = files_of(path)
+    if len(files) > 2:
+        raise DataError(
+            f"{path} names {len(files)} files; expected one file, or two parallel files as F.src,F.tgt"
+        )
+    if len(files) == 2:
         if not all(files):
             raise DataError(
                 f"{path}: a file name is missing; give two parallel files as F.src,F.tgt"
@@ -185,7 +189,9 @@ def files_of(path: str) -> list[str]:
     """Return the files that `read_pairs` reads: one, two parallel ones, or those that match a pattern."""
     if table_files.is_table(path):
         return table_files.matching_files(path)
-    return [path] if os.path.exists(path) else path.split(",")
+    if os.path.exists(path):  # False for names that are too long
+        return [path]
+    return [name if os.path.exists(name) else name.strip() for name in path.split(",")]
 
 
 def can_be_read_again(path: str) -> bool:
@@ -323,6 +329,12 @@ def _read_table(path: str, data: DataConfig) -> ParsedPairs:
     parsed = ParsedPairs(path, [], [], [], unit="row")
     for row in table_files.iterate(path, data):
         _add(parsed, Pair(row.source, row.target, row.features), reason_of(row))
+    listed = parsed.bad[:MAX_LISTED]
+    places = table_files.places(path, data, [line.number for line in listed])
+    parsed.bad[:MAX_LISTED] = [
+        BadLine(line.number, line.reason + place)
+        for line, place in zip(listed, places, strict=True)
+    ]
     return parsed
 
 

@@ -159,6 +159,34 @@ def iterate(path: str, data: DataConfig) -> Iterator[Row]:
             yield from rows(table[start : start + ROWS_AT_ONCE], path, data)
 
 
+def places(path: str, data: DataConfig, numbers: Sequence[int]) -> list[str]:
+    """Return the file and the row in it for every row number, in order; nothing if only one file matches."""
+    files = matching_files(path)
+    if len(files) == 1 or not numbers:
+        return ["" for _ in numbers]
+    found: list[str] = []
+    before, end = 0, 0
+    for file in files:
+        before, end = end, end + _count_rows(file, data)
+        while len(found) < len(numbers) and numbers[len(found)] <= end:
+            found.append(f" ({file}, row {numbers[len(found)] - before:,})")
+        if len(found) == len(numbers):
+            break
+    return found
+
+
+def _count_rows(file: str, data: DataConfig) -> int:
+    kind = _format(file)
+    if kind == ".parquet":
+        from pyarrow import parquet
+
+        return parquet.read_metadata(os.path.abspath(file)).num_rows
+    if kind == ".csv":
+        return sum(1 for _ in _csv_rows(file, column_names(file, data)))
+    with open(file, encoding="utf-8-sig") as lines:
+        return sum(1 for _ in lines)
+
+
 def rows(batch: Mapping[str, Sequence[Any]], path: str, data: DataConfig) -> list[Row]:
     """Return the rows in a batch of the dataset that `load` returns."""
     if _format(path) == ".jsonl":

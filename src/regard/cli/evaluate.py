@@ -145,7 +145,8 @@ def _training_overlap(
     }
     if (outputs := outputs_for(pretrained.find(folder))) is not None:
         column = None if translator.source.features is None else 3
-        known[str(outputs)] = DataConfig(train=str(outputs), features_column=column)
+        dev = translator.trained.config.data.dev
+        known[str(outputs)] = DataConfig(train=str(outputs), dev=dev, features_column=column)
     found = [
         training_overlap(sources, data, translator.source.normalize) for data in known.values()
     ]
