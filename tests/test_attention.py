@@ -1,5 +1,6 @@
 """Attention compared with the reference and with worked examples, with every kind of mask."""
 
+import copy
 import itertools
 import math
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from oracle import (
     to_float64,
     tolerance_for,
 )
-from regard.attention import NORMALIZERS, Attention, AttentionOutput, Memory
+from regard.attention import NORMALIZERS, Attention, AttentionOutput, Memory, SelfAttention
 from regard.errors import ConfigError, ShapeError
 from regard.kernels import additive
 from regard.score_registry import SCORES
@@ -1016,6 +1017,21 @@ def test_autocast_does_not_mix_float64(score: str, need_weights: bool) -> None:
         pytest.raises(ShapeError, match=r"same dtype, got torch\.float32, torch\.float64"),
     ):
         layer(rows, rows.double(), need_weights=need_weights)
+
+
+@pytest.mark.parametrize("layer", [
+    Attention("additive", query_dim=4), Attention("bilinear", query_dim=4), SelfAttention(4, 2),
+    make_score("additive", query_dim=4, key_dim=4),
+])  # fmt: skip
+def test_autocast_converts_neither_parameters_nor_inputs_of_float64(layer: nn.Module) -> None:
+    rows = torch.randn(2, 3, 4)
+    double = copy.deepcopy(layer).double()
+    arguments = 1 if isinstance(layer, SelfAttention) else 2
+    with torch.autocast("cpu", torch.bfloat16):
+        for module, given in ((layer, rows.double()), (double, rows)):
+            with pytest.raises(ShapeError, match=r"torch\.float(64|32).*: convert"):
+                module(*[given] * arguments)
+        double(*[rows.double()] * arguments)
 
 
 def test_the_default_device_has_no_effect() -> None:

@@ -429,7 +429,7 @@ def test_the_command_exits_with_the_status_of_the_signal(
     for name, status in (("SIGTERM", 143), ("SIGHUP", 129), ("SIGINT", 130)):
         with at_update(2, lambda name=name: signal.raise_signal(signal.Signals[name])):
             assert main([*arguments, f"--out={tmp_path / name}"]) == status
-        assert "is usable; to continue its training, set resume" in capsys.readouterr().err
+        assert "is usable; to continue its training, give --resume" in capsys.readouterr().err
 
 
 def test_checkpoints_are_saved_by_time_too(tmp_path: Path, monkeypatch: Any) -> None:

@@ -461,7 +461,7 @@ def test_a_killed_process_ends_the_command_with_one_message(
     assert status == 1
     assert messages == [
         "regard train: another process of the job ended, so training stopped; start all of them "
-        "again and set resume to continue from the last checkpoint"
+        "again and give --resume (in Python, resume=True) to continue from the last checkpoint"
     ]
     assert "regard/" not in written
     texts = train_in_job(3, _config(tmp_path / "model"), resume=True)
@@ -491,7 +491,7 @@ def test_a_signal_to_the_launcher_saves(
     status, messages, written = launch(2, action="terminate", launcher=launcher)
     assert status != 0
     assert messages == ["regard train: stopped"]
-    assert "is usable; to continue its training, set resume" in written
+    assert "is usable; to continue its training, give --resume" in written
     assert int(latest(tmp_path / "model").stem) >= 7
     status, messages, written = launch(2, "--resume", launcher=launcher)
     assert (status, messages) == (0, [])

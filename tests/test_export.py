@@ -148,6 +148,20 @@ def _assert_exact(found: np.ndarray, rounded: torch.Tensor, exact: torch.Tensor)
     assert np.abs(found[finite.numpy()] - exact[finite].numpy()).max() <= bound
 
 
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's exporter
+@pytest.mark.parametrize("score", ["additive", "concat", "bilinear"])
+def test_layers_are_exported_with_the_decompositions(score: str) -> None:
+    torch.manual_seed(1)
+    layer = regard.Attention(score, query_dim=4, key_dim=6).eval()
+    rows = {"query": torch.randn(2, 3, 4), "key": torch.randn(2, 5, 6)}
+    program = torch.export.export(layer, (), rows).run_decompositions(conversion.DECOMPOSITIONS)
+    exported = torch.onnx.export(program, dynamo=True, verbose=False)
+    assert exported is not None
+    session = onnxruntime.InferenceSession(exported.model_proto.SerializeToString())
+    [context, *_] = session.run(None, {name: tensor.numpy() for name, tensor in rows.items()})
+    np.testing.assert_allclose(context, layer(**rows).context.detach(), atol=1e-6)
+
+
 def _run(session: onnxruntime.InferenceSession, feeds: dict[str, Any]) -> dict[str, np.ndarray]:
     inputs = {node.name: feeds[node.name] for node in session.get_inputs()}
     names = [node.name for node in session.get_outputs()]

@@ -87,6 +87,10 @@ def test_the_loss_is_the_cross_entropy_of_links_and_average_weights_of_the_guide
     expected = [0, -(average[1, 0].log() + average[1, 1].log()) / 2, -average[2, 1].log(), 0]
     assert losses[0].tolist() == pytest.approx([float(value) for value in expected])
     assert [guided_layer(layers) for layers in (1, 2, 3, 6)] == [0, 0, 1, 4]
+    # in float64, the loss is that of float64
+    exact = guided_alignment_losses(weights.double(), links)
+    expected = -math.log(weights.double()[0, 2, 1].mean(0)[1].item())
+    assert exact[0, 2].item() == pytest.approx(expected, rel=1e-12)
 
 
 def test_weights_of_zero_have_a_finite_loss() -> None:

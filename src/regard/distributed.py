@@ -254,5 +254,5 @@ def _noticing_an_end() -> Generator[None]:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise JobError(
             "another process of the job ended, so training stopped; start all of them again and "
-            "set resume to continue from the last checkpoint"
+            "give --resume (in Python, resume=True) to continue from the last checkpoint"
         ) from error

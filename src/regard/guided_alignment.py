@@ -17,6 +17,7 @@ from torch import Tensor
 from regard.alignment import GoldAlignment, Link, check_pair_links, read_gold
 from regard.batching import TokenLink
 from regard.errors import DataError, quantity, shortened
+from regard.kernels.weighted_sum import to_compute_dtype
 from regard.pairs import Pair, ParsedPairs
 from regard.text import Tokenizer
 from regard.word_links import hidden_markov_links
@@ -139,7 +140,7 @@ def guided_alignment_losses(
     Eq. 5 of Garg et al., where A is the average over the heads of the guided layer, and G has the shares
     of the source tokens linked to target token m; the loss of a token without links is 0.
     """
-    guided = weights[:, :, guided_layer(weights.shape[2])].float().mean(2)
+    guided = to_compute_dtype(weights[:, :, guided_layer(weights.shape[2])]).mean(2)
     # sparse weights can be 0
     return -(links * guided.clamp(min=torch.finfo(guided.dtype).tiny).log()).sum(-1)
 

@@ -94,7 +94,7 @@ def save_description(folder: str | Path, trained: TrainedModel) -> None:
 def write_config(folder: Path, document: dict[str, Any], others: Sequence[str] = ()) -> None:
     """Write config.json with a checksum of its content and of other files in the folder."""
     sha256 = _checksum_of_description(folder, document, others)
-    write_json(folder / "config.json", {**document, "sha256": sha256})
+    write_json(folder / "config.json", {"sha256": sha256, **document})
 
 
 def _checksum_of_description(

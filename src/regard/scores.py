@@ -80,7 +80,8 @@ class Score(nn.Module, ABC):
         dtypes = {query.dtype, key.dtype, *matrices}
         if not matrices:
             dtypes = {torch.float32 if dtype.itemsize < 4 else dtype for dtype in dtypes}
-        if len(dtypes) == 1 or is_autocast_enabled(query.device):
+        converted = is_autocast_enabled(query.device) and torch.float64 not in dtypes
+        if len(dtypes) == 1 or converted:
             return
         listed = " and ".join(dict.fromkeys(map(str, matrices)))
         with_parameters = f", and the parameters {listed}" if matrices else ""

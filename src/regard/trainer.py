@@ -178,7 +178,7 @@ class Trainer:
         self.job.wait()
         progress.print(
             f"stopped at update {self.schedule.update:,}: {self.out} is usable; to continue its "
-            "training, set resume"
+            "training, give --resume (in Python, resume=True)"
         )
         raise Interrupted(signal_number)
 

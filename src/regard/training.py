@@ -443,10 +443,12 @@ def _warning(translator: Translator, corpus: Corpus, trainer: Trainer) -> str | 
     remedy = f"raise {trainer.schedule.ending()} and resume the training, or train on more pairs"
     chance = math.log(len(corpus.target))
     if best["dev_loss"] > _NEAR_CHANCE * chance:
+        close = best["dev_loss"] < 2 * chance
+        lower = f"train again with a lower training.learning_rate (now {trainer.settings.learning_rate})"
         return (
             f"the model has learned nothing yet: its dev loss {best['dev_loss']:.2f} is "
-            f"{'close to' if best['dev_loss'] < 2 * chance else 'far above'} ln V = {chance:.2f}, that of "
-            f"guessing; {remedy}"
+            f"{'close to' if close else 'far above'} ln V = {chance:.2f}, that of guessing; "
+            f"{remedy if close else lower}"
         )
     metric = trainer.metric
     if metric == "loss" or METRICS[metric].lower_is_better or best[metric] > 0:

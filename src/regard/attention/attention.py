@@ -308,11 +308,12 @@ def check_tensors(query: Any, key: Any, value: Any) -> None:
 
 
 def check_dtype(layer: nn.Module, query: Tensor) -> None:
-    """Raise a ShapeError if the matrix of a layer does not have the dtype of the queries, unless autocast is on."""
+    """Raise a ShapeError if the matrix of a layer does not have the dtype of the queries, unless autocast converts both."""
     weight = next((weight for weight in layer.parameters() if weight.dim() > 1), None)
     if weight is None or not weight.is_floating_point() or weight.dtype == query.dtype:
         return
-    if not is_autocast_enabled(query.device):
+    # autocast does not convert float64
+    if torch.float64 in (weight.dtype, query.dtype) or not is_autocast_enabled(query.device):
         raise ShapeError(
             f"the parameters have dtype {weight.dtype}, and query {query.dtype}: convert the layer (layer.to(dtype)) "
             "or the input"

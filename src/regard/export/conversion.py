@@ -106,8 +106,8 @@ def _to_onnx(graph: nn.Module, examples: Sequence[dict[str, Any]]) -> "onnx.Mode
     inputs = examples[-1]
     with _quiet():
         program = torch.export.export(graph, (), inputs, dynamic_shapes=shapes, strict=False)
-        if not _operators(program).isdisjoint(_DECOMPOSITIONS):
-            program = program.run_decompositions(_DECOMPOSITIONS)  # traces the program again
+        if not _operators(program).isdisjoint(DECOMPOSITIONS):
+            program = program.run_decompositions(DECOMPOSITIONS)  # traces the program again
         exported = torch.onnx.export(
             program,
             dynamo=True,
@@ -170,12 +170,15 @@ def _logcumsumexp(values: Tensor, dim: int) -> Tensor:
     return rows.masked_fill(positions > positions[:, None], -torch.inf).logsumexp(-1)
 
 
-_DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
+DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.logcumsumexp.default: _logcumsumexp,
     torch.ops.regard.additive_scores.default: _additive_scores,
     torch.ops.regard.additive_attention.default: _additive_attention,
 }
-"""Operators of this package and of PyTorch that ONNX lacks, in other operators."""
+"""Operators of this package and of PyTorch that ONNX lacks, in other operators.
+
+They are an argument of `torch.export.ExportedProgram.run_decompositions`.
+"""
 
 
 def _remove_unused_inputs(model: "onnx.ModelProto") -> None:
