@@ -38,6 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "bahdanau with coverage": {"decoder": "bahdanau", "coverage": True},
     "feeding with coverage": {"decoder": "luong", "input_feeding": True, "coverage": True},
     "coverage": {"decoder": "luong", "coverage": True},
+    "luong": {"decoder": "luong"},
 }
 
 
@@ -322,6 +323,21 @@ def test_masked_keys_and_values_have_no_effect_whatever_they_contain() -> None:
     assert weights.shape == (2, 4, 0)
     assert contexts.shape == (2, 4, 2 * LANES)
     assert not contexts.any()
+
+
+@pytest.mark.parametrize(("kind", "used"), [("luong", False), ("coverage", True)])
+def test_many_pairs_are_attended_at_once_unless_steps_depend_on_each_other(
+    kind: str, used: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    attend = attending.attend
+    monkeypatch.setattr(attending, "attend", lambda *given: calls.append(1) or attend(*given))
+    torch.manual_seed(12)
+    decoder, memory = make_decoder(kind), make_memory([16, 2])
+    for steps, expected in ((16, [1]), (17, [1] * used)):
+        calls.clear()
+        require_exactness(decoder, memory, torch.randint(V, (2, steps)))
+        assert calls == expected
 
 
 def test_batches_of_different_sizes_are_refused(unchecked: None) -> None:

@@ -45,7 +45,11 @@ class LuongDecoder(AttendingDecoder):
             return self._unroll_with_feeding(memory, tokens, need_weights)
         state = self.start(memory)
         top = self._run_cells(self._embed(tokens), state.hidden)
-        if self.coverage is None:
+        found = self._find_kernel(top, state)
+        if found is not None and (self.coverage is not None or found[0].suits(top, memory.padding)):
+            kernel, (*_, tensors) = found
+            context, weights = kernel.attend(top, tensors)
+        elif self.coverage is None:
             steps = torch.arange(tokens.shape[1], device=tokens.device)
             context, weights = self._attend(top, memory, steps, None, need_weights)
         else:
@@ -57,9 +61,6 @@ class LuongDecoder(AttendingDecoder):
         self, queries: Float[Tensor, "B L D"], state: RecurrentState
     ) -> tuple[Float[Tensor, "B L Dv"], Float[Tensor, "B L T"]]:
         """Return the contexts and the weights of all steps, computed one by one."""
-        if (found := self._find_kernel(queries, state)) is not None:
-            kernel, (*_, tensors) = found
-            return kernel.attend(queries, tensors)
         contexts: list[Tensor] = []
         by_step: list[Tensor] = []
         for query in queries.unbind(1):

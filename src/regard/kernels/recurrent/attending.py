@@ -7,7 +7,7 @@ input feeding, the readout of the step before (`feed_input`; Luong et al. 2015, 
     s_t = cell(s_{t-1}, x_t + W_x r_{t-1})    c_t = attention(s_t)    r_t = tanh(W_r [c_t; s_t] + b_r)
 
 With coverage (See et al. 2017, arXiv:1704.04368), each step depends on the attention of those before. If the states do
-not, `attend` computes only the attention.
+not, `attend` computes only the attention, also without coverage.
 
 States, contexts, readouts and the products with matrices are bfloat16; the cell state m_t is kept in float32. In
 the tensors of all steps, the step is the first axis. The gradient of a matrix is one product for all steps.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from regard.kernels.recurrent.attention_steps import (
@@ -37,6 +37,9 @@ from regard.kernels.recurrent.lstm import (
     run_step,
 )
 from regard.kernels.weighted_sum import without_autocast
+
+_MOST_PAIRS = 256
+"""Pairs of a step and a key up to which the kernels of a step are faster than the additive operator."""
 
 
 class Cell(NamedTuple):
@@ -258,6 +261,14 @@ def _saved(tensors: Sequence[Any]) -> tuple[_Cells, AttentionSteps]:
 def is_faster(batch: int, width: int) -> bool:
     """Return whether there is a kernel for states of this width; it is faster with any number of rows."""
     return has_kernels(width) and has_attention_kernels()
+
+
+def suits(states: Float[Tensor, "B L D"], masked: Bool[Tensor, "B T"]) -> bool:
+    """Return whether `attend` is faster than the additive operator, if the attention does not depend on the steps before.
+
+    For many pairs, the operator is faster: it computes an exponential per query and key instead of a tanh per pair.
+    """
+    return states.shape[1] * masked.shape[1] <= _MOST_PAIRS
 
 
 def attend(
