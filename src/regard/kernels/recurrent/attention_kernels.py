@@ -44,6 +44,28 @@ def _fill(row: Any, width: Any) -> None:
 
 
 @simd.inlined
+def _rows_of_step(arguments: Any, row: Any) -> Any:
+    """Return the query, the weights and the coverage of an item at a step."""
+    count = arguments[threads.KEYS]
+    return (
+        halves(arguments, QUERIES, row * arguments[threads.WIDTH]),
+        floats(arguments, WEIGHTS, row * count),
+        floats(arguments, COVERAGE, row * count),
+    )
+
+
+@simd.inlined
+def _rows_of_item(arguments: Any, item: Any) -> Any:
+    """Return the keys, the values and the mask of an item."""
+    first = item * arguments[threads.KEYS]
+    return (
+        halves(arguments, KEYS, first * arguments[threads.WIDTH]),
+        halves(arguments, VALUES, first * arguments[threads.TILE]),
+        tasks.booleans(arguments, MASKED, first),
+    )
+
+
+@simd.inlined
 def _dot(x: Any, y: Any, width: Any) -> Any:
     s = simd.splat(_ZERO)
     for d in range(0, width, LANES):
@@ -98,12 +120,8 @@ def attend(real: Any) -> Callable[[Any], None]:
             if item >= items:
                 return
             row = step * items + item
-            query = halves(arguments, QUERIES, row * width)
-            keys = halves(arguments, KEYS, item * count * width)
-            values = halves(arguments, VALUES, item * count * value_width)
-            masked = tasks.booleans(arguments, MASKED, item * count)
-            weights = floats(arguments, WEIGHTS, row * count)
-            coverage = floats(arguments, COVERAGE, row * count)
+            query, weights, coverage = _rows_of_step(arguments, row)
+            keys, values, masked = _rows_of_item(arguments, item)
             following = floats(arguments, COVERAGE, (row + items) * count)
             context = halves(arguments, CONTEXTS, row * value_width)
             largest = _ZERO - np.float32(np.inf)
@@ -139,12 +157,8 @@ def gradients(real: Any) -> Callable[[Any], None]:
             if item >= items:
                 return
             row = step * items + item
-            query = halves(arguments, QUERIES, row * width)
-            keys = halves(arguments, KEYS, item * count * width)
-            values = halves(arguments, VALUES, item * count * value_width)
-            masked = tasks.booleans(arguments, MASKED, item * count)
-            weights = floats(arguments, WEIGHTS, row * count)
-            coverage = floats(arguments, COVERAGE, row * count)
+            query, weights, coverage = _rows_of_step(arguments, row)
+            keys, values, masked = _rows_of_item(arguments, item)
             grad_context = halves(arguments, GRAD_CONTEXTS, row * value_width)
             grad_weights = floats(arguments, GRAD_WEIGHTS, row * count)
             grad_coverage = floats(arguments, GRAD_COVERAGE, item * count)
